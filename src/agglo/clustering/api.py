@@ -1,0 +1,153 @@
+"""cluster, linkage and cut: what users of the clustering call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from agglo.clustering import arguments, backends, ops
+from agglo.clustering import tree as trees
+
+
+def _check_by_default(check: bool | None, device: torch.device) -> bool:
+    return device.type == "cpu" if check is None else check
+
+
+@overload
+def cluster(
+    features: Tensor | None = ...,
+    k: int | Sequence[int] | Tensor = ...,
+    linkage: str = ...,
+    *,
+    distances: Tensor | None = ...,
+    metric: str = ...,
+    backend: str | None = ...,
+    check: bool | None = ...,
+) -> Tensor: ...
+
+
+@overload
+def cluster(
+    features: Tensor | None = ...,
+    k: None = ...,
+    linkage: str = ...,
+    *,
+    threshold: float,
+    distances: Tensor | None = ...,
+    metric: str = ...,
+    backend: str | None = ...,
+    check: bool | None = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def cluster(
+    features: Tensor | None = None,
+    k: int | Sequence[int] | Tensor | None = None,
+    linkage: str = "average",
+    *,
+    threshold: float | None = None,
+    distances: Tensor | None = None,
+    metric: str = "cosine",
+    backend: str | None = None,
+    check: bool | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Agglomerative clustering of every token set of a batch: exactly k groups, or all merges within a threshold.
+
+    What matters:
+        features: tokens (B, N, D) or (N, D), any floating dtype.
+        k: groups to end with: one int, or one per batch item (a list, or a tensor (B,)). More than N means N.
+        linkage: "average", "single" or "complete".
+        threshold: instead of k: merge while the closest two groups are at most this far apart.
+        distances: instead of features: (B, N, N) or (N, N), symmetric; only the upper triangle is used.
+
+    To tinker with:
+        metric: "cosine" or "euclidean", for features.
+        backend: one of `agglo.backends()`; None takes the fastest that runs, or what AGGLO_BACKEND names.
+        check: look for NaN, infinities, zero vectors (cosine) and asymmetry, and raise ValueError. None checks on
+            the CPU only: elsewhere the look at the result would make the host wait for the device on every call.
+            Unchecked bad values give some k groups (or any number, with a threshold) without meaning.
+
+    Returns:
+        Labels (B, N) or (N,), int64, groups numbered by their first member. With a threshold also the number of
+        groups, (B,) or a 0-d tensor. No gradient flows through either.
+
+    Distances are computed and compared in float32 whatever the dtype of the input, under autocast too.
+    Ties merge the first pair first (see `agglo.clustering.reference`), on every backend.
+
+    >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+    >>> cluster(features, k=2)
+    tensor([0, 0, 1])
+    >>> cluster(features, threshold=0.2)
+    (tensor([0, 0, 1]), tensor(2))
+    """
+    data, metric, single = arguments.data_and_metric(features, distances, metric)
+    arguments.choice("linkage", linkage, arguments.LINKAGES)
+    if (k is None) == (threshold is None):
+        raise ValueError(f"give either k or threshold, not {'neither' if k is None else 'both'}")
+    batch, n_tokens = data.shape[:2]
+    count: int | Tensor = 1
+    if k is not None:
+        count = arguments.group_count(k, batch, n_tokens, data.device)
+    elif threshold != threshold:
+        raise ValueError("threshold=nan must be a number")
+    labels, counts = ops.cluster(
+        data,
+        metric,
+        linkage,
+        1 if isinstance(count, Tensor) else count,
+        count if isinstance(count, Tensor) else None,
+        None if threshold is None else float(threshold),
+        _check_by_default(check, data.device),
+        backends.choose(backend, data.device),
+    )
+    if single:
+        labels, counts = labels[0], counts[0]
+    return labels if threshold is None else (labels, counts)
+
+
+def linkage(
+    features: Tensor | None = None,
+    linkage: str = "average",
+    *,
+    distances: Tensor | None = None,
+    metric: str = "cosine",
+    backend: str | None = None,
+    check: bool | None = None,
+) -> Tensor:
+    """The whole tree of merges, (B, N-1, 4) or (N-1, 4), in SciPy's layout; arguments as in `cluster`.
+
+    Row m merges nodes Z[m, 0] < Z[m, 1] at distance Z[m, 2] into node N + m with Z[m, 3] tokens. Distances never
+    decrease down the rows. float64 (float32 on MPS), so `scipy.cluster.hierarchy.dendrogram(Z.numpy())` draws it.
+
+    >>> linkage(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    tensor([[0., 1., 1., 2.]], dtype=torch.float64)
+    """
+    data, metric, single = arguments.data_and_metric(features, distances, metric)
+    arguments.choice("linkage", linkage, arguments.LINKAGES)
+    check = _check_by_default(check, data.device)
+    tree = ops.linkage(data, metric, linkage, check, backends.choose(backend, data.device))
+    return tree[0] if single else tree
+
+
+def cut(tree: Tensor, k: int | Sequence[int] | Tensor) -> Tensor:
+    """Labels (B, N) or (N,) with exactly k groups from a tree of `linkage`: many cuts from one tree.
+
+    Merges are undone from the last one back, never compared by height, so ties cannot change the number of groups.
+
+    >>> tree = linkage(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]))
+    >>> cut(tree, 2), cut(tree, 1)
+    (tensor([0, 0, 1]), tensor([0, 0, 0]))
+    """
+    if not isinstance(tree, Tensor) or tree.dim() not in (2, 3) or tree.shape[-1] != 4:
+        shape = tuple(tree.shape) if isinstance(tree, Tensor) else type(tree).__name__
+        raise ValueError(f"tree must be the result of agglo.linkage, (B, N-1, 4) or (N-1, 4), got {shape}")
+    single = tree.dim() == 2
+    tree = tree.unsqueeze(0) if single else tree
+    count = arguments.group_count(k, tree.shape[0], tree.shape[1] + 1, tree.device)
+    if not isinstance(count, Tensor):
+        count = torch.full((tree.shape[0],), count, dtype=torch.int64, device=tree.device)
+    labels = trees.cut(tree, count)
+    return labels[0] if single else labels

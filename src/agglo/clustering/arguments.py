@@ -1,0 +1,101 @@
+"""What a caller may ask for, and the errors that say what was wrong with what they asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from agglo.clustering.distances import METRICS
+
+LINKAGES = ("single", "average", "complete")
+
+
+def choice(name: str, value: object, accepted: Sequence[str]) -> str:
+    if value not in accepted:
+        raise ValueError(f"{name}={value!r} is not known; accepted: {', '.join(map(repr, accepted))}")
+    return str(value)
+
+
+def data_and_metric(features: Tensor | None, distances: Tensor | None, metric: str) -> tuple[Tensor, str, bool]:
+    """The one tensor given, as a batch; its metric ("precomputed" for distances); and whether it was one item."""
+    choice("metric", metric, METRICS)
+    if (features is None) == (distances is None):
+        given = "neither" if features is None else "both"
+        raise ValueError(f"give either features or distances, not {given}")
+    name, data = ("features", features) if features is not None else ("distances", distances)
+    if not isinstance(data, Tensor):
+        raise ValueError(f"{name} must be a torch.Tensor, got {type(data).__name__}")
+    if not (data.is_floating_point() or (name == "distances" and not data.is_complex())):
+        raise ValueError(f"{name} must hold real floating point numbers, got dtype {data.dtype}")
+    shapes = "(B, N, D) or (N, D)" if name == "features" else "(B, N, N) or (N, N)"
+    if data.dim() not in (2, 3):
+        raise ValueError(f"{name} must have shape {shapes}, got {tuple(data.shape)}")
+    if name == "distances" and data.shape[-1] != data.shape[-2]:
+        raise ValueError(f"distances must be square, {shapes}, got {tuple(data.shape)}")
+    if data.shape[-2] == 0 or data.shape[-1] == 0:
+        raise ValueError(f"{name} must hold at least one token, got shape {tuple(data.shape)}")
+    single = data.dim() == 2
+    return (data.unsqueeze(0) if single else data), (metric if name == "features" else "precomputed"), single
+
+
+def group_count(k: int | Sequence[int] | Tensor, batch: int, n_tokens: int, device: torch.device) -> int | Tensor:
+    """k as one int, or one per item as an int64 tensor (B,) on the device; more than N means N."""
+    if isinstance(k, Tensor) and k.dim() == 0 and k.device.type == "cpu":
+        k = k.item()
+    if isinstance(k, bool) or isinstance(k, float):
+        raise ValueError(f"k={k!r} must be an int >= 1, or one int per batch item")
+    if isinstance(k, Tensor):
+        if k.is_floating_point() or k.dtype == torch.bool:
+            raise ValueError(f"k must hold ints, got dtype {k.dtype}")
+        ks = k
+    elif isinstance(k, Sequence):
+        if not all(isinstance(item, int) and not isinstance(item, bool) for item in k):
+            raise ValueError(f"k={k!r} must be an int >= 1, or one int per batch item")
+        ks = torch.tensor(k, dtype=torch.int64)
+    else:
+        if k < 1:
+            raise ValueError(f"k={k} must be at least 1 (and at most the {n_tokens} tokens; more means no merging)")
+        return min(k, n_tokens)
+    if ks.shape != (batch,):
+        raise ValueError(f"k must be one int, or one per batch item: shape ({batch},), got shape {tuple(ks.shape)}")
+    # On an accelerator a look at the values would wait for the device: there they are only clamped.
+    if ks.device.type == "cpu" and batch and int(ks.min()) < 1:
+        raise ValueError(f"k={ks.tolist()} must be at least 1 for every item, is {int(ks.min())} for one")
+    return ks.to(device=device, dtype=torch.int64).clamp(1, n_tokens)
+
+
+def require_clusterable_features(features: Tensor, metric: str) -> None:
+    """Raise for a NaN, an infinity or (cosine) a zero vector in features (B, N, D), naming the first bad item."""
+    finite = features.isfinite().all(dim=-1).all(dim=-1)
+    if not bool(finite.all()):
+        raise ValueError(f"features of batch item {_first(~finite)} hold NaN or infinity; they must be finite")
+    if metric == "cosine":
+        zero = (features == 0).all(dim=-1)
+        if bool(zero.any()):
+            item = _first(zero.any(dim=-1))
+            raise ValueError(
+                f"features of batch item {item} hold a zero vector at token {_first(zero[item])}: "
+                "its cosine distance to others is undefined (metric='euclidean' accepts it)"
+            )
+
+
+def require_clusterable_distances(finite: Tensor, asymmetry: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
+    """Raise unless every item is finite and symmetric up to rounding; all arguments but dtype are (B,)."""
+    if not bool(finite.all()):
+        raise ValueError(f"distances of batch item {_first(~finite)} hold NaN or infinity; they must be finite")
+    half = torch.finfo(dtype).eps * 16 if dtype in (torch.float16, torch.bfloat16) else 0.0
+    tolerance = max(1e-5, half)
+    skewed = asymmetry > tolerance * scale
+    if bool(skewed.any()):
+        item = _first(skewed)
+        raise ValueError(
+            f"distances of batch item {item} are not symmetric: D[i, j] and D[j, i] differ by up to "
+            f"{float(asymmetry[item]):.3g}, accepted are differences from rounding, "
+            f"up to {tolerance * float(scale[item]):.3g}"
+        )
+
+
+def _first(mask: Tensor) -> int:
+    return int(mask.to(torch.uint8).argmax())

@@ -1,0 +1,98 @@
+"""Which implementation of the clustering runs, and why the others do not.
+
+A backend is a module with two functions over float32 distances (B, N, N), whose upper triangle alone counts:
+
+    labels(distances, linkage, k, threshold) -> (B, N) int64
+        k (B,) int64 groups an item, or every merge at or below threshold; the other one is None
+    tree(distances, linkage) -> (B, N-1, 4) float64 (float32 where the device has no float64)
+
+Both leave `distances` as it was. `reference` says what they must return; ties included.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+
+import torch
+
+VARIABLE = "AGGLO_BACKEND"
+
+
+@dataclass(frozen=True)
+class BackendStatus:
+    """Whether a backend can run here, and if not, why."""
+
+    name: str
+    usable: bool
+    note: str
+
+
+def _cpu_status() -> tuple[bool, str]:
+    if importlib.util.find_spec("numba") is None:
+        return False, "numba is not installed"
+    return True, f"tensors on cpu, {torch.get_num_threads()} threads"
+
+
+def _triton_status() -> tuple[bool, str]:
+    if importlib.util.find_spec("triton") is None:
+        return False, "triton is not installed"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return True, "interpreted on cpu (TRITON_INTERPRET=1): for tests, slow"
+    if not torch.cuda.is_available():
+        return False, "no CUDA device is available"
+    return True, f"tensors on {torch.cuda.get_device_name()}"
+
+
+_MODULES = {
+    "reference": "agglo.clustering.reference",
+    "cpu": "agglo.clustering.cpu",
+    "torch": "agglo.clustering.torch_rounds",
+    "triton": "agglo.clustering.triton_rounds",
+}
+NAMES = tuple(_MODULES)
+
+
+def backends() -> list[BackendStatus]:
+    """Every backend, whether it is usable on this machine, and why not where it is not.
+
+    >>> [status.name for status in backends()]
+    ['reference', 'cpu', 'torch', 'triton']
+    """
+    return [
+        BackendStatus("reference", True, "tensors on any device, slow: the definition the others are tested against"),
+        BackendStatus("cpu", *_cpu_status()),
+        BackendStatus("torch", True, "tensors on any device"),
+        BackendStatus("triton", *_triton_status()),
+    ]
+
+
+def choose(backend: str | None, device: torch.device) -> str:
+    """The name of the backend for tensors on a device: as asked, as AGGLO_BACKEND says, or the fastest that runs."""
+    asked_by = "backend"
+    if backend is None and os.environ.get(VARIABLE):
+        backend, asked_by = os.environ[VARIABLE], VARIABLE
+    if backend is None:
+        if device.type == "cpu":
+            return "cpu" if _cpu_status()[0] else "torch"
+        return "triton" if device.type == "cuda" and _triton_status()[0] else "torch"
+    if backend not in NAMES:
+        raise ValueError(f"{asked_by}={backend!r} is not known; accepted: {', '.join(map(repr, NAMES))}")
+    status = next(status for status in backends() if status.name == backend)
+    if not status.usable:
+        raise ValueError(f"{asked_by}={backend!r} cannot run here: {status.note}; see agglo.backends()")
+    if backend == "cpu" and device.type != "cpu":
+        raise ValueError(f"{asked_by}='cpu' needs tensors on cpu, got {device}; 'torch' runs on every device")
+    if backend == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(f"{asked_by}='triton' needs tensors on cuda, got {device}; 'torch' runs on every device")
+    return backend
+
+
+@cache
+def load(name: str) -> ModuleType:
+    """The backend's module, imported on first use so that nobody pays for what they do not run."""
+    return importlib.import_module(_MODULES[name])

@@ -1,0 +1,86 @@
+"""The clustering as torch operators, so that torch.compile and torch.export pass over it without a graph break.
+
+What depends on values (the checks, the choice of kernel) happens inside the operators; shapes and dtypes are all
+the fake implementations need to know.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from agglo.clustering import backends
+from agglo.clustering.arguments import require_clusterable_distances, require_clusterable_features
+from agglo.clustering.distances import pairwise
+
+
+def _distances(data: Tensor, metric: str, check: bool) -> Tensor:
+    """Contiguous float32 distances (B, N, N), with the data checked if asked for."""
+    data = data.detach()
+    if metric != "precomputed":
+        if check:
+            require_clusterable_features(data, metric)
+        return pairwise(data, metric)
+    distances = data.to(torch.float32).contiguous()
+    if check:
+        if distances.device.type == "cpu":
+            from agglo.clustering.cpu import inspect
+        else:
+            from agglo.clustering.torch_rounds import inspect
+        require_clusterable_distances(*inspect(distances), data.dtype)
+    return distances
+
+
+@torch.library.custom_op("agglo::cluster", mutates_args=())
+def cluster(
+    data: Tensor,
+    metric: str,
+    linkage: str,
+    k: int,
+    ks: Tensor | None,
+    threshold: float | None,
+    check: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """Labels (B, N) and group counts (B,) of features or distances; k is used where ks and threshold are None."""
+    distances = _distances(data, metric, check)
+    batch = distances.shape[0]
+    if threshold is None and ks is None:
+        ks = torch.full((batch,), k, dtype=torch.int64, device=distances.device)
+    labels = backends.load(backend).labels(distances, linkage, ks, threshold)
+    counts = labels.amax(dim=1) + 1
+    return labels, counts
+
+
+@cluster.register_fake
+def _(
+    data: Tensor,
+    metric: str,
+    linkage: str,
+    k: int,
+    ks: Tensor | None,
+    threshold: float | None,
+    check: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    batch, n_tokens = data.shape[:2]
+    labels = data.new_empty((batch, n_tokens), dtype=torch.int64)
+    return labels, data.new_empty((batch,), dtype=torch.int64)
+
+
+def tree_dtype(device: torch.device) -> torch.dtype:
+    """float64 as SciPy wants it, except where the device has none."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+@torch.library.custom_op("agglo::linkage", mutates_args=())
+def linkage(data: Tensor, metric: str, linkage: str, check: bool, backend: str) -> Tensor:
+    """The linkage matrices (B, N-1, 4) of features or distances."""
+    distances = _distances(data, metric, check)
+    return backends.load(backend).tree(distances, linkage).to(tree_dtype(data.device))
+
+
+@linkage.register_fake
+def _(data: Tensor, metric: str, linkage: str, check: bool, backend: str) -> Tensor:
+    batch, n_tokens = data.shape[:2]
+    return data.new_empty((batch, n_tokens - 1, 4), dtype=tree_dtype(data.device))

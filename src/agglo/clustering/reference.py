@@ -1,0 +1,96 @@
+"""The definition of agglomerative clustering, with no tricks: the oracle for every other backend.
+
+Start with every token in a group of its own and merge the two closest groups until nothing is left
+to do. How far two groups I and J are apart is what the linkage says:
+
+    single     d(I, J) = min   D[i, j]   over i in I, j in J
+    complete   d(I, J) = max   D[i, j]
+    average    d(I, J) = mean  D[i, j]   (every token counts once)
+
+Ties. Of several closest pairs the first one merges:
+    single              the first pair of tokens (i, j), i < j, that is that close
+    average, complete   the first pair of groups, a group standing where its first member stands
+Every backend follows the same rule, so equal distances do not make results depend on the device.
+
+Only the upper triangle of a distance matrix is read, as in SciPy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_BETWEEN_GROUPS = {"single": np.min, "average": np.mean, "complete": np.max}
+
+
+def _mirror_upper(distances: np.ndarray) -> np.ndarray:
+    upper = np.triu(distances, 1)
+    return upper + upper.T
+
+
+def merges_of(distances: np.ndarray, linkage: str) -> list[tuple[int, int, float]]:
+    """All N-1 merges of one (N, N) matrix in order: (first member of I, first member of J, d(I, J))."""
+    tokens = _mirror_upper(distances.astype(np.float64))
+    between = _BETWEEN_GROUPS[linkage]
+    groups = {i: [i] for i in range(len(tokens))}  # first member -> all members
+    # What ties are decided on: for single linkage the tokens themselves, otherwise the groups.
+    candidates = np.where(np.triu(np.ones_like(tokens, dtype=bool), 1), tokens, np.inf)
+
+    merges = []
+    while len(groups) > 1:
+        i, j = np.unravel_index(np.argmin(candidates), candidates.shape)
+        height = float(candidates[i, j])
+        if linkage == "single":
+            i, j = (next(first for first, members in groups.items() if token in members) for token in (i, j))
+        first, second = int(min(i, j)), int(max(i, j))
+        merges.append((first, second, height))
+
+        if linkage == "single":
+            candidates[np.ix_(groups[first], groups[second])] = np.inf
+            candidates[np.ix_(groups[second], groups[first])] = np.inf
+        groups[first] += groups.pop(second)
+        if linkage != "single":
+            candidates[second, :] = candidates[:, second] = np.inf
+            for other, members in groups.items():
+                if other != first:
+                    distance = between(tokens[np.ix_(groups[first], members)])
+                    candidates[min(first, other), max(first, other)] = distance
+    return merges
+
+
+def _labels_after(merges: list[tuple[int, int, float]], n_tokens: int) -> list[int]:
+    """Group number of every token once these merges are done; groups numbered by first member."""
+    group_of = list(range(n_tokens))  # first member of each token's group
+    for first, second, _ in merges:
+        group_of = [first if group == second else group for group in group_of]
+    number = {group: i for i, group in enumerate(sorted(set(group_of)))}
+    return [number[group] for group in group_of]
+
+
+def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
+    """Labels (B, N) of distances (B, N, N), for k groups an item (B,) or all merges within a threshold."""
+    batch, n_tokens, _ = distances.shape
+    result = torch.empty(batch, n_tokens, dtype=torch.int64)
+    for b in range(batch):
+        merges = merges_of(distances[b].cpu().numpy(), linkage)
+        if k is not None:
+            merges = merges[: n_tokens - int(k[b])]
+        elif threshold is not None:
+            merges = [merge for merge in merges if np.float32(merge[2]) <= np.float32(threshold)]
+        result[b] = torch.tensor(_labels_after(merges, n_tokens))
+    return result.to(distances.device)
+
+
+def tree(distances: Tensor, linkage: str) -> Tensor:
+    """Linkage matrices (B, N-1, 4) of distances (B, N, N), float64, in SciPy's layout."""
+    batch, n_tokens, _ = distances.shape
+    result = torch.empty(batch, n_tokens - 1, 4, dtype=torch.float64)
+    for b in range(batch):
+        node, size = list(range(n_tokens)), [1] * n_tokens
+        for row, (i, j, height) in enumerate(merges_of(distances[b].cpu().numpy(), linkage)):
+            size[i] += size[j]
+            children = sorted((node[i], node[j]))
+            result[b, row] = torch.tensor([*children, height, size[i]], dtype=torch.float64)
+            node[i] = n_tokens + row
+    return result.to(distances.device)
