@@ -1,6 +1,28 @@
 """Faster vision transformers by exact agglomerative token clustering."""
 
+from agglo.patching import Reduction, apply, reduction, remove, trace
 from agglo.clustering import backends, cluster, cut, linkage
+from agglo.grouping import Grouping
+from agglo.hosts import UnsupportedModelError
+from agglo.schedule import Constant, Geometric, Linear, PerBlock, Schedule, Stages
 
 __version__ = "0.1.0"
-__all__ = ["backends", "cluster", "cut", "linkage"]
+__all__ = [
+    "Constant",
+    "Geometric",
+    "Grouping",
+    "Linear",
+    "PerBlock",
+    "Reduction",
+    "Schedule",
+    "Stages",
+    "UnsupportedModelError",
+    "apply",
+    "backends",
+    "cluster",
+    "cut",
+    "linkage",
+    "reduction",
+    "remove",
+    "trace",
+]

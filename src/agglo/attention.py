@@ -1,0 +1,71 @@
+"""Proportional attention: a token that stands for s patches weighs as much as s copies of itself.
+
+    softmax(Q K^T * scale + log s) V,   s the size of each key; log 0 = -inf hides padding
+
+Both roads go through scaled_dot_product_attention. The additive bias is simplest and, on a CPU, fastest. GPU flash
+kernels take no bias; there the same number travels in one more channel, 1 on the query side and log(s) / scale on the
+key side, so that the dot product itself adds it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Path = Literal["bias", "channel"]
+
+# log(0) in the extra channel: finite, since flash kernels subtract row maxima tile by tile and -inf - -inf is NaN;
+# small enough for float16; times any usual scale still far below every logit.
+_HIDDEN = -3e4
+
+
+def fastest_path(device: torch.device) -> Path:
+    """Measured on a CPU at (64, 3, 99, 64) float32: bias 3.9 ms (no bias at all 3.9), channel 6.0; at 197 tokens
+    20 against 41. On CUDA a bias rules out the flash kernel, so the channel carries it."""
+    return "channel" if device.type == "cuda" else "bias"
+
+
+def proportional_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sizes: Tensor | None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    path: Path | None = None,
+) -> Tensor:
+    """Attention of q (B, H, M, d) over k, v (B, H, N, d) whose tokens have sizes (B, N): (B, H, M, d).
+
+    sizes None is ordinary attention; scale None is 1 / sqrt(d); path None takes the fastest for the device.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if sizes is None:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)
+    log_sizes = sizes.float().log()
+    if (path or fastest_path(q.device)) == "bias":
+        bias = log_sizes.to(q.dtype)[:, None, None, :].expand(-1, -1, q.shape[2], -1)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
+    return _through_a_channel(q, k, v, log_sizes, scale, dropout)
+
+
+def _through_a_channel(q: Tensor, k: Tensor, v: Tensor, log_sizes: Tensor, scale: float, dropout: float) -> Tensor:
+    width = q.shape[-1]
+    padding = 8 - width % 8  # flash kernels want head widths in multiples of 8; one of these channels is ours
+    carried = (log_sizes / scale).clamp(min=_HIDDEN).to(k.dtype)[:, None, :, None].expand(-1, k.shape[1], -1, -1)
+    q = torch.cat([q, q.new_ones(*q.shape[:-1], 1), q.new_zeros(*q.shape[:-1], padding - 1)], dim=-1)
+    k = torch.cat([k, carried, k.new_zeros(*k.shape[:-1], padding - 1)], dim=-1)
+    v = F.pad(v, (0, padding))
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)[..., :width]
+
+
+def class_attention(q: Tensor, k: Tensor, sizes: Tensor | None, *, scale: float | None = None) -> Tensor:
+    """How the first token of q (B, H, M, d) attends to every key of k (B, H, N, d): weights (B, H, N), float32."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    logits = (q[:, :, :1].float() @ k.float().transpose(-2, -1)).squeeze(2) * scale
+    if sizes is not None:
+        logits = logits + sizes.float().log().unsqueeze(1)
+    return logits.softmax(dim=-1)

@@ -1,0 +1,166 @@
+"""What a host file must say about a library's models. Everything else is shared.
+
+A host is a subclass of `Host` in a file of its own, listed in `hosts/registry.py`:
+
+    model_classes   the classes that own a loop over transformer blocks, as "package.ClassName"
+    check(module)   raise UnsupportedModelError for variants that cannot be taken apart
+    layout(module)  a `Layout`: depth, tokens, and the multiply-adds of a block, for reports
+    mixin(module)   a `ReducedModule` subclass that overrides the method(s) holding the loop
+
+The overriding method embeds the image with the module's own layers and hands the tokens to
+
+    run = run_blocks(self, blocks, x, parts=..., prefix=...)       # hosts/run.py
+    run.restored()                                                 # or run.tokens where only prefix tokens are read
+
+where `parts` is a `Parts` object: how one block of this library comes apart into q/k/v projection, output projection
+with residual, and MLP with residual. These re-run the block's own submodules, so adapters, hooks on linear layers and
+quantised layers keep working. Prefix tokens come first in x (B, T, C). Host files never import their library at the
+top: they are read when it may not be installed.
+
+Overrides sit on a subclass swapped into the module (`module.__class__`), not on the instance, so that copies, pickles
+and data-parallel replicas run themselves and not the original. State of a forward pass lives in its local variables.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+from torch import Tensor, nn
+
+from agglo.methods import Method
+from agglo.plan import Plan
+
+
+class UnsupportedModelError(TypeError):
+    """The model is none that agglo knows how to reduce."""
+
+
+@dataclass(frozen=True)
+class Projected:
+    """What a block's attention works on, (B, H, T, d) each.
+
+    features: keys to compare tokens by where they are not k itself (before rotation, say).
+    gate: anything `join` needs from here.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    features: Tensor | None = None
+    gate: Tensor | None = None
+    scale: float | None = None
+    dropout: float = 0.0
+
+
+class Parts(ABC):
+    """How a block of a library comes apart. `rotary` is the block's table (..., T - prefix, 2d), or None."""
+
+    @abstractmethod
+    def whole(self, block: nn.Module, x: Tensor, rotary: Tensor | None) -> Tensor:
+        """The block as the library runs it: x (B, T, C) -> (B, T, C)."""
+
+    @abstractmethod
+    def project(self, block: nn.Module, x: Tensor, rotary: Tensor | None) -> Projected:
+        """First norm and the q, k, v projections of x (B, T, C)."""
+
+    @abstractmethod
+    def join(self, block: nn.Module, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
+        """x (B, T, C) plus the output projection of attended (B, H, T, d)."""
+
+    @abstractmethod
+    def feed(self, block: nn.Module, x: Tensor) -> Tensor:
+        """x (B, T, C) plus the MLP branch."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A model in numbers. Weights count the matrix entries each token is multiplied with in one block.
+
+    patches: patch tokens at the model's own input size.
+    attention_width: heads times head width.
+    embedding_weights: of the patch embedding, for each patch.
+    head_madds: of the head, for each image.
+    """
+
+    depth: int
+    prefix: int
+    patches: int
+    attention_weights: int
+    attention_width: int
+    mlp_weights: int
+    embedding_weights: int = 0
+    head_madds: int = 0
+
+    def gflops(self, counts: list[int], n_tokens: int) -> float:
+        """Multiply-adds of an image of n_tokens patches, `counts` left after each block, in 1e9: papers' FLOPs."""
+        total, tokens = self.head_madds + n_tokens * self.embedding_weights, self.prefix + n_tokens
+        for count in counts:
+            total += tokens * self.attention_weights + 2 * tokens * tokens * self.attention_width
+            tokens = self.prefix + count
+            total += tokens * self.mlp_weights
+        return total / 1e9
+
+
+class ReducedModule:
+    """Base of the mixins: attributes of an applied module, and how it is copied and pickled."""
+
+    agglo_original: ClassVar[type[nn.Module]]
+    agglo_mixin: ClassVar[type[ReducedModule]]
+    agglo_plan: Plan
+    agglo_method: Method
+    agglo_trace: Any
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _, _, *state = cast(tuple[Any, ...], super().__reduce_ex__(protocol))
+        return (_blank, (self.agglo_mixin, self.agglo_original), *state)
+
+
+_reduced_classes: dict[tuple[type[ReducedModule], type[nn.Module]], type[nn.Module]] = {}
+
+
+def reduced_class(mixin: type[ReducedModule], original: type[nn.Module]) -> type[nn.Module]:
+    """The original class with the mixin in front, under the original's name: libraries look at class names."""
+    if (mixin, original) not in _reduced_classes:
+        _reduced_classes[mixin, original] = _make_reduced_class(mixin, original)
+    return _reduced_classes[mixin, original]
+
+
+def _make_reduced_class(mixin: type[ReducedModule], original: type[nn.Module]) -> type[nn.Module]:
+    names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
+    return type(original.__name__, (mixin, original), {**names, "agglo_original": original, "agglo_mixin": mixin})
+
+
+def _blank(mixin: type[ReducedModule], original: type[nn.Module]) -> nn.Module:
+    """An empty instance for copy and pickle to fill."""
+    cls = reduced_class(mixin, original)
+    return cls.__new__(cls)
+
+
+class Host(ABC):
+    """One library's models. See the module docstring."""
+
+    model_classes: ClassVar[tuple[str, ...]]
+
+    def recognises(self, module: nn.Module) -> bool:
+        """Whether the module is, or inherits from, one of the classes, told by name alone."""
+        names = {f"{cls.__module__.split('.')[0]}.{cls.__name__}" for cls in type(module).__mro__}
+        return not names.isdisjoint(self.model_classes)
+
+    @abstractmethod
+    def check(self, module: nn.Module) -> None:
+        """UnsupportedModelError for a recognised class whose blocks are of a kind that cannot be taken apart."""
+
+    @abstractmethod
+    def layout(self, module: nn.Module) -> Layout:
+        """The model in numbers."""
+
+    @abstractmethod
+    def mixin(self, module: nn.Module) -> type[ReducedModule]:
+        """The overrides for this module."""
+
+
+def matrix_entries(*modules: nn.Module | None) -> int:
+    """Entries of all weight matrices in the modules: the multiply-adds of one token passing through."""
+    return sum(p.numel() for module in modules if module is not None for p in module.parameters() if p.dim() > 1)

@@ -1,0 +1,50 @@
+"""Which modules of a model can be reduced."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from agglo.hosts.base import Host, ReducedModule, UnsupportedModelError
+from agglo.hosts.timm_vit import TimmViT
+
+HOSTS: tuple[Host, ...] = (TimmViT(),)
+
+
+def host_of(module: nn.Module) -> Host | None:
+    """The host that recognises the module, if any."""
+    return next((host for host in HOSTS if host.recognises(module)), None)
+
+
+def find_tower(model: nn.Module, tower: str | nn.Module | None = None) -> tuple[nn.Module, Host]:
+    """The module to reduce inside a model and its host.
+
+    Wrappers (DataParallel, DDP, PEFT, compiled modules) and composite models hold the transformer as a submodule, so
+    one search finds it in all of them. `tower` (a submodule, or its name) says where to look when there are several.
+    """
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(f"a torch.nn.Module is needed, got {type(model).__name__}")
+    inside = model if tower is None else model.get_submodule(tower) if isinstance(tower, str) else tower
+    found = [(name, module, host) for name, module in inside.named_modules() if (host := host_of(module)) is not None]
+    if not found:
+        cls = type(unwrapped(inside))
+        supported = ", ".join(name for host in HOSTS for name in host.model_classes)
+        raise UnsupportedModelError(
+            f"{cls.__name__} (from {cls.__module__}) holds no transformer that agglo can reduce; supported: {supported}"
+        )
+    if len(found) > 1:
+        names = ", ".join(f"{name!r} ({type(module).__name__})" for name, module, _ in found)
+        raise ValueError(f"{type(inside).__name__} holds {len(found)} towers: {names}; choose one with tower=")
+    _, module, host = found[0]
+    return module, host
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside data-parallel and compile wrappers."""
+    while type(model).__name__ in ("DataParallel", "DistributedDataParallel", "OptimizedModule"):
+        model = next(model.children())
+    return model
+
+
+def applied_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules of a model that are reduced now."""
+    return [module for module in model.modules() if isinstance(module, ReducedModule)]

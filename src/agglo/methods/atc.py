@@ -1,0 +1,62 @@
+"""Agglomerative Token Clustering (Haurum et al., ECCV 2024): merge the two most similar groups until k are left."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from agglo.clustering import cluster
+from agglo.clustering.arguments import LINKAGES
+from agglo.clustering.distances import pairwise
+from agglo.grouping import Grouping
+from agglo.methods.base import Method, Outcome, View
+from agglo.methods.features import patch_features, require_known
+
+_OUT_OF_REACH = 3.0  # cosine distances end at 2
+
+
+class ATC(Method):
+    """Exact bottom-up clustering of the patch tokens by cosine distance; any count from N down to 1.
+
+    linkage: how far apart two groups are: "average", "single" or "complete" (mean, least, greatest distance).
+    features: what tokens are compared by: "keys", "keys_per_head", "tokens" or "values".
+    """
+
+    name: ClassVar[str] = "atc"
+    takes_threshold: ClassVar[bool] = True
+
+    def __init__(self, linkage: str = "average", features: str = "keys") -> None:
+        if linkage not in LINKAGES:
+            raise ValueError(f"linkage={linkage!r} is not known; accepted: {', '.join(map(repr, LINKAGES))}")
+        self.linkage = linkage
+        self.features = require_known(features)
+
+    def options(self) -> dict[str, Any]:
+        return {"linkage": self.linkage, "features": self.features}
+
+    def reduce(self, view: View) -> Outcome:
+        features = patch_features(view, self.features)
+        if view.target is not None:
+            labels = cluster(features, view.target, self.linkage)
+            return Outcome(Grouping.of(labels, view.target, view.prefix, view.sizes))
+        assert view.threshold is not None
+        labels, counts = self._within(features, view.counts, view.threshold)
+        # The batch is as wide as its widest image; the others end in groups of size 0.
+        widest = int(counts.max())
+        return Outcome(Grouping.of(labels.clamp(max=widest - 1), widest, view.prefix, view.sizes, counts))
+
+    def _within(self, features: Tensor, counts: Tensor | None, threshold: float) -> tuple[Tensor, Tensor]:
+        """Labels (B, N) and counts (B,) after all merges up to a threshold; padding, always last, joins nobody."""
+        if counts is None:
+            return cluster(features, linkage=self.linkage, threshold=threshold)
+        padding = torch.arange(features.shape[1], device=features.device) >= counts.unsqueeze(1)
+        anything = torch.zeros_like(features)
+        anything[..., 0] = 1
+        distances = pairwise(torch.where(padding.unsqueeze(-1), anything, features), "cosine")
+        apart = padding.unsqueeze(1) | padding.unsqueeze(2)
+        distances = distances.masked_fill(apart, _OUT_OF_REACH)
+        threshold = min(threshold, 2.0)
+        labels, with_padding = cluster(distances=distances, linkage=self.linkage, threshold=threshold, check=False)
+        return labels, with_padding - padding.sum(dim=1)

@@ -1,0 +1,168 @@
+"""apply, remove, reduction, trace: what users of agglo call on a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import nn
+
+from agglo import methods
+from agglo.hosts.base import reduced_class
+from agglo.hosts.registry import applied_modules, find_tower, host_of
+from agglo.methods import Method
+from agglo.plan import Plan
+from agglo.schedule import Rates, Schedule, Stages, as_schedule
+from agglo.tracing import Trace
+
+M = TypeVar("M", bound=nn.Module)
+_ATTRIBUTES = ("agglo_plan", "agglo_method", "agglo_trace")
+
+
+def apply(
+    model: M,
+    method: str | Method = "atc",
+    *,
+    keep_rate: Rates | None = None,
+    schedule: Schedule | Sequence[int] | None = None,
+    threshold: float | None = None,
+    blocks: Sequence[int] | None = None,
+    tower: str | nn.Module | None = None,
+    proportional: bool = True,
+    **options: Any,
+) -> M:
+    """Make a vision transformer faster by reducing its tokens as it runs. In place; `agglo.remove` undoes it.
+
+    What matters:
+        keep_rate: fraction of patch tokens that stays at each stage, in (0, 1]; a list gives one per stage.
+        method: "atc" (default), "tome", or a Method.
+        linkage (atc): "average", "single" or "complete".
+
+    Instead of keep_rate, one of:
+        schedule: `Stages`, `Constant`, `Linear`, `Geometric`, or a list of tokens removed at each block.
+        threshold: merge tokens up to this cosine distance, so that every image keeps as many as it needs.
+
+    To tinker with:
+        blocks: 0-based blocks that reduce, for keep_rate and threshold; by default a quarter, a half and three
+            quarters of the depth (3, 6, 9 of 12).
+        features: what atc and tome compare tokens by: "keys", "keys_per_head", "tokens" or "values".
+        proportional: let a merged token weigh in attention as much as its members did.
+        tower: the submodule to reduce (or its name), for models with several.
+
+    Outputs keep their shapes and token order. An earlier `apply` is replaced. Returns the model.
+    """
+    choices = {"keep_rate": keep_rate, "schedule": schedule, "threshold": threshold}
+    given = [name for name, value in choices.items() if value is not None]
+    if len(given) != 1:
+        raise ValueError(f"give one of keep_rate, schedule and threshold, not {' and '.join(given) or 'none'}")
+    if schedule is not None and blocks is not None:
+        raise ValueError("blocks go with keep_rate or threshold; a schedule has its own")
+    chosen = methods.create(method, **options)
+    if threshold is not None and not chosen.takes_threshold:
+        raise ValueError(f"method {chosen.name!r} takes no threshold; give keep_rate or schedule")
+    if threshold is not None and not threshold >= 0:
+        raise ValueError(f"threshold={threshold!r} must be a cosine distance, 0 to 2")
+    if keep_rate is not None:
+        schedule = Stages(keep_rate, blocks)
+    plan = Plan(
+        schedule=None if schedule is None else as_schedule(schedule),
+        threshold=threshold,
+        blocks=None if blocks is None else tuple(blocks),
+        proportional=proportional,
+    )
+    module, host = find_tower(model, tower)
+    host.check(module)
+    layout = host.layout(module)
+    plan.targets(chosen, layout.patches, layout.depth)  # an impossible request raises here, before anything changes
+    _restore(module)
+    module.__class__ = reduced_class(host.mixin(module), type(module))
+    for name, value in zip(_ATTRIBUTES, (plan, chosen, None), strict=True):
+        setattr(module, name, value)
+    return model
+
+
+def remove(model: M) -> M:
+    """Take every reduction out of a model again: it is exactly as it was. Returns the model."""
+    for module in applied_modules(model):
+        _restore(module)
+    return model
+
+
+def _restore(module: Any) -> None:
+    if module in applied_modules(module):
+        module.__class__ = type(module).agglo_original
+        for name in _ATTRIBUTES:
+            delattr(module, name)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What is applied to a model.
+
+    counts: patch tokens really left after each block; None where a threshold makes them differ from image to image.
+    prefix: tokens in front that are never merged.
+    gflops_before, gflops_after: multiply-adds of one image, in 1e9.
+    """
+
+    method: str
+    schedule: str
+    n_tokens: int
+    prefix: int
+    counts: list[int] | None
+    gflops_before: float
+    gflops_after: float | None
+
+    def __str__(self) -> str:
+        if self.counts is None or self.gflops_after is None:
+            return f"{self.method}, {self.schedule}: {self.n_tokens} patch tokens, counts differ from image to image"
+        return (
+            f"{self.method}, {self.schedule}: {self.n_tokens} -> {self.counts[-1]} patch tokens {self.counts}, "
+            f"{self.gflops_before:.2f} -> {self.gflops_after:.2f} GFLOPs"
+        )
+
+
+def reduction(model: nn.Module, n_tokens: int | None = None) -> Reduction | None:
+    """What is applied to a model now, for its own input size or n_tokens patch tokens; None if nothing is."""
+    applied = applied_modules(model)
+    if not applied:
+        return None
+    module: Any = applied[0]
+    host = host_of(module)
+    assert host is not None
+    layout = host.layout(module)
+    plan, method = module.agglo_plan, module.agglo_method
+    n_tokens = layout.patches if n_tokens is None else n_tokens
+    known = plan.schedule is not None
+    counts = plan.counts(method, n_tokens, layout.depth) if known else None
+    return Reduction(
+        method=repr(method),
+        schedule=repr(plan.schedule) if known else f"threshold {plan.threshold}",
+        n_tokens=n_tokens,
+        prefix=layout.prefix,
+        counts=counts,
+        gflops_before=layout.gflops([n_tokens] * layout.depth, n_tokens),
+        gflops_after=None if counts is None else layout.gflops(counts, n_tokens),
+    )
+
+
+@contextmanager
+def trace(model: nn.Module) -> Iterator[Trace]:
+    """Record what is merged where while the model runs.
+
+    >>> # with agglo.trace(model) as t: model(x)
+    >>> # t.groupings[3].labels: after block 3, the group of every token of every image
+    """
+    applied = applied_modules(model)
+    if not applied:
+        raise ValueError(f"nothing is applied to this {type(model).__name__}: call agglo.apply(model, ...) first")
+    record = Trace()
+    before = [module.agglo_trace for module in applied]
+    for module in applied:
+        module.agglo_trace = record  # type: ignore[assignment]
+    try:
+        yield record
+    finally:
+        for module, earlier in zip(applied, before, strict=True):
+            module.agglo_trace = earlier

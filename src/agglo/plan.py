@@ -1,0 +1,50 @@
+"""What `apply` settled on: when to reduce, to how many tokens, and how attention treats the merged ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agglo.methods import Method
+from agglo.schedule import Schedule, default_blocks
+
+
+@dataclass(frozen=True)
+class Plan:
+    """schedule: counts after each block; None where a threshold decides.
+    threshold: cosine distance up to which groups merge at the threshold's blocks; None where a schedule decides.
+    blocks: where the threshold acts; None means a quarter, a half and three quarters of the depth.
+    proportional: whether log(size) is added to the attention logits.
+    """
+
+    schedule: Schedule | None
+    threshold: float | None = None
+    blocks: tuple[int, ...] | None = None
+    proportional: bool = True
+
+    def targets(self, method: Method, n_tokens: int, depth: int) -> list[int | None]:
+        """What the method is to leave at each block: a count it really reaches, or None where it is not asked.
+
+        With a threshold the blocks where it acts have target 0, since no count is known.
+        """
+        if self.schedule is None:
+            blocks = default_blocks(depth) if self.blocks is None else self.blocks
+            if blocks and blocks[-1] >= depth:
+                raise ValueError(f"blocks={blocks} do not fit a model of depth {depth}: 0 to {depth - 1} exist")
+            return [0 if block in blocks else None for block in range(depth)]
+        targets: list[int | None] = []
+        current = n_tokens
+        for asked in self.schedule.counts(n_tokens, depth):
+            if asked < current:
+                current = method.reachable(current, asked)
+                targets.append(current)
+            else:
+                targets.append(None)
+        return targets
+
+    def counts(self, method: Method, n_tokens: int, depth: int) -> list[int]:
+        """Patch tokens really left after each block; with a threshold as many as there were, since it is not known."""
+        counts = []
+        for target in self.targets(method, n_tokens, depth):
+            n_tokens = target or n_tokens
+            counts.append(n_tokens)
+        return counts
