@@ -1,9 +1,9 @@
 """Faster vision transformers by exact agglomerative token clustering."""
 
-from agglo.patching import Reduction, apply, reduction, remove, trace
 from agglo.clustering import backends, cluster, cut, linkage
 from agglo.grouping import Grouping
 from agglo.hosts import UnsupportedModelError
+from agglo.patching import Reduction, apply, reduction, remove, trace
 from agglo.schedule import Constant, Geometric, Linear, PerBlock, Schedule, Stages
 
 __version__ = "0.1.0"

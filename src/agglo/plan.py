@@ -32,13 +32,14 @@ class Plan:
                 raise ValueError(f"blocks={blocks} do not fit a model of depth {depth}: 0 to {depth - 1} exist")
             return [0 if block in blocks else None for block in range(depth)]
         targets: list[int | None] = []
-        current = n_tokens
+        current = asked_before = n_tokens
         for asked in self.schedule.counts(n_tokens, depth):
-            if asked < current:
+            # Compared with what was asked before, not with what was reached: a rounding is not made up for later, at a
+            # block that was to stay untouched.
+            if asked < asked_before:
                 current = method.reachable(current, asked)
-                targets.append(current)
-            else:
-                targets.append(None)
+            targets.append(current if asked < asked_before else None)
+            asked_before = asked
         return targets
 
     def counts(self, method: Method, n_tokens: int, depth: int) -> list[int]:

@@ -1,0 +1,237 @@
+"""What must hold for every host. A test file makes a class for each model family:
+
+    class TestDeiT(HostContract):
+        def model(self): return ...         # small, random weights, at least 8 blocks
+        def image(self): return ...         # a batch of at least two
+
+Outputs may be any nesting of tensors, as transformers' output classes are.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import agglo
+from agglo.grouping import Grouping
+from agglo.methods import Method, Outcome, View
+
+
+def tensors(output: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+def assert_same(actual: Any, expected: Any, **tolerance: float) -> None:
+    """Bit-identical, or within a tolerance if one is given."""
+    actual, expected = tensors(actual), tensors(expected)
+    assert len(actual) == len(expected) > 0
+    for a, e in zip(actual, expected, strict=True):
+        assert a.shape == e.shape and a.dtype == e.dtype
+        if tolerance:
+            torch.testing.assert_close(a, e, **{"rtol": 0.0, **tolerance})
+        else:
+            assert torch.equal(a, e)
+
+
+class TakenApart(Method):
+    """Reduces nothing, but makes every block run in parts, with unit sizes as a bias."""
+
+    name: ClassVar[str] = "taken_apart"
+
+    def reduce(self, view: View) -> Outcome:
+        batch, n_tokens, _ = view.tokens.shape
+        return Outcome(Grouping.identity(batch, n_tokens, view.prefix, view.tokens.device))
+
+
+class HostContract:
+    keep_rate = 0.5
+
+    def model(self) -> nn.Module:
+        raise NotImplementedError
+
+    def image(self) -> Tensor:
+        return torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+
+    def run(self, model: nn.Module, x: Tensor) -> Any:
+        """Call the model; composite models override it."""
+        return model(x)
+
+    def fresh(self) -> nn.Module:
+        torch.manual_seed(0)
+        model = self.model().eval()
+        with torch.no_grad():  # so that residual branches, LayerScale and heads that start near zero matter
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape) * 0.05)
+        return model
+
+    @torch.no_grad()
+    def test_keeping_everything_is_the_dense_model(self) -> None:
+        model, x = self.fresh(), self.image()
+        dense = self.run(model, x)
+        assert_same(self.run(agglo.apply(model, keep_rate=1.0), x), dense, atol=1e-5)
+
+    @torch.no_grad()
+    def test_blocks_taken_apart_are_the_dense_blocks(self) -> None:
+        model, x = self.fresh(), self.image()
+        dense = self.run(model, x)
+        merged = self.run(agglo.apply(model, TakenApart(), schedule=agglo.Constant(1)), x)
+        assert_same(merged, dense, atol=2e-5)
+
+    @pytest.mark.parametrize("method", ["atc", "tome"])
+    @torch.no_grad()
+    def test_reduces_and_keeps_shapes(self, method: str) -> None:
+        model, x = self.fresh(), self.image()
+        dense = self.run(model, x)
+        agglo.apply(model, method, keep_rate=self.keep_rate)
+        report = agglo.reduction(model)
+        assert report is not None and report.counts is not None and report.gflops_after is not None
+        assert report.counts[-1] < report.n_tokens and report.gflops_after < report.gflops_before
+        with agglo.trace(model) as trace:
+            reduced = self.run(model, x)
+        shapes = [(t.shape, t.dtype) for t in tensors(dense)]
+        assert [(t.shape, t.dtype) for t in tensors(reduced)] == shapes
+        assert not all(torch.equal(a, b) for a, b in zip(tensors(dense), tensors(reduced), strict=True))
+        for block, grouping in trace.groupings.items():
+            assert grouping.n_groups == report.prefix + report.counts[block]
+            assert grouping.labels.shape[1] == report.prefix + report.n_tokens
+            assert torch.equal(grouping.labels[0, : report.prefix], torch.arange(report.prefix))
+            torch.testing.assert_close(
+                grouping.sizes.sum(1), torch.full((len(x),), report.prefix + report.n_tokens * 1.0)
+            )
+
+    @torch.no_grad()
+    def test_remove_restores_everything(self) -> None:
+        model, x = self.fresh(), self.image()
+        before, keys, types = self.run(model, x), list(model.state_dict()), [type(m) for m in model.modules()]
+        attributes = [sorted(m.__dict__) for m in model.modules()]
+        agglo.apply(model, keep_rate=self.keep_rate)
+        self.run(model, x)
+        assert agglo.remove(model) is model
+        assert_same(self.run(model, x), before)
+        assert list(model.state_dict()) == keys
+        assert [type(m) for m in model.modules()] == types
+        assert [sorted(m.__dict__) for m in model.modules()] == attributes
+        assert agglo.reduction(model) is None
+
+    def test_state_dict_is_the_dense_models(self) -> None:
+        dense, applied = self.fresh(), agglo.apply(self.fresh(), keep_rate=self.keep_rate)
+        assert list(applied.state_dict()) == list(dense.state_dict())
+        applied.load_state_dict(dense.state_dict(), strict=True)
+        dense.load_state_dict(applied.state_dict(), strict=True)
+
+    @torch.no_grad()
+    def test_applying_again_replaces(self) -> None:
+        model, x = self.fresh(), self.image()
+        once = self.run(agglo.apply(model, keep_rate=self.keep_rate), x)
+        agglo.apply(model, "tome", schedule=agglo.Constant(1))
+        assert_same(self.run(agglo.apply(model, keep_rate=self.keep_rate), x), once)
+
+    def test_training_step(self) -> None:
+        model, x = agglo.apply(self.fresh(), keep_rate=self.keep_rate).train(), self.image()
+        dense = agglo.remove(copy.deepcopy(model))
+        for one in (dense, model):
+            sum(t.float().pow(2).mean() for t in tensors(self.run(one, x)) if t.requires_grad).backward()  # type: ignore[union-attr]
+        wanted = {name for name, p in dense.named_parameters() if p.grad is not None}
+        assert {name for name, p in model.named_parameters() if p.grad is not None} == wanted
+        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+        assert any(p.grad.abs().max() > 0 for p in model.parameters() if p.grad is not None)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @torch.no_grad()
+    def test_half_precision(self, dtype: torch.dtype) -> None:
+        model, x = self.fresh(), self.image()
+        try:
+            dense = self.run(model.to(dtype), x.to(dtype))
+        except RuntimeError as error:
+            pytest.skip(f"the dense model does not run in {dtype}: {error}")
+        reduced = self.run(agglo.apply(model, keep_rate=self.keep_rate), x.to(dtype))
+        assert [(t.dtype, t.shape) for t in tensors(reduced)] == [(t.dtype, t.shape) for t in tensors(dense)]
+        assert all(t.isfinite().all() for t in tensors(reduced) if t.is_floating_point())
+
+    @torch.no_grad()
+    def test_autocast(self) -> None:
+        model, x = self.fresh(), self.image()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            dense = self.run(model, x)
+            reduced = self.run(agglo.apply(model, keep_rate=self.keep_rate), x)
+        assert [(t.dtype, t.shape) for t in tensors(reduced)] == [(t.dtype, t.shape) for t in tensors(dense)]
+        assert all(t.isfinite().all() for t in tensors(reduced) if t.is_floating_point())
+
+    @torch.no_grad()
+    def test_copies_run_themselves(self) -> None:
+        model, x = agglo.apply(self.fresh(), keep_rate=self.keep_rate), self.image()
+        expected = self.run(model, x)
+        stored = io.BytesIO()
+        torch.save(model, stored)
+        stored.seek(0)
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(stored, weights_only=False)]
+        for parameter in model.parameters():
+            parameter.zero_()
+        for twin in copies:
+            assert_same(self.run(twin, x), expected)
+            assert agglo.reduction(twin) is not None
+            agglo.remove(twin)
+            assert agglo.reduction(twin) is None
+        assert agglo.reduction(model) is not None
+
+    def test_threads_do_not_meet(self) -> None:
+        model = agglo.apply(self.fresh(), keep_rate=self.keep_rate)
+        images = [self.image() * scale for scale in (1.0, -0.5)]
+        with torch.no_grad():
+            expected = [self.run(model, x) for x in images]
+        results: list[list[Any]] = [[], []]
+
+        def work(which: int) -> None:
+            with torch.no_grad():
+                for _ in range(4):
+                    results[which].append(self.run(model, images[which]))
+
+        threads = [threading.Thread(target=work, args=(which,)) for which in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for which in (0, 1):
+            assert len(results[which]) == 4
+            for result in results[which]:
+                assert_same(result, expected[which], atol=1e-6)
+
+    @torch.no_grad()
+    def test_threshold_gives_each_image_what_it_gets_alone(self) -> None:
+        model = self.fresh()
+        x = self.image()
+        x[0] = x[0, :, :1, :1] + 0.01 * x[0]  # a plain image: its tokens are alike
+        agglo.apply(model, threshold=0.3)
+        with agglo.trace(model) as trace:
+            together = self.run(model, x)
+        counts = [grouping.counts.tolist() for grouping in trace.groupings.values()]
+        assert any(len(set(of_images)) > 1 for of_images in counts), counts
+        alone = [self.run(model, x[i : i + 1]) for i in range(len(x))]
+        for whole, *parts in zip(tensors(together), *map(tensors, alone), strict=True):
+            torch.testing.assert_close(whole, torch.cat(parts), rtol=0, atol=2e-5)
+
+    def test_bad_requests_change_nothing(self) -> None:
+        model = self.fresh()
+        types = [type(m) for m in model.modules()]
+        for request in (
+            {"keep_rate": 0.0},
+            {"keep_rate": 1.5},
+            {"method": "tome", "keep_rate": 0.25},
+            {"schedule": agglo.Constant(10**6)},
+            {"keep_rate": 0.5, "linkage": "ward"},
+            {"keep_rate": 0.5, "blocks": (99,)},
+            {"keep_rate": 0.5, "threshold": 0.1},
+            {"method": "nothing", "keep_rate": 0.5},
+            {},
+        ):
+            with pytest.raises(ValueError):
+                agglo.apply(model, **request)  # type: ignore[arg-type]
+        assert [type(m) for m in model.modules()] == types

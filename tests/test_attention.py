@@ -1,0 +1,77 @@
+"""Proportional attention: two roads through SDPA, one explicit softmax."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from agglo.attention import Path, class_attention, proportional_attention
+
+PATHS: list[Path] = ["bias", "channel"]
+
+
+def explicit(q: Tensor, k: Tensor, v: Tensor, sizes: Tensor, scale: float) -> Tensor:
+    return (q @ k.transpose(-2, -1) * scale + sizes.log()[:, None, None, :]).softmax(-1) @ v
+
+
+def random_case(seed: int, b: int, h: int, n: int, d: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    torch.manual_seed(seed)
+    q, k, v = torch.randn(3, b, h, n, d).unbind(0)
+    sizes = torch.randint(0, 6, (b, n)).float()
+    sizes[:, 0] = 1
+    return q, k, v, sizes
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 9**6),
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 17), st.integers(1, 20)),
+    scale=st.sampled_from([None, 0.125, 1.0]),
+)
+def test_equals_the_explicit_softmax(path: Path, seed: int, shape: tuple[int, ...], scale: float | None) -> None:
+    q, k, v, sizes = random_case(seed, *shape)
+    result = proportional_attention(q, k, v, sizes, scale=scale, path=path)
+    wanted = explicit(q.double(), k.double(), v.double(), sizes.double(), scale or shape[-1] ** -0.5)
+    torch.testing.assert_close(result.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_one_token_of_size_m_is_m_copies(path: Path) -> None:
+    q, k, v, _ = random_case(0, 2, 3, 5, 8)
+    sizes = torch.tensor([[1.0, 3.0, 2.0, 1.0, 5.0]]).expand(2, 5)
+    copies = torch.repeat_interleave(torch.arange(5), sizes[0].long())
+    spread = proportional_attention(q, k[:, :, copies], v[:, :, copies], None)
+    torch.testing.assert_close(proportional_attention(q, k, v, sizes, path=path), spread)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_gradients_equal_and_finite_with_padding(path: Path) -> None:
+    q, k, v, sizes = random_case(1, 2, 2, 6, 8)
+    sizes[0, 3:] = 0
+    gradients = []
+    for attend in (lambda *a: explicit(*a, scale=8**-0.5), lambda *a: proportional_attention(*a, path=path)):
+        leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+        attend(*leaves, sizes).square().sum().backward()
+        gradients.append([leaf.grad for leaf in leaves])
+    for actual, wanted in zip(gradients[1], gradients[0], strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(path: Path, dtype: torch.dtype) -> None:
+    q, k, v, sizes = random_case(2, 2, 2, 9, 16)
+    result = proportional_attention(q.to(dtype), k.to(dtype), v.to(dtype), sizes, path=path)
+    assert result.dtype == dtype
+    torch.testing.assert_close(result.float(), explicit(q, k, v, sizes, 0.25), rtol=0.05, atol=0.05)
+
+
+def test_class_attention_is_the_first_row() -> None:
+    q, k, _, sizes = random_case(3, 2, 3, 7, 8)
+    rows = explicit(q, k, torch.eye(7).expand(2, 3, 7, 7), sizes, 8**-0.5)
+    torch.testing.assert_close(class_attention(q, k, sizes), rows[:, :, 0])
+    torch.testing.assert_close(class_attention(q, k, None).sum(-1), torch.ones(2, 3))

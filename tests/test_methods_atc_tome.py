@@ -1,0 +1,149 @@
+"""ATC and ToMe as methods: what they are shown and what they answer, against definitions written out here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import agglo
+from agglo.methods import ATC, Method, ToMe, View, create
+from agglo.methods.features import patch_features
+from agglo.methods.tome import match
+from agglo.plan import Plan
+
+
+def view(seed: int = 0, n: int = 12, prefix: int = 1, **changes: Any) -> View:
+    generator = torch.Generator().manual_seed(seed)
+    total = prefix + n
+    return View(
+        **{
+            "tokens": torch.randn(2, total, 10, generator=generator),
+            "keys": torch.randn(2, 3, total, 4, generator=generator),
+            "values": torch.randn(2, 3, total, 4, generator=generator),
+            "class_attention": None,
+            "sizes": None,
+            "counts": None,
+            "prefix": prefix,
+            "target": 5,
+            "threshold": None,
+            "stage": 0,
+            "training": False,
+            **changes,
+        }
+    )
+
+
+def plain_tome(features: Tensor, n_merges: int, prefix: int) -> set[frozenset[int]]:
+    """Groups of patch positions of one image, straight from the definition, over positions that include the prefix."""
+    n = len(features)
+    unit = features / features.norm(dim=1, keepdim=True)
+    even = [p for p in range(n) if (p + prefix) % 2 == 0]
+    odd = [p for p in range(n) if (p + prefix) % 2 == 1]
+    best = {a: max(odd, key=lambda b: float(unit[a] @ unit[b])) for a in even}
+    order = sorted(even, key=lambda a: -float(unit[a] @ unit[best[a]]))
+    groups: dict[int, set[int]] = {p: {p} for p in range(n)}
+    for a in order[:n_merges]:
+        groups[best[a]] |= groups.pop(a)
+    return {frozenset(members) for members in groups.values()}
+
+
+def partition(labels: Tensor) -> set[frozenset[int]]:
+    return {frozenset(torch.nonzero(labels == group).flatten().tolist()) for group in labels.unique()}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 9**6), st.integers(2, 25), st.integers(0, 3), st.floats(0, 1))
+def test_tome_is_its_definition(seed: int, n: int, prefix: int, share: float) -> None:
+    features = torch.randn(2, n, 6, generator=torch.Generator().manual_seed(seed))
+    n_merges = round(share * (n // 2))
+    labels = match(torch.nn.functional.normalize(features, dim=-1), n_merges, prefix % 2)
+    for b in range(2):
+        assert partition(labels[b]) == plain_tome(features[b], n_merges, prefix)
+        assert sorted(labels[b].unique().tolist()) == list(range(n - n_merges))
+
+
+def test_tome_counts_are_honest() -> None:
+    plan = Plan(agglo.Stages(0.5))
+    assert plan.counts(ToMe(), 196, 12) == [196] * 3 + [98] * 3 + [49] * 3 + [25] * 3
+    assert Plan(agglo.Stages(0.7)).counts(ToMe(), 196, 12)[3::3] == [137, 96, 67]
+    with pytest.raises(ValueError, match="from 196 to 49.*at least 98 stay.*0.5"):
+        Plan(agglo.Stages(0.25)).counts(ToMe(), 196, 12)
+    assert ToMe().reachable(49, 24) == 25
+    with pytest.raises(ValueError):
+        ToMe().reachable(49, 23)
+
+
+@pytest.mark.parametrize("linkage", ["single", "average", "complete"])
+def test_atc_groups_are_those_of_the_keys(linkage: str) -> None:
+    shown = view()
+    grouping = ATC(linkage).reduce(shown).grouping
+    assert shown.keys is not None
+    keys = shown.keys.mean(1)[:, 1:]
+    expected = agglo.cluster(keys, 5, linkage, backend="reference")
+    assert torch.equal(grouping.labels[:, 1:] - 1, expected)
+    assert torch.equal(grouping.labels[:, 0], torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("method", [ATC(), ToMe()])
+def test_sizes_weigh_the_merge(method: Method) -> None:
+    sizes = torch.tensor([1.0, *range(1, 13)]).expand(2, 13)
+    grouping = method.reduce(view(sizes=sizes, target=7)).grouping
+    assert grouping.sizes.sum(1).tolist() == [1 + 78.0] * 2
+    assert grouping.n_groups == 8
+
+
+def test_features_are_what_they_say() -> None:
+    shown = view()
+    assert shown.keys is not None and shown.values is not None
+    torch.testing.assert_close(patch_features(shown, "keys"), shown.keys.mean(1)[:, 1:])
+    torch.testing.assert_close(patch_features(shown, "values"), shown.values.mean(1)[:, 1:])
+    assert torch.equal(patch_features(shown, "tokens"), shown.tokens[:, 1:])
+    per_head = patch_features(shown, "keys_per_head")
+    cosines = torch.nn.functional.cosine_similarity(
+        shown.keys[:, :, 1:, None], shown.keys[:, :, None, 1:], dim=-1
+    ).mean(1)
+    mean_cosine = torch.nn.functional.cosine_similarity(per_head[:, :, None], per_head[:, None], dim=-1)
+    torch.testing.assert_close(mean_cosine, cosines)
+
+
+@pytest.mark.parametrize("features", ["keys", "keys_per_head", "tokens", "values"])
+@pytest.mark.parametrize("method", ["atc", "tome"])
+def test_every_feature_runs(method: str, features: str) -> None:
+    assert create(method, features=features).reduce(view(target=6)).grouping.n_groups == 7
+
+
+def test_threshold_ignores_padding() -> None:
+    """Image 0 has 9 real tokens and image 1 has 12: the same groups as without its padding."""
+    counts = torch.tensor([9, 12])
+    sizes = torch.ones(2, 13)
+    sizes[0, 10:] = 0
+    shown = view(target=None, threshold=0.6, sizes=sizes, counts=counts)
+    grouping = ATC().reduce(shown).grouping
+    assert shown.keys is not None and grouping.counts is not None
+    for image, count in enumerate(counts.tolist()):
+        keys = shown.keys[image].mean(0)[1 : 1 + count]
+        labels, groups = agglo.cluster(keys, threshold=0.6, backend="reference")
+        assert torch.equal(grouping.labels[image, 1 : 1 + count] - 1, labels)
+        assert grouping.counts[image] == groups
+        assert (grouping.sizes[image] > 0).sum() == 1 + groups
+    assert grouping.n_groups == 1 + int(grouping.counts.max())
+
+
+def test_names_and_options() -> None:
+    assert repr(create("atc", linkage="single")) == "atc(linkage='single', features='keys')"
+    given = ToMe()
+    assert create(given) is given
+    for wrong, message in [
+        (lambda: create("atc", linkage="ward"), "linkage='ward'.*'single'"),
+        (lambda: create("atc", features="queries"), "features='queries'.*'keys'"),
+        (lambda: create("atc", link="single"), "no option 'link'; accepted: linkage, features"),
+        (lambda: create("tomate"), "method='tomate'.*'atc', 'tome'"),
+        (lambda: create(given, features="keys"), "instance"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            wrong()
