@@ -68,23 +68,14 @@ def _prim(distances, parent, height, n, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _mirror(distances, work, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The upper triangle of the input, on both sides of the working matrix."""
-    for row_start in range(0, n, ROWS):
-        r = (row_start + tl.arange(0, ROWS))[:, None]
-        for column_start in range(0, n, COLUMNS):
-            c = (column_start + tl.arange(0, COLUMNS))[None, :]
-            inside = (r < n) & (c < n) & (r != c)
-            value = tl.load(distances + _pair_code(r, c, n), mask=inside, other=0.0)
-            tl.store(work + r * n + c, value.to(work.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def _find_nearest(
-    work, size, rows, n_rows, live, n_live, nearest, nearest_distance, n,
-    LINKAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    distances, work, size, rows, n_rows, live, n_live, nearest, nearest_distance, n,
+    MIRROR: tl.constexpr, LINKAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Of every group in `rows` the nearest live group; of equally near ones the first."""
+    """Of every group in `rows` the nearest live group; of equally near ones the first.
+
+    With MIRROR the working matrix is not there yet, and is filled from the upper triangle of the input on the way.
+    """
     for row_start in range(0, n_rows, ROWS):
         row_at = row_start + tl.arange(0, ROWS)
         r = tl.load(rows + row_at, mask=row_at < n_rows, other=0)
@@ -95,10 +86,15 @@ def _find_nearest(
             column_at = column_start + tl.arange(0, COLUMNS)
             c = tl.load(live + column_at, mask=column_at < n_live, other=0)
             other = (row_at < n_rows)[:, None] & (column_at < n_live)[None, :] & (r[:, None] != c[None, :])
-            distance = tl.load(work + r[:, None] * n + c[None, :], mask=other, other=0.0)
-            if LINKAGE == "average":
-                column_size = tl.load(size + c, mask=column_at < n_live, other=1)
-                distance = distance / (row_size[:, None] * column_size[None, :]).to(tl.float64)
+            if MIRROR:
+                distance = tl.load(distances + _pair_code(r[:, None], c[None, :], n), mask=other, other=0.0)
+                distance = distance.to(work.dtype.element_ty)
+                tl.store(work + r[:, None] * n + c[None, :], distance, mask=other)
+            else:
+                distance = tl.load(work + r[:, None] * n + c[None, :], mask=other, other=0.0)
+                if LINKAGE == "average":
+                    column_size = tl.load(size + c, mask=column_at < n_live, other=1)
+                    distance = distance / (row_size[:, None] * column_size[None, :]).to(tl.float64)
             distance = _not_nan(distance)
             nearer = other & ((distance < best) | (best_at == NOBODY))
             best = tl.where(nearer, distance, best)
@@ -263,9 +259,10 @@ def _rounds(
         tl.store(size + v, v * 0 + 1, mask=v < n)
         tl.store(live + v, v, mask=v < n)
         tl.store(parent + v, v * 0 - 1, mask=v < n)
-    _mirror(distances, work, n, ROWS, COLUMNS)
     tl.debug_barrier()
-    _find_nearest(work, size, live, n, live, n, nearest, nearest_distance, n, LINKAGE, ROWS, COLUMNS)
+    _find_nearest(
+        distances, work, size, live, n, live, n, nearest, nearest_distance, n, True, LINKAGE, ROWS, COLUMNS
+    )  # fmt: skip
     tl.debug_barrier()
     n_live = n
     while n_live > 1:
@@ -277,8 +274,9 @@ def _rounds(
         n_live = n_survivors
         if n_live > 1:
             _find_nearest(
-                work, size, stale, n_stale, live, n_live, nearest, nearest_distance, n, LINKAGE, ROWS, COLUMNS
-            )
+                distances, work, size, stale, n_stale, live, n_live, nearest, nearest_distance, n,
+                False, LINKAGE, ROWS, COLUMNS,
+            )  # fmt: skip
             tl.debug_barrier()
             if _all_found(
                 nearest, nearest_distance, parent, height, k, threshold, n, work.dtype.element_ty, CUT, LANES
@@ -363,7 +361,7 @@ def _write_tree(parent, height, rank, by_rank, tree, n, TOKENS: tl.constexpr):
         tl.store(out + 3, tl.sum((node == n + row).to(tl.int32)).to(tl.float64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def cluster_kernel(
     distances, work, ints, floats, groups, result, threshold, n,
     LINKAGE: tl.constexpr, CUT: tl.constexpr,
