@@ -8,7 +8,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from agglo.clustering import arguments, backends, ops
+from agglo.clustering import arguments, dispatch, ops
 from agglo.clustering import tree as trees
 
 
@@ -101,7 +101,7 @@ def cluster(
         count if isinstance(count, Tensor) else None,
         None if threshold is None else float(threshold),
         _check_by_default(check, data.device),
-        backends.choose(backend, data.device),
+        dispatch.choose(backend, data.device),
     )
     if single:
         labels, counts = labels[0], counts[0]
@@ -128,7 +128,7 @@ def linkage(
     data, metric, single = arguments.data_and_metric(features, distances, metric)
     arguments.choice("linkage", linkage, arguments.LINKAGES)
     check = _check_by_default(check, data.device)
-    tree = ops.linkage(data, metric, linkage, check, backends.choose(backend, data.device))
+    tree = ops.linkage(data, metric, linkage, check, dispatch.choose(backend, data.device))
     return tree[0] if single else tree
 
 

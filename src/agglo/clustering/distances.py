@@ -19,7 +19,7 @@ def pairwise(features: Tensor, metric: str) -> Tensor:
         if metric == "euclidean":
             # The matrix-product formulation loses close neighbours to cancellation: the very pairs that merge first.
             return torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")
-        # Scaled by the largest entry first, so that squares of very small or large features neither vanish nor overflow.
+        # Scaled by the largest entry first, so that squares of tiny or huge features neither vanish nor overflow.
         features = features / features.abs().amax(dim=-1, keepdim=True)
         unit = features / features.norm(dim=-1, keepdim=True)
         # 1 - unit @ unit.T written over the product, so that one matrix is alive and not two.

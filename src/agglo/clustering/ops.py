@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agglo.clustering import backends
+from agglo.clustering import dispatch
 from agglo.clustering.arguments import require_clusterable_distances, require_clusterable_features
 from agglo.clustering.distances import pairwise
 
@@ -47,7 +47,7 @@ def cluster(
     batch = distances.shape[0]
     if threshold is None and ks is None:
         ks = torch.full((batch,), k, dtype=torch.int64, device=distances.device)
-    labels = backends.load(backend).labels(distances, linkage, ks, threshold)
+    labels = dispatch.load(backend).labels(distances, linkage, ks, threshold)
     counts = labels.amax(dim=1) + 1
     return labels, counts
 
@@ -77,7 +77,7 @@ def tree_dtype(device: torch.device) -> torch.dtype:
 def linkage(data: Tensor, metric: str, linkage: str, check: bool, backend: str) -> Tensor:
     """The linkage matrices (B, N-1, 4) of features or distances."""
     distances = _distances(data, metric, check)
-    return backends.load(backend).tree(distances, linkage).to(tree_dtype(data.device))
+    return dispatch.load(backend).tree(distances, linkage).to(tree_dtype(data.device))
 
 
 @linkage.register_fake

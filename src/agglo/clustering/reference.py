@@ -17,11 +17,13 @@ Only the upper triangle of a distance matrix is read, as in SciPy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
-_BETWEEN_GROUPS = {"single": np.min, "average": np.mean, "complete": np.max}
+_BETWEEN_GROUPS: dict[str, Callable[[np.ndarray], float]] = {"single": np.min, "average": np.mean, "complete": np.max}
 
 
 def _mirror_upper(distances: np.ndarray) -> np.ndarray:
@@ -39,11 +41,11 @@ def merges_of(distances: np.ndarray, linkage: str) -> list[tuple[int, int, float
 
     merges = []
     while len(groups) > 1:
-        i, j = np.unravel_index(np.argmin(candidates), candidates.shape)
+        i, j = divmod(int(np.argmin(candidates)), len(tokens))
         height = float(candidates[i, j])
         if linkage == "single":
             i, j = (next(first for first, members in groups.items() if token in members) for token in (i, j))
-        first, second = int(min(i, j)), int(max(i, j))
+        first, second = min(i, j), max(i, j)
         merges.append((first, second, height))
 
         if linkage == "single":

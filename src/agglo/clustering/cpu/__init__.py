@@ -1,0 +1,131 @@
+"""The CPU backend: Numba kernels on threads of our own.
+
+A batch is spread over the threads image by image. A few large images are instead worked on by all threads together, row
+by row. The number of threads is torch's (`torch.set_num_threads`).
+
+What to read: `lines` (distances as integer keys), then `rounds`, `pairs` and `spanning` (three ways to merge), then
+`image` (which of them when).
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agglo.clustering.cpu.answers import label_images, number_groups, tree_rows
+from agglo.clustering.cpu.image import finish, pairs_are_cheaper, record_merges, rounds_pay
+from agglo.clustering.cpu.inspection import measure_asymmetry, weigh_rows
+from agglo.clustering.cpu.lines import FAR, any_negative, encode, key_of
+from agglo.clustering.cpu.rounds import certain_merges, find_nearest, join_parts, lay_out_rows, plan_round, write_round
+from agglo.clustering.cpu.threads import run
+from agglo.clustering.cpu.workspace import Workspace, start, workspace
+
+_TOGETHER_FROM = 1024  # tokens; below, handing rows to threads costs more than it saves
+_IMAGES_AT_ONCE = 4
+_ROUNDING = 3e-5  # of the largest distance: what sums over a symmetric matrix may differ by, ten times over
+
+
+def _merge_together(
+    distances: np.ndarray, target: int, limit: np.int32, average: bool, parts: int
+) -> tuple[int, Workspace]:
+    """`merge_image` of one large image with the rows of every round spread over the threads."""
+    n = distances.shape[0]
+    work = workspace(n, parts)
+    keys = distances.view(np.int32)
+    if any_negative(keys):
+        encode(distances, work.encoded)
+        keys = work.encoded
+    start(n, work)
+    run(find_nearest, parts, keys, work)
+    join_parts(n, parts, work)
+    flat, row, side = keys.reshape(-1), work.row[0], 1
+    recorded, pays = 0, True
+    while True:
+        certain, smallest = certain_merges(n, recorded, work)
+        if certain >= target or smallest > limit or n == 1:
+            return recorded, work
+        if not pays or pairs_are_cheaper(n, target - certain):
+            return finish(flat, row, n, target, certain, limit, average, recorded, work), work
+        m, n_joined, recorded = plan_round(n, limit, recorded, work)
+        out, out_row = work.packed[side], work.row[side]
+        lay_out_rows(m, out_row)
+        run(write_round, parts, flat, row, n, m, n_joined, average, out, out_row, work)
+        join_parts(m, parts, work)
+        flat, row, side, n = out, out_row, 1 - side, m
+        pays = rounds_pay(n, n_joined)
+
+
+def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
+    """Labels (B, N) of distances (B, N, N); see `dispatch`."""
+    batch, n, _ = distances.shape
+    matrices = distances.numpy()
+    limit = FAR if threshold is None else key_of(np.float32(threshold))
+    counts = np.ones(batch, np.int64) if k is None else k.numpy()
+    single, average = linkage == "single", linkage == "average"
+    result = np.empty((batch, n), np.int64)
+    threads = torch.get_num_threads()
+
+    if batch < threads and n >= _TOGETHER_FROM and not single:
+        for b in range(batch):
+            target = n - int(counts[b])
+            recorded, work = _merge_together(matrices[b], target, limit, average, threads)
+            number_groups(work.merges, recorded, target, limit, result[b])
+        return torch.from_numpy(result)
+
+    chunks = itertools.count(0, _IMAGES_AT_ONCE)
+
+    def label_chunks(_part: int, _parts: int) -> None:
+        work = workspace(n)
+        while (begin := next(chunks)) < batch:
+            end = min(begin + _IMAGES_AT_ONCE, batch)
+            label_images(matrices, begin, end, counts, limit, single, average, result, work)
+
+    run(label_chunks, max(1, min(threads, -(-batch // _IMAGES_AT_ONCE))))
+    return torch.from_numpy(result)
+
+
+def tree(distances: Tensor, linkage: str) -> Tensor:
+    """Linkage matrices (B, N-1, 4) of distances (B, N, N); see `dispatch`."""
+    batch, n, _ = distances.shape
+    matrices = distances.numpy()
+    single, average = linkage == "single", linkage == "average"
+    rows = np.empty((batch, n - 1, 4))
+    threads = torch.get_num_threads()
+    images = itertools.count()
+
+    def grow(_part: int, _parts: int) -> None:
+        work = workspace(n)
+        while (b := next(images)) < batch:
+            recorded = record_merges(matrices[b], n - 1, FAR, single, average, work)
+            merges = work.merges[:, :recorded]
+            tree_rows(merges, np.lexsort(merges[::-1]), rows[b])
+
+    run(grow, max(1, min(threads, batch)))
+    return torch.from_numpy(rows)
+
+
+def inspect(distances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every item of distances (B, N, N): is it finite, its largest asymmetry, its largest magnitude; each (B,).
+
+    An asymmetry that is within rounding beyond doubt is not measured and given as 0.
+    """
+    matrices = distances.numpy()
+    batch, n, _ = matrices.shape
+    parts = torch.get_num_threads()
+    weights = np.random.default_rng(0).uniform(0.5, 1.5, n) * np.random.default_rng(1).choice((-1, 1), n)
+    weights = weights.astype(np.float32)
+    differences = np.zeros((parts, batch, n))
+    run(weigh_rows, parts, matrices, weights, np.empty((parts, n), np.float32), differences)
+    scale = np.abs(matrices[:, 0]).max(axis=1)
+    with np.errstate(invalid="ignore"):
+        within_rounding = np.abs(differences.sum(axis=0)).max(axis=1, initial=0) <= _ROUNDING * scale
+    finite, asymmetry = np.ones(batch, np.bool_), np.zeros(batch, np.float32)
+    for b in np.flatnonzero(~within_rounding):
+        found = np.zeros((parts, 2), np.int32)
+        run(measure_asymmetry, parts, matrices[b], found)
+        asymmetry[b], scale[b] = found.max(axis=0).view(np.float32)
+        finite[b] = np.isfinite(asymmetry[b]) and np.isfinite(scale[b])
+    return torch.from_numpy(finite), torch.from_numpy(asymmetry), torch.from_numpy(scale)

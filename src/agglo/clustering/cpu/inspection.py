@@ -1,0 +1,71 @@
+"""Is a distance matrix finite and symmetric? In one pass, unless there is doubt."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agglo.clustering.cpu.jit import jit_leaf, jit_sum
+from agglo.clustering.cpu.lines import MAGNITUDE
+from agglo.clustering.cpu.rounds import STRIPE
+
+_TILE = 64
+_SPAN = 512
+
+
+@jit_sum
+def dot(line, weights):
+    total = np.float32(0)
+    for b in range(line.shape[0]):
+        total += line[b] * weights[b]
+    return total
+
+
+@jit_leaf
+def add_weighted(out, line, weight):
+    for b in range(out.shape[0]):
+        out[b] += line[b] * weight
+
+
+@jit_leaf
+def weigh_rows(part, parts, distances, weights, stripes, differences):
+    """Add this part's share of (D^T - D) @ weights, for every D of (B, N, N), to differences (parts, B, N).
+
+    For random weights that is zero (and NaN spoils it) only if D is symmetric: Freivalds' check. Reading D across as
+    well as along would cost four times as much.
+    """
+    batch, n, _ = distances.shape
+    stripe, difference = stripes[part], differences[part]
+    for d in range(batch):
+        for top in range(part * STRIPE, n, parts * STRIPE):
+            for b in range(n):
+                stripe[b] = 0
+            for a in range(top, min(top + STRIPE, n)):
+                line = distances[d, a]
+                for left in range(0, n, _SPAN):
+                    difference[d, a] -= dot(line[left : left + _SPAN], weights[left : left + _SPAN])
+                add_weighted(stripe, line, weights[a])
+            for b in range(n):  # short float32 sums, gathered in float64: rounding stays below what is looked for
+                difference[d, b] += stripe[b]
+
+
+@jit_leaf
+def measure_asymmetry(part, parts, distances, found):
+    """The largest |D[i, j] - D[j, i]| and |D[i, j]| over this part's tiles of one (N, N) matrix, into found[part].
+
+    Both as the bits of floats without sign, among which NaN and infinity are the largest.
+    """
+    n = distances.shape[0]
+    largest = np.int32(0)
+    skew = np.int32(0)
+    tile = 0
+    for top in range(0, n, _TILE):
+        for left in range(0, n, _TILE):
+            tile += 1
+            if tile % parts != part:
+                continue
+            for i in range(top, min(top + _TILE, n)):
+                for j in range(left, min(left + _TILE, n)):
+                    largest = max(largest, np.float32(distances[i, j]).view(np.int32) & MAGNITUDE)
+                    skew = max(skew, np.float32(distances[i, j] - distances[j, i]).view(np.int32) & MAGNITUDE)
+    found[part, 0] = skew
+    found[part, 1] = largest

@@ -1,0 +1,189 @@
+"""The closest pair of groups merges, then the next; or chains of nearest neighbours, with an O(n^2) bound for any data.
+
+Here the whole symmetric matrix is stored, so that a group's keys are one line. Lines are padded with FAR to a multiple
+of what a vector loop takes in one step, because its scalar remainder would cost more than the rest at these lengths.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agglo.clustering.cpu.jit import jit_leaf
+from agglo.clustering.cpu.lines import (
+    FAR,
+    NEVER,
+    average_in_place,
+    copy_into,
+    first_index_of,
+    maximum_in_place,
+    smallest_key,
+)
+from agglo.clustering.cpu.workspace import padded
+
+STALE = np.int32(-1)
+_BLOCK = np.uint64(32)
+_ZERO, _ONE = np.uint64(0), np.uint64(1)
+
+
+@jit_leaf
+def mirror(flat, row, n, work):
+    """Write the upper triangle flat[row[a] + b] into both halves of work.square, and mark every group as present."""
+    stride = padded(n)
+    square = work.square
+    for a in range(n):
+        line = square[a * stride : (a + 1) * stride]
+        copy_into(line[a:n], flat[row[a] + a : row[a] + n])
+        line[a] = FAR
+        for b in range(n, stride):
+            line[b] = FAR
+    count, step = np.uint64(n), np.uint64(stride)
+    for left in range(_ZERO, count, _BLOCK):
+        for a in range(_ZERO, min(left + _BLOCK, count)):
+            for b in range(max(left, a + _ONE), min(left + _BLOCK, count)):
+                square[b * step + a] = square[a * step + b]
+    for a in range(n):
+        work.gone[a] = NEVER
+    for a in range(n, stride):
+        work.gone[a] = FAR
+        work.nearest[0, a] = FAR
+        work.neighbour[0, a] = STALE
+
+
+@jit_leaf
+def smallest_present(line, gone):
+    smallest = FAR
+    for b in range(line.shape[0]):
+        smallest = min(smallest, max(line[b], gone[b]))
+    return smallest
+
+
+@jit_leaf
+def first_present(line, gone, key):
+    n = np.int32(line.shape[0])
+    found = n
+    for b in range(line.shape[0]):
+        candidate = np.int32(b) if max(line[b], gone[b]) == key else n
+        found = min(found, candidate)
+    return found
+
+
+@jit_leaf
+def look_around(n, i, work):
+    """Find the nearest neighbour of group i anew."""
+    stride = padded(n)
+    line, gone = work.square[i * stride : (i + 1) * stride], work.gone[:stride]
+    key = smallest_present(line, gone)
+    work.nearest[0, i] = key
+    work.neighbour[0, i] = first_present(line, gone, key)
+
+
+@jit_leaf
+def join_groups(n, i, j, average, recorded, work):
+    """Merge group j into group i < j and record it. Columns of groups that are gone keep arbitrary keys."""
+    stride = padded(n)
+    square = work.square
+    x, y = square[i * stride : (i + 1) * stride], square[j * stride : (j + 1) * stride]
+    work.merges[0, recorded] = x[j]
+    work.merges[1, recorded] = work.first[i]
+    work.merges[2, recorded] = work.first[j]
+    if average:
+        total = work.size[i] + work.size[j]
+        average_in_place(x, y, work.size[i] / total, work.size[j] / total)
+        work.size[i] = total
+    else:
+        maximum_in_place(x, y)
+    x[i] = FAR
+    work.gone[j] = FAR
+    work.nearest[0, j] = FAR
+    column, step = np.uint64(i), np.uint64(stride)
+    for p in range(_ZERO, np.uint64(n)):
+        square[p * step + column] = x[p]
+
+
+@jit_leaf
+def follow_chains(n, limit, average, recorded, work):
+    """Build the rest of the tree, as far as the limit allows, by nearest-neighbour chains. Returns the merges recorded.
+
+    From any group step to its nearest neighbour until two are each other's: they merge, and the chain before them still
+    holds. Every step either adds a group to the chain or merges, so there are at most 3n of O(n) each.
+    """
+    chain = work.kept[0]
+    isolated = work.kept[1]  # groups whose nearest neighbour is beyond the limit take no further part
+    for a in range(n):
+        isolated[a] = 0
+    length = 0
+    begin = 0
+    while True:
+        if length == 0:
+            while begin < n and (work.gone[begin] == FAR or isolated[begin] == 1):
+                begin += 1
+            if begin == n:
+                return recorded
+            chain[0] = begin
+            length = 1
+        tip = np.int32(chain[length - 1])
+        look_around(n, tip, work)
+        key, next_one = work.nearest[0, tip], work.neighbour[0, tip]
+        if key > limit or key == FAR:
+            # Keys fall along a chain, so only its first group can be this far from everybody.
+            isolated[tip] = 1
+            length = 0
+        elif length > 1 and np.int32(chain[length - 2]) == next_one:
+            join_groups(n, min(tip, next_one), max(tip, next_one), average, recorded, work)
+            recorded += 1
+            length -= 2
+        else:
+            chain[length] = next_one
+            length += 1
+
+
+@jit_leaf
+def sort_uncertain(recorded, smallest, work):
+    """Keys of the merges recorded ahead of the closest pair left, ascending, in line 0. Returns how many."""
+    ahead = work.lines[0, 0]
+    count = 0
+    for m in range(recorded):
+        key = work.merges[0, m]
+        if key >= smallest:
+            place = count
+            while place > 0 and ahead[place - 1] > key:
+                ahead[place] = ahead[place - 1]
+                place -= 1
+            ahead[place] = key
+            count += 1
+    return count
+
+
+@jit_leaf
+def merge_closest_pairs(n, target, limit, average, recorded, work):
+    """Merge the closest pair until `target` recorded merges are certain, or it is beyond the limit. Returns the merges.
+
+    A nearest-neighbour key stays a lower bound when that neighbour merges, so a group looks around again only when its
+    bound is the smallest of all. Where that happens too often, chains take over.
+    """
+    stride = padded(n)
+    nearest, neighbour = work.nearest[0, :stride], work.neighbour[0, :stride]
+    ahead = work.lines[0, 0]
+    n_ahead = sort_uncertain(recorded, smallest_key(nearest), work)
+    certain = recorded - n_ahead
+    caught_up = 0
+    patience = 4 * n
+    while True:
+        smallest = smallest_key(nearest)
+        while caught_up < n_ahead and ahead[caught_up] < smallest:
+            caught_up += 1
+        if certain + caught_up >= target or smallest == FAR or smallest > limit:
+            return recorded
+        i = first_index_of(nearest, smallest)
+        if neighbour[i] == STALE:
+            if patience == 0:
+                return follow_chains(n, limit, average, recorded, work)
+            patience -= 1
+        else:
+            j = neighbour[i]
+            join_groups(n, i, j, average, recorded, work)
+            recorded += 1
+            certain += 1
+            for p in range(stride):
+                neighbour[p] = STALE if neighbour[p] == i or neighbour[p] == j else neighbour[p]
+        look_around(n, i, work)

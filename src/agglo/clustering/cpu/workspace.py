@@ -1,0 +1,73 @@
+"""The scratch memory one image is clustered in."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from agglo.clustering.cpu.jit import jit_leaf
+
+PAD = 32
+
+
+@jit_leaf
+def padded(n):
+    """Keys a line takes up: an odd number of vector steps, as lines a power of two apart would share cache sets."""
+    return ((n + PAD - 1) // PAD | 1) * PAD
+
+
+class Workspace(NamedTuple):
+    """Scratch for one image of N tokens; nothing in it is read before it is written."""
+
+    packed: np.ndarray  # (2, N * (N + 1) / 2) int32: the matrix before and after a round
+    row: np.ndarray  # (2, N) int64: where their rows are
+    nearest: np.ndarray  # (parts, padded N) int32: key of each group's nearest neighbour, as far as this part saw
+    neighbour: np.ndarray  # (parts, padded N) int32: which group that is
+    first: np.ndarray  # (N,) int32: first token of each group
+    size: np.ndarray  # (N,) float32
+    kept: np.ndarray  # (2, N) uint32: the one or two old groups that make up each new group
+    share: np.ndarray  # (2, N) float32: their shares of its size
+    joined: np.ndarray  # (3, N) uint32: new groups made of two, and the two
+    joined_share: np.ndarray  # (2, N) float32
+    lines: np.ndarray  # (parts, 3, N) int32: temporary rows
+    merges: np.ndarray  # (3, N) int32: key, first token, second token of every merge recorded
+    square: np.ndarray  # (N * padded N,) int32: the symmetric matrix, when pairs merge one at a time
+    gone: np.ndarray  # (padded N,) int32: FAR for groups merged into another one, otherwise below every key
+    encoded: np.ndarray  # (N, N) int32: keys of the distances, where their bits do not serve (negative ones)
+
+
+def workspace(n_tokens: int, parts: int = 1) -> Workspace:
+    def ints(*shape: int) -> np.ndarray:
+        return np.empty(shape, np.int32)
+
+    def floats(*shape: int) -> np.ndarray:
+        return np.empty(shape, np.float32)
+
+    n = n_tokens
+    lines = padded(n)
+    return Workspace(
+        packed=ints(2, n * (n + 1) // 2),
+        row=np.empty((2, n), np.int64),
+        nearest=ints(parts, lines),
+        neighbour=ints(parts, lines),
+        first=ints(n),
+        size=floats(n),
+        kept=np.empty((2, n), np.uint32),
+        share=floats(2, n),
+        joined=np.empty((3, n), np.uint32),
+        joined_share=floats(2, n),
+        lines=ints(parts, 3, n),
+        merges=ints(3, n),
+        square=ints(n * lines),
+        gone=ints(lines),
+        encoded=ints(n, n),
+    )
+
+
+@jit_leaf
+def start(n, work):
+    for a in range(n):
+        work.first[a] = a
+        work.size[a] = 1
+        work.row[0, a] = a * n
