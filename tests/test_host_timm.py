@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,11 @@ class TestDinoV3(HostContract):
 class TestMixedRotary(HostContract):
     def model(self) -> nn.Module:
         return Eva(**SMALL, attn_type="rope", use_rot_pos_emb=True, rope_type="mixed", init_values=0.1)
+
+
+class TestGroupedQueries(HostContract):
+    def model(self) -> nn.Module:
+        return Eva(**SMALL, attn_type="rope", use_rot_pos_emb=True, qkv_fused=False, num_kv_heads=1, qk_norm=True)
 
 
 class TestTowerInACompositeModel(HostContract):
@@ -175,6 +181,24 @@ def test_compiles_as_one_graph(method: str) -> None:
     assert_same(compiled(IMAGE), expected, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_tome_exports_to_onnx(tmp_path: Any) -> None:
+    pytest.importorskip("onnx", reason="torch writes ONNX files with the onnx package")
+    model, path = agglo.apply(deit(), "tome", keep_rate=0.5), str(tmp_path / "model.onnx")
+    torch.onnx.export(model, (IMAGE,), path, dynamo=False)
+    runtime = pytest.importorskip("onnxruntime", reason="the exported file runs only with onnxruntime")
+    session = runtime.InferenceSession(path)
+    (logits,) = session.run(None, {session.get_inputs()[0].name: IMAGE.numpy()})
+    assert_same(torch.from_numpy(logits), model(IMAGE), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_atc_says_that_onnx_cannot_hold_it() -> None:
+    with pytest.raises(RuntimeError, match="ONNX has no operator for agglomerative clustering"):
+        torch.onnx.export(agglo.apply(deit(), keep_rate=0.5), (IMAGE,), io.BytesIO(), dynamo=False)
+
+
 @torch.no_grad()
 def test_a_compiled_model_notices_apply_and_remove() -> None:
     model = deit()
@@ -210,9 +234,54 @@ def test_a_data_parallel_replica_runs_itself() -> None:
     assert replica(IMAGE).shape == (2, 3)
 
 
+@torch.no_grad()
+def test_distributed_wrapper() -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(deit())
+        agglo.apply(wrapped, keep_rate=0.5)
+        assert_same(wrapped(IMAGE), wrapped.module(IMAGE))
+        assert agglo.reduction(wrapped) is not None
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class LowRank(nn.Module):
+    """An adapter around a linear layer, as PEFT makes them."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down, self.up = nn.Linear(base.in_features, 2), nn.Linear(2, base.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x) + self.up(self.down(x))
+        return y
+
+
+def test_adapters_on_linear_layers_run_and_learn() -> None:
+    model = deit()
+    for block in model.blocks:
+        block.attn.qkv = LowRank(block.attn.qkv)
+    dense = model(IMAGE)
+    assert_same(agglo.apply(model, TakenApart(), schedule=[1])(IMAGE), dense, atol=1e-5)
+    agglo.apply(model, keep_rate=0.5)(IMAGE).square().sum().backward()
+    assert all(block.attn.qkv.up.weight.grad.abs().max() > 0 for block in model.blocks)
+
+
+@torch.no_grad()
+def test_nan_in_is_nan_out() -> None:
+    model = agglo.apply(deit(), keep_rate=0.5)
+    spoiled = IMAGE.clone()
+    spoiled[0] = float("nan")
+    logits = model(spoiled)
+    assert logits[0].isnan().all()
+    assert_same(logits[1], model(IMAGE)[1], atol=1e-5)
+
+
 def test_a_tower_can_be_chosen() -> None:
     pair = nn.ModuleDict({"left": deit(), "right": deit()})
-    with pytest.raises(ValueError, match="'left'.*'right'.*tower="):
+    with pytest.raises(ValueError, match=r"'left'.*'right'.*tower="):
         agglo.apply(pair, keep_rate=0.5)
     agglo.apply(pair, keep_rate=0.5, tower="right")
     assert agglo.reduction(pair["left"]) is None

@@ -71,7 +71,7 @@ def test_tome_counts_are_honest() -> None:
     plan = Plan(agglo.Stages(0.5))
     assert plan.counts(ToMe(), 196, 12) == [196] * 3 + [98] * 3 + [49] * 3 + [25] * 3
     assert Plan(agglo.Stages(0.7)).counts(ToMe(), 196, 12)[3::3] == [137, 96, 67]
-    with pytest.raises(ValueError, match="from 196 to 49.*at least 98 stay.*0.5"):
+    with pytest.raises(ValueError, match=r"from 196 to 49.*at least 98 stay.*0.5"):
         Plan(agglo.Stages(0.25)).counts(ToMe(), 196, 12)
     assert ToMe().reachable(49, 24) == 25
     with pytest.raises(ValueError):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from agglo import methods
-from agglo.hosts.base import reduced_class
+from agglo.hosts.base import ReducedModule, reduced_class
 from agglo.hosts.registry import applied_modules, find_tower, host_of
 from agglo.methods import Method
 from agglo.plan import Plan
@@ -91,7 +91,7 @@ def remove(model: M) -> M:
 
 
 def _restore(module: Any) -> None:
-    if module in applied_modules(module):
+    if isinstance(module, ReducedModule):
         module.__class__ = type(module).agglo_original
         for name in _ATTRIBUTES:
             delattr(module, name)

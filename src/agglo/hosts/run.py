@@ -61,7 +61,7 @@ def run_blocks(
     keep: blocks after which full-length tokens are wanted.
     """
     plan, method, trace = owner.agglo_plan, owner.agglo_method, owner.agglo_trace
-    targets = plan.targets(method, x.shape[1] - prefix, len(blocks) if depth is None else depth)
+    targets = plan.targets(method, int(x.shape[1]) - prefix, len(blocks) if depth is None else depth)
     total: Grouping | None = None
     steps: list[Step] = []
     kept: list[Tensor] = []

@@ -37,9 +37,13 @@ class ATC(Method):
         return {"linkage": self.linkage, "features": self.features}
 
     def reduce(self, view: View) -> Outcome:
+        if torch.onnx.is_in_onnx_export():
+            raise RuntimeError("ONNX has no operator for agglomerative clustering; a model with method='tome' exports")
+        # Unchecked: NaN in a model means NaN out of it, as without reduction, and a loss scaler skips such a step. The
+        # labels are then without meaning, but must be labels.
         features = patch_features(view, self.features)
         if view.target is not None:
-            labels = cluster(features, view.target, self.linkage)
+            labels = cluster(features, view.target, self.linkage, check=False).clamp(max=view.target - 1)
             return Outcome(Grouping.of(labels, view.target, view.prefix, view.sizes))
         assert view.threshold is not None
         labels, counts = self._within(features, view.counts, view.threshold)
@@ -50,7 +54,7 @@ class ATC(Method):
     def _within(self, features: Tensor, counts: Tensor | None, threshold: float) -> tuple[Tensor, Tensor]:
         """Labels (B, N) and counts (B,) after all merges up to a threshold; padding, always last, joins nobody."""
         if counts is None:
-            return cluster(features, linkage=self.linkage, threshold=threshold)
+            return cluster(features, linkage=self.linkage, threshold=threshold, check=False)
         padding = torch.arange(features.shape[1], device=features.device) >= counts.unsqueeze(1)
         anything = torch.zeros_like(features)
         anything[..., 0] = 1

@@ -41,7 +41,7 @@ class ToMe(Method):
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
         features = F.normalize(patch_features(view, self.features).float(), dim=-1)
-        labels = match(features, features.shape[1] - view.target, first_seeker=view.prefix % 2)
+        labels = match(features, int(features.shape[1]) - view.target, first_seeker=view.prefix % 2)
         return Outcome(Grouping.of(labels, view.target, view.prefix, view.sizes))
 
 
@@ -60,5 +60,5 @@ def match(features: Tensor, n_merges: int, first_seeker: int = 0) -> Tensor:
     leaving = best.topk(n_merges, dim=-1).indices  # (B, n_merges), indices into seekers
     leader = positions.expand(batch, n_tokens).scatter(1, seekers[leaving], stayers[partner.gather(1, leaving)])
     stays = leader == positions
-    number = stays.cumsum(dim=1) - 1
+    number = stays.long().cumsum(dim=1) - 1
     return number.gather(1, leader)
