@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 import agglo
-from agglo.methods import ATC, Method, ToMe, View, create
+from agglo.grouping import Grouping
+from agglo.methods import ATC, Method, Outcome, ToMe, View, create
 from agglo.methods.features import patch_features
 from agglo.methods.tome import match
 from agglo.plan import Plan
@@ -147,3 +148,41 @@ def test_names_and_options() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             wrong()
+
+
+class Weighted(nn.Module, Method):
+    """A method of a user: learned, soft, with a loss, and asking for the class attention."""
+
+    name = "weighted"
+    needs_class_attention = True
+
+    def __init__(self, acts: str) -> None:
+        super().__init__()
+        self.acts = acts  # type: ignore[misc]
+        self.score = nn.Linear(48, 1)
+
+    def reduce(self, view: View) -> Outcome:
+        assert view.target is not None
+        if self.acts == "after attention":
+            assert view.class_attention is not None
+            torch.testing.assert_close(view.class_attention.sum(-1), torch.ones(2, 3))
+        batch, n = view.tokens.shape[0], view.tokens.shape[1] - view.prefix
+        labels = torch.arange(n).clamp(max=view.target - 1).expand(batch, n)
+        grouping = Grouping.of(labels, view.target, view.prefix, view.sizes)
+        scores = self.score(view.tokens).sigmoid()
+        return Outcome(grouping, grouping.merge(view.tokens * scores), loss=scores.mean())
+
+
+@pytest.mark.parametrize("acts", ["after attention", "before block"])
+def test_a_learned_method_is_part_of_the_model(acts: str) -> None:
+    timm = pytest.importorskip("timm.models.vision_transformer")
+    model = timm.VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=4, num_heads=3, num_classes=5)
+    dense_keys = list(model.state_dict())
+    agglo.apply(model, Weighted(acts), keep_rate=0.5)
+    assert list(model.state_dict()) == [*dense_keys, "agglo_method.score.weight", "agglo_method.score.bias"]
+    with agglo.trace(model) as trace:
+        logits = model(torch.randn(2, 3, 32, 32))
+    assert trace.loss is not None and [g.n_groups for g in trace.groupings.values()] == [9, 5, 3]
+    (logits.sum() + trace.loss).backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.agglo_method.parameters())
+    assert list(agglo.remove(model).state_dict()) == dense_keys

@@ -119,6 +119,8 @@ def test_blocks_scale_with_depth() -> None:
         (lambda: Stages(0.1).counts(16, 12), "at least 1"),
         (lambda: Constant(20).counts(196, 12), r"Constant\(20\).*at least 1"),
         (lambda: Constant(-1), "t=-1"),
+        (lambda: Constant(4, start=12).counts(196, 12), "would do nothing"),
+        (lambda: Geometric(0.8, start=12).counts(196, 12), "would do nothing"),
         (lambda: Linear(1.5), "t=1.5"),
         (lambda: PerBlock([1, 2.5]), "removed=2.5"),
         (lambda: PerBlock([1, 1, 1]).counts(9, 2), "the model has 2"),

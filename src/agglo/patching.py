@@ -90,11 +90,11 @@ def remove(model: M) -> M:
     return model
 
 
-def _restore(module: Any) -> None:
+def _restore(module: nn.Module) -> None:
     if isinstance(module, ReducedModule):
-        module.__class__ = type(module).agglo_original
         for name in _ATTRIBUTES:
             delattr(module, name)
+        module.__class__ = module.agglo_original  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

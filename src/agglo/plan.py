@@ -28,7 +28,7 @@ class Plan:
         """
         if self.schedule is None:
             blocks = default_blocks(depth) if self.blocks is None else self.blocks
-            if blocks and blocks[-1] >= depth:
+            if any(block not in range(depth) for block in blocks):
                 raise ValueError(f"blocks={blocks} do not fit a model of depth {depth}: 0 to {depth - 1} exist")
             return [0 if block in blocks else None for block in range(depth)]
         targets: list[int | None] = []

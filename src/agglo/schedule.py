@@ -54,6 +54,11 @@ def _whole(name: str, value: int, least: int = 0) -> int:
     return value
 
 
+def _require_start(schedule: Schedule, start: int, depth: int) -> None:
+    if start >= depth:
+        raise ValueError(f"{schedule!r} would start at block {start} of a model of depth {depth}: it would do nothing")
+
+
 def default_blocks(depth: int) -> tuple[int, ...]:
     """The paper's blocks 3, 6 and 9 of 12, at the same fractions of any depth.
 
@@ -165,6 +170,7 @@ class Constant(PerBlock):
         return f"Constant({self.t}{f', start={self.start}' if self.start else ''})"
 
     def removals(self, depth: int) -> list[int]:
+        _require_start(self, self.start, depth)
         return [self.t if block >= self.start else 0 for block in range(depth)]
 
 
@@ -197,6 +203,7 @@ class Geometric(Schedule):
         return f"Geometric({self.keep_rate}, start={self.start})"
 
     def _wanted(self, n_tokens: int, depth: int) -> list[int]:
+        _require_start(self, self.start, depth)
         counts = []
         numerator, denominator = n_tokens, 1
         for block in range(depth):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -29,7 +30,7 @@ def patch_features(view: View, features: str) -> Tensor:
     per_head = view.values if features == "values" else view.keys
     if per_head is None:
         raise ValueError(f"features={features!r} do not exist before a block's attention; 'tokens' do")
-    patches = per_head[:, :, view.prefix :].detach()
+    patches = per_head[:, :, view.prefix :].detach().transpose(1, 2)  # (B, N, H, d): the order it has in memory
     if features == "keys_per_head":
-        return F.normalize(patches.float(), dim=-1).transpose(1, 2).flatten(2)
-    return patches.float().mean(dim=1)
+        return F.normalize(patches.float(), dim=-1).flatten(2)
+    return patches.mean(dim=2, dtype=torch.float32)
