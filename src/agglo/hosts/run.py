@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from agglo.attention import class_attention, proportional_attention
 from agglo.grouping import Grouping
@@ -18,8 +19,14 @@ from agglo.tracing import Step
 Call = Callable[..., Any]
 
 
-def _directly(function: Call, *arguments: Any) -> Any:
+def directly(function: Call, *arguments: Any) -> Any:
+    """Call a part of a block and keep its activations."""
     return function(*arguments)
+
+
+def checkpointed(function: Call, *arguments: Any) -> Any:
+    """Call a part of a block and compute its activations again in the backward pass."""
+    return checkpoint(function, *arguments, use_reentrant=False)
 
 
 @dataclass(frozen=True)
@@ -49,15 +56,15 @@ def run_blocks(
     training: bool,
     depth: int | None = None,
     rotary: Rotary | None = None,
-    call: Call = _directly,
+    call: Call = directly,
     keep: Collection[int] = (),
 ) -> Run:
     """Run tokens x (B, T, C), prefix tokens first, through the blocks, reducing as the owner's plan says.
 
     depth: blocks the schedule counts, where fewer are run.
     rotary: the tables of rotary position embeddings.
-    call: how to call a part of a block: `checkpoint` for gradient checkpointing. The decision what to merge is never
-        inside, so that it is taken once.
+    call: `directly`, or `checkpointed` for gradient checkpointing. The decision what to merge is never inside, so that
+        it is taken once.
     keep: blocks after which full-length tokens are wanted.
     """
     plan, method, trace = owner.agglo_plan, owner.agglo_method, owner.agglo_trace

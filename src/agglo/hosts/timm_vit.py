@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from agglo.hosts.base import Host, Layout, Parts, Projected, ReducedModule, UnsupportedModelError, matrix_entries
 from agglo.hosts.rotary import Rotary
-from agglo.hosts.run import Run, run_blocks
+from agglo.hosts.run import Run, checkpointed, directly, run_blocks
 
 _BLOCKS = ("Block", "ResPostBlock", "EvaBlock", "EvaBlockPostNorm")
 _ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention")
@@ -104,22 +104,15 @@ class _ReducedTimm(ReducedModule):
     """forward_features and forward_intermediates of both classes, around the shared loop."""
 
     def _agglo_run(self: Any, image: Tensor, stop: int | None = None, keep: tuple[int, ...] = ()) -> Run:
-        x = self.patch_embed(image)
-        embedded = self._pos_embed(x)
-        x, table = embedded if isinstance(embedded, tuple) else (embedded, None)
+        embedded = self._pos_embed(self.patch_embed(image))
+        # Eva drops patches in there already and returns its rotary table too.
+        x, table = embedded if isinstance(embedded, tuple) else (self.patch_drop(embedded), None)
         rotary = None
         if table is not None:
             grid = self.patch_embed.dynamic_feat_size(image.shape[-2:])
             rotary = _rotary(table, grid, self.num_prefix_tokens, bool(getattr(self, "rope_mixed", False)))
-        elif getattr(self, "patch_drop", None) is not None and not isinstance(embedded, tuple):
-            x = self.patch_drop(x)
         x = self.norm_pre(x)
         blocks = list(self.blocks)
-        arguments: dict[str, Any] = {}
-        if self.grad_checkpointing:
-            from timm.models import checkpoint
-
-            arguments["call"] = checkpoint
         return run_blocks(
             self,
             blocks[:stop],
@@ -129,8 +122,8 @@ class _ReducedTimm(ReducedModule):
             training=self.training,
             depth=len(blocks),
             rotary=rotary,
+            call=checkpointed if self.grad_checkpointing else directly,
             keep=keep,
-            **arguments,
         )
 
     def forward_features(self: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
