@@ -210,9 +210,9 @@ def without_waiting(run: Callable[[], Tensor]) -> Tensor:
 @pytest.mark.parametrize(("batch", "n"), [(8, 196), (1, 1024), (1, 4096)])
 @pytest.mark.parametrize("make", [real, tied])
 def test_on_gpu_as_on_cpu(make: Callable[[int, int], Tensor], batch: int, n: int, linkage: str) -> None:
-    from agglo.clustering.dispatch import load
+    from agglo.clustering.dispatch import module
 
-    triton_rounds, cpu, reference = load("triton"), load("cpu"), load("reference")
+    triton_rounds, cpu, reference = module("triton"), module("cpu"), module("reference")
     distances = make(batch, n)
     k = torch.arange(batch) % 3 * (n // 4) + n // 8
     on_gpu, k_on_gpu = distances.cuda(), k.cuda()

@@ -8,12 +8,8 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from agglo.clustering import arguments, dispatch, ops
+from agglo.clustering import arguments, ops
 from agglo.clustering import tree as trees
-
-
-def _check_by_default(check: bool | None, device: torch.device) -> bool:
-    return device.type == "cpu" if check is None else check
 
 
 @overload
@@ -100,8 +96,8 @@ def cluster(
         1 if isinstance(count, Tensor) else count,
         count if isinstance(count, Tensor) else None,
         None if threshold is None else float(threshold),
-        _check_by_default(check, data.device),
-        dispatch.choose(backend, data.device),
+        check,
+        backend or "",
     )
     if single:
         labels, counts = labels[0], counts[0]
@@ -127,8 +123,7 @@ def linkage(
     """
     data, metric, single = arguments.data_and_metric(features, distances, metric)
     arguments.choice("linkage", linkage, arguments.LINKAGES)
-    check = _check_by_default(check, data.device)
-    tree = ops.linkage(data, metric, linkage, check, dispatch.choose(backend, data.device))
+    tree = ops.linkage(data, metric, linkage, check, backend or "")
     return tree[0] if single else tree
 
 

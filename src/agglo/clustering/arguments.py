@@ -37,6 +37,7 @@ def data_and_metric(features: Tensor | None, distances: Tensor | None, metric: s
     if data.shape[-2] == 0 or data.shape[-1] == 0:
         raise ValueError(f"{name} must hold at least one token, got shape {tuple(data.shape)}")
     single = data.dim() == 2
+    data = data.detach()  # no gradient flows through a clustering
     return (data.unsqueeze(0) if single else data), (metric if name == "features" else "precomputed"), single
 
 

@@ -93,6 +93,11 @@ def choose(backend: str | None, device: torch.device) -> str:
 
 
 @cache
-def load(name: str) -> ModuleType:
+def module(name: str) -> ModuleType:
     """The backend's module, imported on first use so that nobody pays for what they do not run."""
     return importlib.import_module(_MODULES[name])
+
+
+def load(backend: str, device: torch.device) -> ModuleType:
+    """The module to run on a device; an empty name leaves the choice to `choose`."""
+    return module(choose(backend or None, device))

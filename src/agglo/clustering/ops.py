@@ -1,7 +1,7 @@
 """The clustering as torch operators, so that torch.compile and torch.export pass over it without a graph break.
 
-What depends on values (the checks, the choice of kernel) happens inside the operators; shapes and dtypes are all
-the fake implementations need to know.
+What depends on values or on the machine (the checks, the choice of backend) happens inside the operators; shapes and
+dtypes are all the fake implementations need to know. A program exported on one machine so picks its backend on another.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from agglo.clustering.arguments import require_clusterable_distances, require_cl
 from agglo.clustering.distances import pairwise
 
 
-def _distances(data: Tensor, metric: str, check: bool) -> Tensor:
+def _distances(data: Tensor, metric: str, check: bool | None) -> Tensor:
     """Contiguous float32 distances (B, N, N), with the data checked if asked for."""
-    data = data.detach()
+    if check is None:
+        check = data.device.type == "cpu"
     if metric != "precomputed":
         if check:
             require_clusterable_features(data, metric)
@@ -39,7 +40,7 @@ def cluster(
     k: int,
     ks: Tensor | None,
     threshold: float | None,
-    check: bool,
+    check: bool | None,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """Labels (B, N) and group counts (B,) of features or distances; k is used where ks and threshold are None."""
@@ -47,7 +48,7 @@ def cluster(
     batch = distances.shape[0]
     if threshold is None and ks is None:
         ks = torch.full((batch,), k, dtype=torch.int64, device=distances.device)
-    labels = dispatch.load(backend).labels(distances, linkage, ks, threshold)
+    labels = dispatch.load(backend, data.device).labels(distances, linkage, ks, threshold)
     counts = labels.amax(dim=1) + 1
     return labels, counts
 
@@ -60,7 +61,7 @@ def _(
     k: int,
     ks: Tensor | None,
     threshold: float | None,
-    check: bool,
+    check: bool | None,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     batch, n_tokens = data.shape[:2]
@@ -74,13 +75,13 @@ def tree_dtype(device: torch.device) -> torch.dtype:
 
 
 @torch.library.custom_op("agglo::linkage", mutates_args=())
-def linkage(data: Tensor, metric: str, linkage: str, check: bool, backend: str) -> Tensor:
+def linkage(data: Tensor, metric: str, linkage: str, check: bool | None, backend: str) -> Tensor:
     """The linkage matrices (B, N-1, 4) of features or distances."""
     distances = _distances(data, metric, check)
-    return dispatch.load(backend).tree(distances, linkage).to(tree_dtype(data.device))
+    return dispatch.load(backend, data.device).tree(distances, linkage).to(tree_dtype(data.device))
 
 
 @linkage.register_fake
-def _(data: Tensor, metric: str, linkage: str, check: bool, backend: str) -> Tensor:
+def _(data: Tensor, metric: str, linkage: str, check: bool | None, backend: str) -> Tensor:
     batch, n_tokens = data.shape[:2]
     return data.new_empty((batch, n_tokens - 1, 4), dtype=tree_dtype(data.device))

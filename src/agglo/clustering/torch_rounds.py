@@ -45,6 +45,11 @@ def _positions(batch: int, n: int, device: torch.device) -> Tensor:
     return torch.arange(n, device=device).expand(batch, n)
 
 
+def _working_copy(distances: Tensor) -> Tensor:
+    """What is merged on. Unchecked NaN and infinities become very far, so that there are always pairs left to merge."""
+    return _symmetric_from_upper(distances.nan_to_num(nan=1e38, posinf=1e38, neginf=-1e38))
+
+
 def _symmetric_from_upper(matrix: Tensor) -> Tensor:
     """The upper triangle of (B, N, N) in both halves, and infinity on the diagonal."""
     upper = matrix.triu(1)
@@ -91,7 +96,7 @@ def _merge_mutual_neighbours(distances: Tensor, average: bool, target: Tensor, t
     """Merges of distances (B, N, N) until the first `target` (B,), or all within the threshold, are among them."""
     batch, n, _ = distances.shape
     here = _positions(batch, n, distances.device)
-    matrix = _symmetric_from_upper(distances)
+    matrix = _working_copy(distances)
     size = torch.ones(batch, n, device=distances.device)
     merges = Merges(torch.full_like(size, INF), here.clone(), here.clone())
     while True:
@@ -138,7 +143,7 @@ def _spanning_edges(distances: Tensor, threshold: float) -> Merges:
     """
     batch, n, _ = distances.shape
     here = _positions(batch, n, distances.device)
-    matrix = _symmetric_from_upper(distances)
+    matrix = _working_copy(distances)
     group = here.clone()
     edges = Merges(torch.full((batch, n), INF, device=distances.device), here.clone(), here.clone())
     while True:

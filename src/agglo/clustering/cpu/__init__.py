@@ -37,25 +37,27 @@ def _merge_together(
     keys = distances.view(np.int32)
     if any_negative(keys):
         encode(distances, work.encoded)
+        work.is_encoded[0] = True
         keys = work.encoded
     start(n, work)
-    run(find_nearest, parts, keys, work)
-    join_parts(n, parts, work)
     flat, row, side = keys.reshape(-1), work.row[0], 1
-    recorded, pays = 0, True
-    while True:
-        certain, smallest = certain_merges(n, recorded, work)
-        if certain >= target or smallest > limit or n == 1:
-            return recorded, work
-        if not pays or pairs_are_cheaper(n, target - certain):
-            return finish(flat, row, n, target, certain, limit, average, recorded, work), work
+    certain = recorded = 0
+    pays = not pairs_are_cheaper(n, target)
+    if pays:
+        run(find_nearest, parts, keys, work)
+        join_parts(n, parts, work)
+    while pays:
         m, n_joined, recorded = plan_round(n, limit, recorded, work)
         out, out_row = work.packed[side], work.row[side]
         lay_out_rows(m, out_row)
         run(write_round, parts, flat, row, n, m, n_joined, average, out, out_row, work)
         join_parts(m, parts, work)
         flat, row, side, n = out, out_row, 1 - side, m
-        pays = rounds_pay(n, n_joined)
+        certain, smallest = certain_merges(n, recorded, work)
+        if certain >= target or smallest > limit or n == 1:
+            return recorded, work
+        pays = rounds_pay(n, n_joined) and not pairs_are_cheaper(n, target - certain)
+    return finish(flat, row, n, target, certain, limit, average, recorded, work), work
 
 
 def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
@@ -72,7 +74,7 @@ def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float |
         for b in range(batch):
             target = n - int(counts[b])
             recorded, work = _merge_together(matrices[b], target, limit, average, threads)
-            number_groups(work.merges, recorded, target, limit, result[b])
+            number_groups(recorded, target, limit, result[b], work)
         return torch.from_numpy(result)
 
     chunks = itertools.count(0, _IMAGES_AT_ONCE)
@@ -101,7 +103,7 @@ def tree(distances: Tensor, linkage: str) -> Tensor:
         while (b := next(images)) < batch:
             recorded = record_merges(matrices[b], n - 1, FAR, single, average, work)
             merges = work.merges[:, :recorded]
-            tree_rows(merges, np.lexsort(merges[::-1]), rows[b])
+            tree_rows(np.lexsort(merges[::-1]), rows[b], work)
 
     run(grow, max(1, min(threads, batch)))
     return torch.from_numpy(rows)
@@ -122,6 +124,7 @@ def inspect(distances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     scale = np.abs(matrices[:, 0]).max(axis=1)
     with np.errstate(invalid="ignore"):
         within_rounding = np.abs(differences.sum(axis=0)).max(axis=1, initial=0) <= _ROUNDING * scale
+    within_rounding &= np.isfinite(scale)
     finite, asymmetry = np.ones(batch, np.bool_), np.zeros(batch, np.float32)
     for b in np.flatnonzero(~within_rounding):
         found = np.zeros((parts, 2), np.int32)

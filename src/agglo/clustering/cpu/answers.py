@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from agglo.clustering.cpu.image import record_merges
-from agglo.clustering.cpu.jit import jit, jit_leaf
-from agglo.clustering.cpu.lines import FAR, distance_of
+from agglo.clustering.cpu.jit import inner, kernel
+from agglo.clustering.cpu.lines import distance_of
 
 
-@jit_leaf
+@inner
 def root_of(parent, i):
     while parent[i] != i:
         parent[i] = parent[parent[i]]
@@ -17,33 +17,63 @@ def root_of(parent, i):
     return i
 
 
-@jit
-def number_groups(merges, recorded, target, limit, labels):
-    """Labels (N,) after the first `target` merges in key order that lie within the limit."""
+@inner
+def kth_smallest(values, count, kth):
+    """The kth (from 0) of values[:count] in ascending order, which it reorders: Hoare's selection."""
+    low, high = 0, count - 1
+    while low < high:
+        pivot = values[(low + high) // 2]
+        i, j = low, high
+        while i <= j:
+            while values[i] < pivot:
+                i += 1
+            while values[j] > pivot:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i += 1
+                j -= 1
+        if kth <= j:
+            high = j
+        elif kth >= i:
+            low = i
+        else:
+            break
+    return values[kth]
+
+
+@inner
+def unite(parent, one, two):
+    x, y = root_of(parent, one), root_of(parent, two)
+    parent[max(x, y)] = min(x, y)
+
+
+@kernel
+def number_groups(recorded, target, limit, labels, work):
+    """Labels (N,) after the first `target` recorded merges in key order that lie within the limit."""
     n = labels.shape[0]
-    key, one, two = merges[0], merges[1], merges[2]
+    key, one, two = work.merges[0], work.merges[1], work.merges[2]
+    parent, codes, sorted_keys = work.parent, work.codes, work.lines[0, 0]
+    for i in range(n):
+        parent[i] = i
     target = min(target, recorded)
-    last = FAR if target == 0 else np.partition(key[:recorded], target - 1)[target - 1]
-    parent = np.arange(n)
-    ties = np.empty(recorded, np.int64)
-    n_ties = 0
     if target > 0:
         for m in range(recorded):
-            if key[m] > limit or key[m] > last:
-                continue
-            if key[m] == last:
-                ties[n_ties] = np.int64(one[m]) * n + two[m]
-                n_ties += 1
-            else:
-                x, y = root_of(parent, one[m]), root_of(parent, two[m])
-                parent[max(x, y)] = min(x, y)
+            sorted_keys[m] = key[m]
+        last = kth_smallest(sorted_keys, recorded, target - 1)
+        ties = 0
+        for m in range(recorded):
+            if key[m] <= limit and key[m] < last:
+                unite(parent, one[m], two[m])
                 target -= 1
-        ties = ties[:n_ties]
-        if n_ties > target:
-            ties.sort()
-        for tie in ties[:target]:
-            x, y = root_of(parent, tie // n), root_of(parent, tie % n)
-            parent[max(x, y)] = min(x, y)
+            elif key[m] <= limit and key[m] == last:
+                codes[ties] = np.int64(one[m]) * n + two[m]
+                ties += 1
+        if ties > 0:
+            last_tie = kth_smallest(codes, ties, min(target, ties) - 1)
+            for t in range(ties):
+                if codes[t] <= last_tie:
+                    unite(parent, codes[t] // n, codes[t] % n)
     count = 0
     for i in range(n):
         if parent[i] == i:
@@ -53,31 +83,33 @@ def number_groups(merges, recorded, target, limit, labels):
             labels[i] = labels[parent[i]]
 
 
-@jit
-def tree_rows(merges, order, rows):
-    """Linkage rows (N-1, 4) in SciPy's layout from merges in the given order."""
+@kernel
+def tree_rows(order, rows, work):
+    """Linkage rows (N-1, 4) in SciPy's layout from the recorded merges in the given order."""
     n = order.shape[0] + 1
-    parent = np.arange(n)
-    node = np.arange(n)
-    size = np.ones(n, np.int64)
+    parent, node, size = work.parent, work.codes, work.kept[0]
+    for i in range(n):
+        parent[i] = i
+        node[i] = i
+        size[i] = 1
     for r in range(n - 1):
         m = order[r]
-        x, y = root_of(parent, merges[1, m]), root_of(parent, merges[2, m])
+        x, y = root_of(parent, work.merges[1, m]), root_of(parent, work.merges[2, m])
         x, y = min(x, y), max(x, y)
         parent[y] = x
         size[x] += size[y]
         rows[r, 0] = min(node[x], node[y])
         rows[r, 1] = max(node[x], node[y])
-        rows[r, 2] = distance_of(merges[0, m])
+        rows[r, 2] = distance_of(work.merges[0, m])
         rows[r, 3] = size[x]
         node[x] = n + r
 
 
-@jit
+@kernel
 def label_images(distances, begin, end, k, limit, single, average, labels, work):
     """Labels (B, N) of images begin..end of distances (B, N, N), for k (B,) groups or all merges within the limit."""
     n = distances.shape[1]
     for b in range(begin, end):
         target = n - k[b]
         recorded = record_merges(distances[b], target, limit, single, average, work) if target > 0 else 0
-        number_groups(work.merges, recorded, target, limit, labels[b])
+        number_groups(recorded, target, limit, labels[b], work)

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from agglo.clustering.cpu.jit import jit_leaf
-from agglo.clustering.cpu.lines import any_negative, encode, smallest_key
+from agglo.clustering.cpu.jit import inner, kernel
+from agglo.clustering.cpu.lines import NOT_KEYS, encode, smallest_key
 from agglo.clustering.cpu.pairs import follow_chains, look_around, merge_closest_pairs, mirror
 from agglo.clustering.cpu.rounds import certain_merges, find_nearest, lay_out_rows, plan_round, write_round
 from agglo.clustering.cpu.spanning import spanning_tree
 from agglo.clustering.cpu.workspace import start
 
-_NOT_KEYS = -1
 # Which way on, by estimated nanoseconds; measured on 2 cores of a Xeon (Sapphire Rapids), see benchmarks/clustering.py.
 _ROUND_ROW, _ROUND_KEY = 150.0, 0.4
 _PAIR, _PAIR_KEY, _PAIR_CACHE_MISS = 150.0, 1.5, 0.0022
@@ -31,80 +30,71 @@ _ROUNDS_AHEAD = 2.5  # rounds to come, in units of the next one: each is cheaper
 _ROUND_PAYS_FROM = 8  # a round is worth its passes while it merges at least one group in so many
 
 
-@jit_leaf
+@kernel
 def pairs_are_cheaper(n, missing):
     by_pairs = missing * (_PAIR + _PAIR_KEY * n + _PAIR_CACHE_MISS * n * n) + _MIRROR_KEY * n * n
     by_rounds = _ROUNDS_AHEAD * n * (_ROUND_ROW + _ROUND_KEY * n)
     return by_pairs < by_rounds
 
 
-@jit_leaf
+@kernel
 def rounds_pay(n, n_joined):
     return n_joined * _ROUND_PAYS_FROM >= n
 
 
-@jit_leaf
+@kernel
 def finish(flat, row, n, target, certain, limit, average, recorded, work):
-    """Record what is missing when rounds do not pay any more, by whichever of the two ways does less."""
-    mirror(flat, row, n, work)
-    if (target - certain) * 2 < n or pairs_are_cheaper(n, target - certain):
-        return merge_closest_pairs(n, target, limit, average, recorded, work)
-    return follow_chains(n, limit, average, recorded, work)
+    """Record what is missing when rounds do not pay (any more), by whichever of the two ways does less.
 
-
-@jit_leaf
-def merge_small_image(keys, encoded, target, limit, average, work):
-    """`merge_image` by pairs alone."""
-    n = keys.shape[0]
-    start(n, work)
-    mirror(keys.reshape(-1), work.row[0], n, work)
-    for a in range(n):
-        look_around(n, a, work)
-    if smallest_key(work.nearest[0, :n]) < 0 and not encoded:
-        return _NOT_KEYS
-    return merge_closest_pairs(n, target, limit, average, 0, work)
-
-
-@jit_leaf
-def merge_image(keys, encoded, target, limit, average, work):
-    """Record merges of one square matrix of keys until `target` of them are certain. Returns the merges recorded.
-
-    Unless `encoded`, the keys are the bits of the distances, and the answer may be that these do not serve as keys.
+    Without rounds before (nothing recorded), nearest neighbours are found here, and keys may turn out not to be keys.
     """
+    mirror(flat, row, n, work)
+    if recorded == 0:
+        for a in range(n):
+            look_around(n, a, work)
+        if smallest_key(work.nearest[0, :n]) < 0 and not work.is_encoded[0]:
+            return NOT_KEYS
+    enough = False
+    if (target - certain) * 2 < n or pairs_are_cheaper(n, target - certain):
+        recorded, enough = merge_closest_pairs(n, target, limit, average, recorded, work)
+    if not enough:
+        recorded = follow_chains(n, limit, average, recorded, work)
+    return recorded
+
+
+@inner
+def merge_image(keys, target, limit, average, work):
+    """Record merges of one square matrix of keys until `target` of them are certain. Returns the merges recorded."""
     n = keys.shape[0]
-    if pairs_are_cheaper(n, target):
-        return merge_small_image(keys, encoded, target, limit, average, work)
     start(n, work)
-    find_nearest(0, 1, keys, work)
-    if smallest_key(work.nearest[0, :n]) < 0 and not encoded:
-        return _NOT_KEYS
     flat, row, side = keys.reshape(-1), work.row[0], 1
-    recorded = 0
-    pays = True
-    while True:
-        certain, smallest = certain_merges(n, recorded, work)
-        if certain >= target or smallest > limit or n == 1:
-            return recorded
-        if not pays or pairs_are_cheaper(n, target - certain):
-            return finish(flat, row, n, target, certain, limit, average, recorded, work)
+    certain = recorded = 0
+    pays = not pairs_are_cheaper(n, target)
+    if pays:
+        find_nearest(0, 1, keys, work)
+        if smallest_key(work.nearest[0, :n]) < 0 and not work.is_encoded[0]:
+            return NOT_KEYS
+    while pays:
         m, n_joined, recorded = plan_round(n, limit, recorded, work)
         lay_out_rows(m, work.row[side])
         write_round(0, 1, flat, row, n, m, n_joined, average, work.packed[side], work.row[side], work)
         flat, row, side, n = work.packed[side], work.row[side], 1 - side, m
-        pays = rounds_pay(n, n_joined)
+        certain, smallest = certain_merges(n, recorded, work)
+        if certain >= target or smallest > limit or n == 1:
+            return recorded
+        pays = rounds_pay(n, n_joined) and not pairs_are_cheaper(n, target - certain)
+    return finish(flat, row, n, target, certain, limit, average, recorded, work)
 
 
-@jit_leaf
+@kernel
 def record_merges(distances, target, limit, single, average, work):
     """Record merges of one (N, N) float32 matrix: the first `target`, or those within the limit, and maybe others."""
-    bits = distances.view(np.int32)
-    if not single:
-        recorded = merge_image(bits, False, target, limit, average, work)
-        if recorded != _NOT_KEYS:
+    keys = distances.view(np.int32)
+    work.is_encoded[0] = False
+    while True:
+        recorded = spanning_tree(keys, work) if single else merge_image(keys, target, limit, average, work)
+        if recorded != NOT_KEYS:
             return recorded
-    elif not any_negative(bits):
-        return spanning_tree(bits, work)
-    encode(distances, work.encoded)
-    if single:
-        return spanning_tree(work.encoded, work)
-    return merge_image(work.encoded, True, target, limit, average, work)
+        encode(distances, work.encoded)
+        work.is_encoded[0] = True
+        keys = work.encoded

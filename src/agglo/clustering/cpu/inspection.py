@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agglo.clustering.cpu.jit import jit_leaf, jit_sum
+from agglo.clustering.cpu.jit import inner, inner_sum, kernel
 from agglo.clustering.cpu.lines import MAGNITUDE
 from agglo.clustering.cpu.rounds import STRIPE
 
@@ -12,7 +12,7 @@ _TILE = 64
 _SPAN = 512
 
 
-@jit_sum
+@inner_sum
 def dot(line, weights):
     total = np.float32(0)
     for b in range(line.shape[0]):
@@ -20,13 +20,13 @@ def dot(line, weights):
     return total
 
 
-@jit_leaf
+@inner
 def add_weighted(out, line, weight):
     for b in range(out.shape[0]):
         out[b] += line[b] * weight
 
 
-@jit_leaf
+@kernel
 def weigh_rows(part, parts, distances, weights, stripes, differences):
     """Add this part's share of (D^T - D) @ weights, for every D of (B, N, N), to differences (parts, B, N).
 
@@ -48,7 +48,7 @@ def weigh_rows(part, parts, distances, weights, stripes, differences):
                 difference[d, b] += stripe[b]
 
 
-@jit_leaf
+@kernel
 def measure_asymmetry(part, parts, distances, found):
     """The largest |D[i, j] - D[j, i]| and |D[i, j]| over this part's tiles of one (N, N) matrix, into found[part].
 

@@ -20,16 +20,18 @@ def _compile(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
         return numba.njit(**options)(function)
 
 
-def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a kernel on first call."""
-    return _compile(function)
-
-
-def jit_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a kernel that allocates nothing: no reference counts, which for short rows cost more than the loops."""
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile, on first call, a function that Python calls. It must not allocate: reference counts are off, which for
+    short rows cost more than the loops."""
     return _compile(function, _nrt=False)
 
 
-def jit_sum(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a leaf kernel whose sums may be taken in any order, which lets them use vector instructions."""
-    return _compile(function, _nrt=False, fastmath={"reassoc", "contract"})
+def inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function that only kernels call: without wrappers for Python, which take longer than the function."""
+    return _compile(function, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def inner_sum(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An inner function whose sums may be taken in any order, which lets them use vector instructions."""
+    options = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return _compile(function, fastmath={"reassoc", "contract"}, **options)

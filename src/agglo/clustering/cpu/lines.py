@@ -12,26 +12,27 @@ from __future__ import annotations
 
 import numpy as np
 
-from agglo.clustering.cpu.jit import jit_leaf
+from agglo.clustering.cpu.jit import inner, kernel
 
 FAR = np.int32(2**31 - 1)  # larger than the key of any finite distance
 NEVER = np.int32(-(2**31))  # smaller than any
 MAGNITUDE = np.int32(0x7FFFFFFF)
+NOT_KEYS = -1  # the answer of a function that found negative distances where their bits were taken for keys
 _SIGN_TO_MASK = np.int32(31)
 
 
-@jit_leaf
+@kernel
 def key_of(distance):
     bits = np.float32(distance + np.float32(0)).view(np.int32)  # + 0 makes -0.0 the same key as 0.0
     return np.int32(bits ^ ((bits >> _SIGN_TO_MASK) & MAGNITUDE))
 
 
-@jit_leaf
+@inner
 def distance_of(key):
     return np.int32(key ^ ((key >> _SIGN_TO_MASK) & MAGNITUDE)).view(np.float32)
 
 
-@jit_leaf
+@kernel
 def encode(distances, keys):
     """Keys of the upper triangle of one (N, N) matrix."""
     n = distances.shape[0]
@@ -42,7 +43,7 @@ def encode(distances, keys):
             target[b] = key_of(source[b])
 
 
-@jit_leaf
+@kernel
 def any_negative(bits):
     """Whether the bits of one (N, N) float32 matrix hold a sign above the diagonal: otherwise they are keys already."""
     n = bits.shape[0]
@@ -54,7 +55,7 @@ def any_negative(bits):
     return smallest < 0
 
 
-@jit_leaf
+@inner
 def smallest_key(line):
     smallest = FAR
     for b in range(line.shape[0]):
@@ -62,7 +63,7 @@ def smallest_key(line):
     return smallest
 
 
-@jit_leaf
+@inner
 def first_index_of(line, key):
     n = np.int32(line.shape[0])
     found = n
@@ -76,39 +77,39 @@ def first_index_of(line, key):
 # the scalar loop where they do.
 
 
-@jit_leaf
+@inner
 def average_in_place(x, y, share_x, share_y):
     for b in range(x.shape[0]):
         mean = key_of(share_x * distance_of(x[b]) + share_y * distance_of(y[b]))
         x[b] = max(mean, min(x[b], y[b]))  # rounding must not bring a merged group closer than its parts
 
 
-@jit_leaf
+@inner
 def averages_in_place(x, y, share_x, share_y):
     for b in range(x.shape[0]):
         mean = key_of(share_x[b] * distance_of(x[b]) + share_y[b] * distance_of(y[b]))
         x[b] = max(mean, min(x[b], y[b]))
 
 
-@jit_leaf
+@inner
 def maximum_in_place(x, y):
     for b in range(x.shape[0]):
         x[b] = max(x[b], y[b])
 
 
-@jit_leaf
+@inner
 def copy_into(out, source):
     for b in range(out.shape[0]):
         out[b] = source[b]
 
 
-@jit_leaf
+@inner
 def gather_into(out, source, indices):
     for b in range(out.shape[0]):
         out[b] = source[indices[b]]
 
 
-@jit_leaf
+@inner
 def scatter_into(out, source, indices):
     for b in range(source.shape[0]):
         out[indices[b]] = source[b]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agglo.clustering.cpu.jit import jit_leaf
+from agglo.clustering.cpu.jit import inner
 from agglo.clustering.cpu.lines import (
     FAR,
     NEVER,
@@ -25,7 +25,7 @@ _BLOCK = np.uint64(32)
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 
 
-@jit_leaf
+@inner
 def mirror(flat, row, n, work):
     """Write the upper triangle flat[row[a] + b] into both halves of work.square, and mark every group as present."""
     stride = padded(n)
@@ -49,7 +49,7 @@ def mirror(flat, row, n, work):
         work.neighbour[0, a] = STALE
 
 
-@jit_leaf
+@inner
 def smallest_present(line, gone):
     smallest = FAR
     for b in range(line.shape[0]):
@@ -57,7 +57,7 @@ def smallest_present(line, gone):
     return smallest
 
 
-@jit_leaf
+@inner
 def first_present(line, gone, key):
     n = np.int32(line.shape[0])
     found = n
@@ -67,7 +67,7 @@ def first_present(line, gone, key):
     return found
 
 
-@jit_leaf
+@inner
 def look_around(n, i, work):
     """Find the nearest neighbour of group i anew."""
     stride = padded(n)
@@ -77,7 +77,7 @@ def look_around(n, i, work):
     work.neighbour[0, i] = first_present(line, gone, key)
 
 
-@jit_leaf
+@inner
 def join_groups(n, i, j, average, recorded, work):
     """Merge group j into group i < j and record it. Columns of groups that are gone keep arbitrary keys."""
     stride = padded(n)
@@ -100,7 +100,7 @@ def join_groups(n, i, j, average, recorded, work):
         square[p * step + column] = x[p]
 
 
-@jit_leaf
+@inner
 def follow_chains(n, limit, average, recorded, work):
     """Build the rest of the tree, as far as the limit allows, by nearest-neighbour chains. Returns the merges recorded.
 
@@ -137,7 +137,7 @@ def follow_chains(n, limit, average, recorded, work):
             length += 1
 
 
-@jit_leaf
+@inner
 def sort_uncertain(recorded, smallest, work):
     """Keys of the merges recorded ahead of the closest pair left, ascending, in line 0. Returns how many."""
     ahead = work.lines[0, 0]
@@ -154,12 +154,14 @@ def sort_uncertain(recorded, smallest, work):
     return count
 
 
-@jit_leaf
+@inner
 def merge_closest_pairs(n, target, limit, average, recorded, work):
-    """Merge the closest pair until `target` recorded merges are certain, or it is beyond the limit. Returns the merges.
+    """Merge the closest pair until `target` recorded merges are certain, or it is beyond the limit.
 
     A nearest-neighbour key stays a lower bound when that neighbour merges, so a group looks around again only when its
-    bound is the smallest of all. Where that happens too often, chains take over.
+    bound is the smallest of all. Where that happens too often this gives up, and chains must take over.
+
+    Returns the merges recorded, and whether they suffice.
     """
     stride = padded(n)
     nearest, neighbour = work.nearest[0, :stride], work.neighbour[0, :stride]
@@ -173,11 +175,11 @@ def merge_closest_pairs(n, target, limit, average, recorded, work):
         while caught_up < n_ahead and ahead[caught_up] < smallest:
             caught_up += 1
         if certain + caught_up >= target or smallest == FAR or smallest > limit:
-            return recorded
+            return recorded, True
         i = first_index_of(nearest, smallest)
         if neighbour[i] == STALE:
             if patience == 0:
-                return follow_chains(n, limit, average, recorded, work)
+                return recorded, False
             patience -= 1
         else:
             j = neighbour[i]

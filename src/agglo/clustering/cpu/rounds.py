@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agglo.clustering.cpu.jit import jit_leaf
+from agglo.clustering.cpu.jit import inner, kernel
 from agglo.clustering.cpu.lines import (
     FAR,
     average_in_place,
@@ -28,7 +28,7 @@ from agglo.clustering.cpu.lines import (
 STRIPE = 16  # rows a part takes in turn
 
 
-@jit_leaf
+@inner
 def note_nearest(line, a, nearest, neighbour):
     """Let row a, whose keys to the groups after it are `line`, update everybody's nearest neighbour."""
     n = line.shape[0]
@@ -45,7 +45,7 @@ def note_nearest(line, a, nearest, neighbour):
         neighbour[a] = me + np.int32(1) + first_index_of(line, smallest)
 
 
-@jit_leaf
+@kernel
 def find_nearest(part, parts, keys, work):
     """Nearest neighbours over the rows of this part of a square (N, N) matrix of keys."""
     n = keys.shape[0]
@@ -58,7 +58,7 @@ def find_nearest(part, parts, keys, work):
             note_nearest(keys[a, a + 1 :], a, nearest, neighbour)
 
 
-@jit_leaf
+@kernel
 def join_parts(n, parts, work):
     """Gather what the parts saw into part 0; of equally near neighbours the first."""
     nearest, neighbour = work.nearest[0], work.neighbour[0]
@@ -70,7 +70,7 @@ def join_parts(n, parts, work):
                 neighbour[a] = who[a]
 
 
-@jit_leaf
+@kernel
 def certain_merges(n, recorded, work):
     """How many recorded merges come before the closest pair that is left; also that pair's key (FAR: none is left)."""
     nearest = work.nearest[0]
@@ -88,7 +88,7 @@ def certain_merges(n, recorded, work):
     return certain, smallest
 
 
-@jit_leaf
+@kernel
 def plan_round(n, limit, recorded, work):
     """Record every pair of mutual nearest neighbours within the limit, and say what the groups after it consist of.
 
@@ -127,14 +127,14 @@ def plan_round(n, limit, recorded, work):
     return m, joined, recorded
 
 
-@jit_leaf
+@kernel
 def lay_out_rows(m, target):
     """Offsets of the rows of a packed upper triangle of m groups."""
     for a in range(m):
         target[a] = a * m - (a * (a + 1)) // 2 - a
 
 
-@jit_leaf
+@kernel
 def write_round(part, parts, flat, row, n, m, n_joined, average, out, out_row, work):
     """Write this part's rows of the distances between the m groups after a round, from those between the n before."""
     nearest, neighbour = work.nearest[part], work.neighbour[part]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from agglo.clustering.cpu.jit import jit_leaf
-from agglo.clustering.cpu.lines import FAR, NEVER, copy_into, first_index_of
+from agglo.clustering.cpu.jit import inner
+from agglo.clustering.cpu.lines import FAR, NEVER, NOT_KEYS, any_negative, copy_into, first_index_of
 from agglo.clustering.cpu.pairs import mirror, smallest_present
 from agglo.clustering.cpu.workspace import padded, start
 
@@ -13,7 +13,7 @@ _ZERO = np.uint64(0)
 _MIRROR_UP_TO = 512  # tokens: while the symmetric matrix stays in cache, reading lines of it beats reading columns
 
 
-@jit_leaf
+@inner
 def reach_from(v, line, near, parent):
     """Let token v, just added to the tree, offer its edges `line` to the tokens outside."""
     for c in range(line.shape[0]):
@@ -22,7 +22,7 @@ def reach_from(v, line, near, parent):
         parent[c] = v if closer else parent[c]
 
 
-@jit_leaf
+@inner
 def count_of(line, key):
     count = np.int32(0)
     for b in range(line.shape[0]):
@@ -30,7 +30,7 @@ def count_of(line, key):
     return count
 
 
-@jit_leaf
+@inner
 def first_edge(n, key, best, near, parent):
     """Of the tokens outside that are reached at this key, the one whose edge comes first."""
     for c in range(best + 1, n):
@@ -42,7 +42,7 @@ def first_edge(n, key, best, near, parent):
     return best
 
 
-@jit_leaf
+@inner
 def spanning_tree(keys, work):
     """Record the N - 1 edges of the minimum spanning tree of one square matrix of keys, by Prim's algorithm.
 
@@ -51,6 +51,8 @@ def spanning_tree(keys, work):
     """
     n = keys.shape[0]
     stride = padded(n)
+    if not work.is_encoded[0] and any_negative(keys):
+        return NOT_KEYS
     start(n, work)
     in_cache = n <= _MIRROR_UP_TO
     if in_cache:

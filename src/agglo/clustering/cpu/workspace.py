@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agglo.clustering.cpu.jit import jit_leaf
+from agglo.clustering.cpu.jit import kernel
 
 PAD = 32
 
 
-@jit_leaf
+@kernel
 def padded(n):
     """Keys a line takes up: an odd number of vector steps, as lines a power of two apart would share cache sets."""
     return ((n + PAD - 1) // PAD | 1) * PAD
@@ -32,9 +32,12 @@ class Workspace(NamedTuple):
     joined_share: np.ndarray  # (2, N) float32
     lines: np.ndarray  # (parts, 3, N) int32: temporary rows
     merges: np.ndarray  # (3, N) int32: key, first token, second token of every merge recorded
+    parent: np.ndarray  # (N,) int64: a token of the same group, nearer to the group's first
+    codes: np.ndarray  # (N,) int64
     square: np.ndarray  # (N * padded N,) int32: the symmetric matrix, when pairs merge one at a time
     gone: np.ndarray  # (padded N,) int32: FAR for groups merged into another one, otherwise below every key
     encoded: np.ndarray  # (N, N) int32: keys of the distances, where their bits do not serve (negative ones)
+    is_encoded: np.ndarray  # (1,) bool: whether these are in use
 
 
 def workspace(n_tokens: int, parts: int = 1) -> Workspace:
@@ -59,13 +62,16 @@ def workspace(n_tokens: int, parts: int = 1) -> Workspace:
         joined_share=floats(2, n),
         lines=ints(parts, 3, n),
         merges=ints(3, n),
+        parent=np.empty(n, np.int64),
+        codes=np.empty(n, np.int64),
         square=ints(n * lines),
         gone=ints(lines),
         encoded=ints(n, n),
+        is_encoded=np.zeros(1, np.bool_),
     )
 
 
-@jit_leaf
+@kernel
 def start(n, work):
     for a in range(n):
         work.first[a] = a
