@@ -1,0 +1,1 @@
+"""Benchmarks, drawings, and the paper's tables and figures."""

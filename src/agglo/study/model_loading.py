@@ -1,0 +1,155 @@
+"""A timm model by name, with the weights of a file, at any image size, and the transform its images need."""
+
+from __future__ import annotations
+
+import difflib
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_SHOWN = 6
+_NESTED_UNDER = ("state_dict", "model")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a person says about a model.
+
+    name: as timm knows it.
+    checkpoint: a .safetensors file or one of torch.save; its names and shapes must be exactly the model's.
+    pretrained: take timm's published weights instead (downloads them).
+    image_size: (height, width); None is the model's own. Position embeddings are resampled after loading.
+    num_classes: of the head; None is the model's own.
+    """
+
+    name: str
+    checkpoint: Path | None = None
+    pretrained: bool = False
+    image_size: tuple[int, int] | None = None
+    num_classes: int | None = None
+
+    @property
+    def has_random_weights(self) -> bool:
+        return self.checkpoint is None and not self.pretrained
+
+
+def build(spec: ModelSpec) -> nn.Module:
+    """The model a spec describes, in eval mode on the CPU; ValueError names what does not fit."""
+    import timm
+
+    if not timm.is_model(spec.name):
+        close = difflib.get_close_matches(spec.name, timm.list_models(), n=3)
+        hint = f"; close to it: {', '.join(close)}" if close else "; timm.list_models() lists them"
+        raise ValueError(f"model={spec.name!r} is not known to timm{hint}")
+    if spec.pretrained and spec.checkpoint is not None:
+        raise ValueError(f"give either pretrained weights or checkpoint={str(spec.checkpoint)!r}, not both")
+    state = None if spec.checkpoint is None else read_checkpoint(spec.checkpoint)
+    classes = {} if spec.num_classes is None else {"num_classes": spec.num_classes}
+    try:
+        model: nn.Module = timm.create_model(spec.name, pretrained=spec.pretrained, **classes)
+    except RuntimeError as error:
+        raise ValueError(f"model={spec.name!r} cannot be built: {error}") from error
+    if state is not None:
+        load_exactly(model, state, str(spec.checkpoint))
+    if spec.image_size is not None:
+        _resize(model, spec.image_size)
+    return model.eval()
+
+
+def _resize(model: Any, image_size: tuple[int, int]) -> None:
+    if not hasattr(model, "set_input_size"):
+        raise ValueError(f"{type(model).__name__} has a fixed image size; image_size={image_size} cannot be set")
+    patch = model.patch_embed.patch_size
+    if any(side < 1 or side % p for side, p in zip(image_size, patch, strict=True)):
+        raise ValueError(f"image_size={image_size} must be multiples of the patch size {tuple(patch)}")
+    model.set_input_size(img_size=image_size)
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file. Nothing in it is executed: safetensors, or torch.load with weights_only=True."""
+    if not path.is_file():
+        raise ValueError(f"checkpoint={str(path)!r} is not a file")
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"checkpoint={str(path)!r} cannot be read as safetensors: {error}") from error
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"checkpoint={str(path)!r} cannot be read as plain tensors: {reason}") from error
+    return _state_dict(content, path)
+
+
+def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+    """The state dict in what training scripts save: itself, under a key, or with data-parallel names."""
+    for key in _NESTED_UNDER:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        found = f"keys {_listed(list(content))}" if isinstance(content, Mapping) else type(content).__name__
+        raise ValueError(
+            f"checkpoint={str(path)!r} holds no state dict but {found}; accepted: names to tensors, "
+            f"as such or under {' or '.join(map(repr, _NESTED_UNDER))}"
+        )
+    parallel = bool(content) and all(name.startswith("module.") for name in content)
+    return {name.removeprefix("module.") if parallel else name: value for name, value in content.items()}
+
+
+def load_exactly(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    """Load a state dict whose names and shapes are exactly the model's, or raise and leave the model as it was."""
+    own = model.state_dict()
+    problems = {
+        "missing": [name for name in own if name not in state],
+        "unexpected": [name for name in state if name not in own],
+        "of another shape": [
+            f"{name} {tuple(state[name].shape)} where the model has {tuple(own[name].shape)}"
+            for name in own
+            if name in state and state[name].shape != own[name].shape
+        ],
+    }
+    if any(problems.values()):
+        told = "; ".join(f"{what}: {_listed(names)}" for what, names in problems.items() if names)
+        raise ValueError(f"checkpoint={source!r} does not fit {type(model).__name__}: {told}")
+    model.load_state_dict(state)
+
+
+def _listed(names: Sequence[Any]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(str(name) for name in names[:_SHOWN]) + more
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How the pictures of a model are prepared for it, and how to get back what it saw.
+
+    transform: a PIL image -> (3, H, W), resized, cropped and normalised.
+    """
+
+    transform: Callable[[Any], Tensor]
+    image_size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def seen(self, inputs: Tensor) -> Tensor:
+        """Normalised inputs (B, 3, H, W) as pictures in 0 to 1."""
+        mean, std = (inputs.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return (inputs * std + mean).clamp(0, 1)
+
+
+def preparation(model: Any) -> Preparation:
+    """timm's evaluation transform for a model, at the size the model is set to."""
+    from timm.data import create_transform, resolve_data_config
+
+    size = tuple(int(side) for side in getattr(getattr(model, "patch_embed", None), "img_size", None) or ())
+    config = resolve_data_config({"input_size": (3, *size)} if size else {}, model=model)
+    return Preparation(create_transform(**config), config["input_size"][1:], config["mean"], config["std"])
