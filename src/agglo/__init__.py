@@ -5,6 +5,7 @@ from agglo.grouping import Grouping
 from agglo.hosts import UnsupportedModelError
 from agglo.patching import Reduction, apply, reduction, remove, trace
 from agglo.schedule import Constant, Geometric, Linear, PerBlock, Schedule, Stages
+from agglo.study.drawing import draw
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "backends",
     "cluster",
     "cut",
+    "draw",
     "linkage",
     "reduction",
     "remove",
