@@ -1,0 +1,5 @@
+"""python -m agglo"""
+
+from agglo.cli import main
+
+raise SystemExit(main())

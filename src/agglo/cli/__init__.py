@@ -1,0 +1,62 @@
+"""What a person types: `agglo <command> ...`. Arguments are read here; the work is done in the rooms below."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import agglo
+from agglo.cli import backends, bench, visualize
+from agglo.cli.arguments import USAGE_ERROR, Parser
+
+_TRACEBACKS = "AGGLO_TRACEBACK"
+_INTERRUPTED = 130
+
+_EXAMPLES = f"""\
+examples:
+  agglo backends
+  agglo visualize cat.jpg --pretrained --keep-rate 0.25 -o groups.png
+  agglo visualize cat.jpg --checkpoint deit.safetensors --linkage single average complete -o linkages.png
+  agglo bench model --keep-rate 0.5 0.25 --linkage average complete --json speed.json --plot speed.png
+
+`agglo <command> --help` tells more. Errors are one line; {_TRACEBACKS}=1 shows where they come from.
+"""
+
+
+def parser() -> Parser:
+    """All commands. Each one says which function runs it."""
+    top = Parser(
+        prog="agglo",
+        description="Faster vision transformers by exact agglomerative token clustering.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"agglo {agglo.__version__}")
+    commands = top.add_subparsers(title="commands", metavar="<command>", dest="command", required=True)
+    visualize.add_to(commands)
+    bench.add_to(commands)
+    backends.add_to(commands)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code: 0, or 2 for anything the person who typed it can mend."""
+    chosen = parser().parse_args(arguments)
+    try:
+        return chosen.run(chosen) or 0
+    except KeyboardInterrupt:
+        print("agglo: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except (ValueError, OSError, ImportError, agglo.UnsupportedModelError) as error:
+        if os.environ.get(_TRACEBACKS):
+            raise
+        print(f"agglo: error: {_one_line(error)}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.name} is not installed and needed for this; pip install 'agglo[bench]' brings it"
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,99 @@
+"""agglo bench model, agglo bench clustering"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from agglo.cli.arguments import add_model, model_spec, number, positive
+
+_ABOUT_MODEL = "images a second: dense, ToMe, ATC, and the ceiling where reduction is free"
+_ABOUT_CLUSTERING = "the clustering alone against scikit-learn, SciPy and fastcluster"
+
+_DETAILS = """\
+Images a second of one model: dense, reduced by each method, and reduced for free, that is to the same token counts
+by slicing, which no method can beat. All variants take turns in one run; ratios are taken within each turn, and the
+dense model is timed twice to show how much is noise. The JSON file is complete after every repeat.
+"""
+
+_EXAMPLES = """\
+examples:
+  agglo bench model
+  agglo bench model --model vit_small_patch16_224 --batch-size 32 --keep-rate 0.7 0.5
+  agglo bench model --linkage single average complete --repeats 15 --json speed.json --plot speed.png
+  agglo bench model --device cuda --dtype float16 --batch-size 256 --image-size 384
+"""
+
+
+def add_to(commands: Any) -> None:
+    parser = commands.add_parser("bench", help="measure speed", description="Measure speed.")
+    subjects = parser.add_subparsers(title="what to measure", metavar="<subject>", dest="subject", required=True)
+    _add_model_benchmark(subjects)
+    _add_clustering_benchmark(subjects)
+
+
+def _add_model_benchmark(subjects: Any) -> None:
+    parser = subjects.add_parser(
+        "model",
+        help=_ABOUT_MODEL,
+        description=_DETAILS,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model(parser)
+    what = parser.add_argument_group("what runs")
+    what.add_argument("--method", nargs="+", default=["tome", "atc"], metavar="M", help="(default: tome atc)")
+    what.add_argument(
+        "--keep-rate",
+        nargs="+",
+        type=number,
+        default=[0.5, 0.25],
+        metavar="R",
+        help="fraction of patch tokens that stays at each stage (default: 0.5 0.25)",
+    )
+    what.add_argument("--linkage", nargs="+", metavar="L", help="single, average, complete; of atc (default: average)")
+    how = parser.add_argument_group("how it is measured")
+    how.add_argument("--batch-size", type=positive, default=64, metavar="N", help="(default: %(default)s)")
+    how.add_argument("--repeats", type=positive, default=7, metavar="N", help="turns (default: %(default)s)")
+    how.add_argument("--threads", type=positive, metavar="N", help="CPU threads (default: torch's)")
+    how.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: %(default)s)")
+    how.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 (default: %(default)s)")
+    out = parser.add_argument_group("output, besides the table")
+    out.add_argument("--json", type=Path, metavar="F", help="every timing, the machine and the settings")
+    out.add_argument("--plot", type=Path, metavar="F", help="bars, as .png, .svg or .pdf")
+    parser.set_defaults(run=run_model)
+
+
+def run_model(arguments: argparse.Namespace) -> None:
+    from agglo.study import benchmark_model
+    from agglo.study.benchmark_report import plot, require_plot_name, table
+    from agglo.study.records import require_folder
+
+    if arguments.plot is not None:
+        require_plot_name(arguments.plot)
+    if arguments.json is not None:
+        require_folder(arguments.json)
+    settings = benchmark_model.Settings(
+        model=model_spec(arguments),
+        batch_size=arguments.batch_size,
+        keep_rates=arguments.keep_rate,
+        methods=arguments.method,
+        linkages=arguments.linkage,
+        repeats=arguments.repeats,
+        threads=arguments.threads,
+        device=arguments.device,
+        dtype=arguments.dtype,
+    )
+    report = benchmark_model.run(settings, arguments.json).as_dict()
+    print(table(report))
+    if arguments.plot is not None:
+        plot(report, arguments.plot)
+
+
+def _add_clustering_benchmark(subjects: Any) -> None:
+    from agglo.study import benchmark_clustering
+
+    parser = subjects.add_parser("clustering", help=_ABOUT_CLUSTERING, description=benchmark_clustering.__doc__)
+    benchmark_clustering.add_arguments(parser)
+    parser.set_defaults(run=benchmark_clustering.run)
