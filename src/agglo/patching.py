@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
 from agglo import methods
-from agglo.hosts.base import ReducedModule, reduced_class
-from agglo.hosts.registry import applied_modules, find_tower, host_of
+from agglo.hosts.base import ReducedModule, UnsupportedModelError, reduced_class
+from agglo.hosts.registry import applied_modules, applied_towers, find_tower
 from agglo.methods import Method
 from agglo.plan import Plan
 from agglo.schedule import Rates, Schedule, Stages, as_schedule
@@ -76,11 +76,24 @@ def apply(
     host.check(module)
     layout = host.layout(module)
     plan.targets(chosen, layout.patches, layout.depth)  # an impossible request raises here, before anything changes
-    _restore(module)
-    module.__class__ = reduced_class(host.mixin(module), type(module))
+    loop = host.loop(module)
+    _require_no_override(loop, host.mixin(module))
+    _restore(loop)
+    loop.__class__ = reduced_class(host.mixin(module), type(loop))
     for name, value in zip(_ATTRIBUTES, (plan, chosen, None), strict=True):
-        setattr(module, name, value)
+        setattr(loop, name, value)
     return model
+
+
+def _require_no_override(loop: nn.Module, mixin: type[ReducedModule]) -> None:
+    """A function put on the instance goes before its class: the reduction would silently not happen."""
+    ours = {name for cls in mixin.__mro__ if issubclass(cls, ReducedModule) for name in vars(cls)}
+    theirs = sorted(ours.intersection(vars(loop)))
+    if theirs:
+        raise UnsupportedModelError(
+            f"{theirs[0]} of this {type(loop).__name__} was replaced on the instance (accelerate's hooks and mixed "
+            "precision do this), so that agglo's would never run: call agglo.apply before that happens"
+        )
 
 
 def remove(model: M) -> M:
@@ -92,6 +105,11 @@ def remove(model: M) -> M:
 
 def _restore(module: nn.Module) -> None:
     if isinstance(module, ReducedModule):
+        if type(module) is not reduced_class(module.agglo_mixin, module.agglo_original):
+            raise RuntimeError(
+                f"after agglo.apply something (parametrize, fully_shard) gave {module.agglo_original.__name__} another "
+                "class; undo that before agglo.remove or another agglo.apply"
+            )
         for name in _ATTRIBUTES:
             delattr(module, name)
         module.__class__ = module.agglo_original  # type: ignore[assignment]
@@ -125,14 +143,12 @@ class Reduction:
 
 def reduction(model: nn.Module, n_tokens: int | None = None) -> Reduction | None:
     """What is applied to a model now, for its own input size or n_tokens patch tokens; None if nothing is."""
-    applied = applied_modules(model)
+    applied = applied_towers(model)
     if not applied:
         return None
-    module: Any = applied[0]
-    host = host_of(module)
-    assert host is not None
-    layout = host.layout(module)
-    plan, method = module.agglo_plan, module.agglo_method
+    module, host = applied[0]
+    layout, loop = host.layout(module), cast(ReducedModule, host.loop(module))
+    plan, method = loop.agglo_plan, loop.agglo_method
     n_tokens = layout.patches if n_tokens is None else n_tokens
     known = plan.schedule is not None
     counts = plan.counts(method, n_tokens, layout.depth) if known else None

@@ -2,12 +2,13 @@
 
 A host is a subclass of `Host` in a file of its own, listed in `hosts/registry.py`:
 
-    model_classes   the classes that own a loop over transformer blocks, as "package.ClassName"
+    model_classes   the classes of whole vision transformers, as "package.ClassName"
     check(module)   raise UnsupportedModelError for variants that cannot be taken apart
     layout(module)  a `Layout`: depth, tokens, and the multiply-adds of a block, for reports
-    mixin(module)   a `ReducedModule` subclass that overrides the method(s) holding the loop
+    loop(module)    the submodule whose method holds the loop over blocks, where that is not the module itself
+    mixin(module)   a `ReducedModule` subclass that overrides the method(s) of the loop's owner
 
-The overriding method embeds the image with the module's own layers and hands the tokens to
+The overriding method prepares the tokens with the module's own layers and hands them to
 
     run = run_blocks(self, blocks, x, parts=..., prefix=...)       # hosts/run.py
     run.restored()                                                 # or run.tokens where only prefix tokens are read
@@ -123,7 +124,8 @@ _reduced_classes: dict[tuple[type[ReducedModule], type[nn.Module]], type[nn.Modu
 def reduced_class(mixin: type[ReducedModule], original: type[nn.Module]) -> type[nn.Module]:
     """The original class with the mixin in front, under the original's name: libraries look at class names."""
     if (mixin, original) not in _reduced_classes:
-        _reduced_classes[mixin, original] = _make_reduced_class(mixin, original)
+        # setdefault, so that threads that come here together leave with the same class
+        _reduced_classes.setdefault((mixin, original), _make_reduced_class(mixin, original))
     return _reduced_classes[mixin, original]
 
 
@@ -156,9 +158,14 @@ class Host(ABC):
     def layout(self, module: nn.Module) -> Layout:
         """The model in numbers."""
 
+    def loop(self, module: nn.Module) -> nn.Module:
+        """The submodule that owns the loop over blocks. The smaller it is, the more ways of calling the model end
+        there: a subclass with a forward of its own, an encoder called for its features."""
+        return module
+
     @abstractmethod
     def mixin(self, module: nn.Module) -> type[ReducedModule]:
-        """The overrides for this module."""
+        """The overrides for the module's loop."""
 
 
 def matrix_entries(*modules: nn.Module | None) -> int:

@@ -9,6 +9,8 @@ from agglo.hosts.timm_vit import TimmViT
 
 HOSTS: tuple[Host, ...] = (TimmViT(),)
 
+_TOWER_NAMES = ("visual", "vision_tower", "vision_model", "trunk")
+
 
 def host_of(module: nn.Module) -> Host | None:
     """The host that recognises the module, if any."""
@@ -26,10 +28,9 @@ def find_tower(model: nn.Module, tower: str | nn.Module | None = None) -> tuple[
     inside = model if tower is None else model.get_submodule(tower) if isinstance(tower, str) else tower
     found = [(name, module, host) for name, module in inside.named_modules() if (host := host_of(module)) is not None]
     if not found:
-        cls = type(unwrapped(inside))
         supported = ", ".join(name for host in HOSTS for name in host.model_classes)
         raise UnsupportedModelError(
-            f"{cls.__name__} (from {cls.__module__}) holds no transformer that agglo can reduce; supported: {supported}"
+            f"{_described(inside)} holds no transformer that agglo can reduce; supported: {supported}"
         )
     if len(found) > 1:
         names = ", ".join(f"{name!r} ({type(module).__name__})" for name, module, _ in found)
@@ -45,6 +46,22 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+def _described(model: nn.Module) -> str:
+    """The class of a model, and of the vision tower where a composite model has one under a usual name."""
+    inner = model = unwrapped(model)
+    while parts := [part for name in _TOWER_NAMES if isinstance(part := getattr(inner, name, None), nn.Module)]:
+        inner = parts[0]
+    cls = type(inner)
+    owner = "" if inner is model else f", in {type(model).__name__}"
+    return f"{cls.__name__} (from {cls.__module__}{owner})"
+
+
 def applied_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules of a model that are reduced now."""
+    """The modules of a model that are reduced now: those whose class was swapped."""
     return [module for module in model.modules() if isinstance(module, ReducedModule)]
+
+
+def applied_towers(model: nn.Module) -> list[tuple[nn.Module, Host]]:
+    """The towers of a model that are reduced now, and their hosts."""
+    towers = [(module, host) for module in model.modules() if (host := host_of(module)) is not None]
+    return [(module, host) for module, host in towers if isinstance(host.loop(module), ReducedModule)]
