@@ -53,6 +53,7 @@ class TakenApart(Method):
 
 class HostContract:
     keep_rate = 0.5
+    threshold = 0.3  # at which images of the batch end with different counts
 
     def model(self) -> nn.Module:
         raise NotImplementedError
@@ -209,7 +210,7 @@ class HostContract:
         model = self.fresh()
         x = self.image()
         x[0] = x[0, :, :1, :1] + 0.01 * x[0]  # a plain image: its tokens are alike
-        agglo.apply(model, threshold=0.3)
+        agglo.apply(model, threshold=self.threshold)
         with agglo.trace(model) as trace:
             together = self.run(model, x)
         counts = [grouping.counts.tolist() for grouping in trace.groupings.values()]

@@ -6,8 +6,9 @@ from torch import nn
 
 from agglo.hosts.base import Host, ReducedModule, UnsupportedModelError
 from agglo.hosts.timm_vit import TimmViT
+from agglo.hosts.torchvision_vit import TorchvisionViT
 
-HOSTS: tuple[Host, ...] = (TimmViT(),)
+HOSTS: tuple[Host, ...] = (TimmViT(), TorchvisionViT())
 
 _TOWER_NAMES = ("visual", "vision_tower", "vision_model", "trunk")
 
