@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch import nn
 
 from agglo.hosts.base import Host, ReducedModule, UnsupportedModelError
+from agglo.hosts.open_clip_vit import OpenClipViT
 from agglo.hosts.timm_vit import TimmViT
 from agglo.hosts.torchvision_vit import TorchvisionViT
 
-HOSTS: tuple[Host, ...] = (TimmViT(), TorchvisionViT())
+HOSTS: tuple[Host, ...] = (TimmViT(), TorchvisionViT(), OpenClipViT())
 
 _TOWER_NAMES = ("visual", "vision_tower", "vision_model", "trunk")
 
