@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 # Numba notices changes in the file of a kernel only, not in kernels it calls from other files: a cache a content.
 export NUMBA_CACHE_DIR := $(CURDIR)/$(VENV)/numba/$(shell cat src/agglo/clustering/cpu/*.py | cksum | cut -d ' ' -f 1)
 
-.PHONY: help setup test lint types pytest bench-clustering lock clean
+.PHONY: help setup demo test lint types pytest bench-clustering lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -19,6 +19,9 @@ $(READY): requirements.lock pyproject.toml
 	touch $(READY)
 
 setup: $(READY)  ## create .venv with the pinned versions
+
+demo: $(READY)  ## set up, then cluster a photograph, draw it and time it against scikit-learn
+	$(BIN)/python examples/picture.py
 
 test: lint types pytest  ## set up, then lint, type check and run the whole test suite
 

@@ -1,0 +1,95 @@
+"""Average linkage under cosine distance without a distance matrix: where does that win?
+
+The mean distance between two groups is 1 - m_i . m_j, m the mean of their unit vectors. So rounds of mutual nearest
+neighbours can multiply the means anew instead of updating distances: O(N D) memory, but a matrix product every round.
+Both sides start from features (1, N, D) and end with labels; times are the median of `--repeats` runs taken in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+from torch import Tensor
+
+import agglo
+from agglo.clustering.tree import number_by_first_member
+from agglo.study.benchmark_clustering import spatial_tokens
+from agglo.study.records import machine
+
+ROWS = 1024  # similarities of so many groups are alive at once
+
+
+def nearest(means: Tensor) -> tuple[Tensor, Tensor]:
+    """Similarity and index of every group's most similar other group."""
+    values, places = [], []
+    for top in range(0, len(means), ROWS):
+        similarity = means[top : top + ROWS] @ means.T
+        similarity[torch.arange(len(similarity)), torch.arange(top, top + len(similarity))] = -torch.inf
+        value, place = similarity.max(dim=1)
+        values.append(value)
+        places.append(place)
+    return torch.cat(values), torch.cat(places)
+
+
+def cluster_by_means(features: Tensor, k: int) -> Tensor:
+    """Labels (N,) of features (N, D)."""
+    n = len(features)
+    sums = torch.nn.functional.normalize(features, dim=-1)
+    size, first = torch.ones(n), torch.arange(n)
+    heights: list[Tensor] = []
+    merges: list[Tensor] = []
+    while True:
+        similarity, partner = nearest(sums / size[:, None])
+        recorded = torch.cat(heights) if heights else torch.empty(0)
+        if (recorded > similarity.max()).sum() >= n - k:
+            break
+        here = torch.arange(len(sums))
+        mutual = partner[partner] == here
+        leads, leaves = mutual & (here < partner), mutual & (here > partner)
+        heights.append(similarity[leaves])
+        merges.append(torch.stack([first[partner[leaves]], first[leaves]]))
+        sums[leads] += sums[partner[leads]]
+        size[leads] += size[partner[leads]]
+        sums, size, first = sums[~leaves], size[~leaves], first[~leaves]
+    order = torch.cat(heights).argsort(descending=True)[: n - k]
+    one, two = torch.cat(merges, dim=1)[:, order]
+    parent = torch.arange(n)
+    parent[two] = one
+    while not torch.equal(parent[parent], parent):
+        parent = parent[parent]
+    return number_by_first_member(parent[None])[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", nargs="+", type=int, default=[196, 1024, 4096, 9216])
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    print(machine())
+    print("| N | matrix, ms | means, ms | means / matrix | same partition | matrix, MB | means, MB |")
+    print("|---|---|---|---|---|---|---|")
+    for n in arguments.sizes:
+        features = spatial_tokens(1, n)
+        times: dict[str, list[float]] = {"matrix": [], "means": []}
+        results = {}
+        for _ in range(arguments.repeats + 1):  # the first turn warms up
+            for name, call in (
+                ("matrix", lambda x=features: agglo.cluster(x, x.shape[1] // 2)[0]),
+                ("means", lambda x=features: cluster_by_means(x[0], x.shape[1] // 2)),
+            ):
+                begin = time.perf_counter()
+                results[name] = call()
+                times[name].append(time.perf_counter() - begin)
+        matrix, means = (statistics.median(times[name][1:]) * 1e3 for name in ("matrix", "means"))
+        same = torch.equal(results["matrix"], results["means"])
+        memory = n * n * 4 / 1e6, (n * 64 + min(n, ROWS) * n) * 4 / 1e6
+        print(
+            f"| {n} | {matrix:.1f} | {means:.1f} | {means / matrix:.1f} | {same} | {memory[0]:.1f} | {memory[1]:.1f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
