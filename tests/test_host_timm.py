@@ -290,11 +290,34 @@ def test_a_tower_can_be_chosen() -> None:
     assert agglo.reduction(pair["left"]) is not None
 
 
-@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "resnet18"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "swin_tiny_patch4_window7_224",
+        "swinv2_tiny_window8_256",
+        "maxvit_tiny_tf_224",
+        "coatnet_0_rw_224",
+        "samvit_base_patch16",  # windows in a plain-looking ViT
+        "vit_relpos_small_patch16_224",  # a bias for every pair of positions
+        "beit_base_patch16_224",
+        "hiera_tiny_224",
+        "mvitv2_tiny",
+        "pvt_v2_b0",
+        "cait_xxs24_224",
+        "mixer_s16_224",
+        "convnext_tiny",
+        "resnet18",
+    ],
+)
 def test_other_models_are_refused_by_name(name: str) -> None:
-    model = timm.create_model(name)
-    with pytest.raises(agglo.UnsupportedModelError, match=rf"{type(model).__name__}.*timm.VisionTransformer"):
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    types = [type(m) for m in model.modules()]
+    with pytest.raises(
+        agglo.UnsupportedModelError, match=rf"{type(model).__name__} \(from timm.*timm.VisionTransformer"
+    ):
         agglo.apply(model, keep_rate=0.5)
+    assert [type(m) for m in model.modules()] == types
 
 
 def test_blocks_that_cannot_be_taken_apart_are_refused_by_name() -> None:
