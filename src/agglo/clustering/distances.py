@@ -22,7 +22,6 @@ def pairwise(features: Tensor, metric: str) -> Tensor:
         # Scaled by the largest entry first, so that squares of tiny or huge features neither vanish nor overflow.
         features = features / features.abs().amax(dim=-1, keepdim=True)
         unit = features / features.norm(dim=-1, keepdim=True)
-        # 1 - unit @ unit.T in one product: one more channel brings the 1, and saves two passes over the matrix.
-        one = unit.new_ones(*unit.shape[:-1], 1)
-        product = torch.bmm(torch.cat([unit, one], dim=-1), torch.cat([-unit, one], dim=-1).transpose(1, 2))
-        return product.clamp_(min=0.0)
+        # Written over the product, so that one matrix is alive and not two.
+        product = torch.bmm(unit, unit.transpose(1, 2))
+        return torch.sub(1.0, product, out=product).clamp_(min=0.0)
