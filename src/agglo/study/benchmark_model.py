@@ -221,7 +221,7 @@ def _warm_up(model: nn.Module, inputs: Tensor, variant: Variant | None) -> int:
     """Run until caches and compiled kernels are in place; how many passes make a timing of decent length."""
     _dress(model, variant)
     _seconds(model, inputs, 1)
-    return math.ceil(_LEAST_SECONDS / _seconds(model, inputs, 1))
+    return max(1, math.ceil(_LEAST_SECONDS / _seconds(model, inputs, 1)))
 
 
 def _seconds(model: nn.Module, inputs: Tensor, passes: int) -> float:

@@ -1,0 +1,96 @@
+"""Models by name, weights from files, and the picture a model saw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from agglo.study.model_loading import ModelSpec, build, preparation
+
+timm = pytest.importorskip("timm")
+Image = pytest.importorskip("PIL.Image")
+from safetensors.torch import save_file  # noqa: E402
+
+NAME = "test_vit"
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, Tensor]:
+    torch.manual_seed(1)
+    return {name: torch.randn_like(value) for name, value in timm.create_model(NAME).state_dict().items()}
+
+
+def test_every_kind_of_file_gives_the_same_weights(state: dict[str, Tensor], tmp_path: Path) -> None:
+    save_file(state, tmp_path / "a.safetensors")
+    torch.save(state, tmp_path / "b.pth")
+    torch.save({"model": state, "epoch": 3}, tmp_path / "c.pt")
+    torch.save({"state_dict": {f"module.{name}": value for name, value in state.items()}}, tmp_path / "d.bin")
+    for path in sorted(tmp_path.iterdir()):
+        model = build(ModelSpec(NAME, checkpoint=path))
+        assert not model.training
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items()), path.name
+
+
+def test_a_mismatch_lists_the_keys_and_stops(state: dict[str, Tensor], tmp_path: Path) -> None:
+    changed = {name: value for name, value in state.items() if name != "norm.bias"}
+    changed["extra"] = torch.zeros(1)
+    changed["head.bias"] = torch.zeros(7)
+    save_file(changed, tmp_path / "a.safetensors")
+    expected = (
+        r"missing: norm.bias; unexpected: extra; of another shape: head.bias \(7,\) where the model has \(1000,\)"
+    )
+    with pytest.raises(ValueError, match=expected):
+        build(ModelSpec(NAME, checkpoint=tmp_path / "a.safetensors"))
+    save_file({}, tmp_path / "empty.safetensors")
+    with pytest.raises(ValueError, match=rf"and {len(state) - 6} more"):
+        build(ModelSpec(NAME, checkpoint=tmp_path / "empty.safetensors"))
+
+
+def test_files_that_hold_no_tensors_are_refused_and_never_run(tmp_path: Path) -> None:
+    torch.save({"model": torch.nn.Linear(1, 1)}, tmp_path / "pickled.pth")
+    torch.save({"epoch": 3}, tmp_path / "nothing.pth")
+    (tmp_path / "junk.pth").write_bytes(b"junk")
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    told = {
+        "pickled.pth": "cannot be read as plain tensors",
+        "nothing.pth": "holds no state dict but keys epoch",
+        "junk.pth": "cannot be read as plain tensors",
+        "junk.safetensors": "cannot be read as safetensors",
+        "absent.pth": "is not a file",
+    }
+    for name, message in told.items():
+        with pytest.raises(ValueError, match=message):
+            build(ModelSpec(NAME, checkpoint=tmp_path / name))
+
+
+def test_another_image_size_resamples_positions_after_an_exact_load(state: dict[str, Tensor], tmp_path: Path) -> None:
+    save_file(state, tmp_path / "a.safetensors")
+    model = build(ModelSpec(NAME, checkpoint=tmp_path / "a.safetensors", image_size=(96, 160)))
+    assert preparation(model).image_size == (96, 160)
+    assert model(torch.rand(1, 3, 96, 160)).shape == (1, 1000)
+    with pytest.raises(ValueError, match=r"image_size=\(100, 160\) must be multiples of the patch size \(16, 16\)"):
+        build(ModelSpec(NAME, image_size=(100, 160)))
+
+
+def test_names_and_classes() -> None:
+    assert build(ModelSpec(NAME, num_classes=5)).get_classifier().out_features == 5
+    with pytest.raises(ValueError, match="model='test_vitt' is not known to timm; close to it: test_vit"):
+        build(ModelSpec("test_vitt"))
+    with pytest.raises(ValueError, match=r"model='test_vit.bogus' cannot be built"):
+        build(ModelSpec("test_vit.bogus"))
+
+
+def test_the_picture_seen_is_the_input_without_normalisation() -> None:
+    from timm.data import create_transform, resolve_data_config
+
+    model = build(ModelSpec(NAME))
+    prepared = preparation(model)
+    pixels = np.random.default_rng(0).integers(0, 256, (240, 320, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels).resize((640, 480))
+    unnormalised = create_transform(**resolve_data_config({}, model=model), normalize=False)(image)
+    seen = prepared.seen(prepared.transform(image).unsqueeze(0))[0]
+    torch.testing.assert_close(seen, unnormalised.float() / 255, atol=1e-6, rtol=0)
