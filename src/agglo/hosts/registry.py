@@ -8,8 +8,9 @@ from agglo.hosts.base import Host, ReducedModule, UnsupportedModelError
 from agglo.hosts.open_clip_vit import OpenClipViT
 from agglo.hosts.timm_vit import TimmViT
 from agglo.hosts.torchvision_vit import TorchvisionViT
+from agglo.hosts.transformers_vit import TransformersViT
 
-HOSTS: tuple[Host, ...] = (TimmViT(), TorchvisionViT(), OpenClipViT())
+HOSTS: tuple[Host, ...] = (TimmViT(), TorchvisionViT(), OpenClipViT(), TransformersViT())
 
 _TOWER_NAMES = ("visual", "vision_tower", "vision_model", "trunk")
 

@@ -1,0 +1,256 @@
+"""transformers' ViT, DeiT, ViTMAE, DINOv2 (with registers too), CLIP and SigLIP vision models.
+
+Each is reduced where its loop over layers lies, so classifiers, backbones, contrastive models and VLMs that hold one
+work as they are. Hidden states are full-length. Attention maps are not given: a reduced model attends between groups of
+tokens. ViTMAE reduces the patches its random masking leaves, and gives as many back. Any attention implementation
+runs the layers before the first reduction; after it proportional attention does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from agglo.hosts.base import Host, Layout, ReducedModule, UnsupportedModelError, matrix_entries
+from agglo.hosts.run import Run, checkpointed, directly, run_blocks
+from agglo.hosts.transformers_parts import CLIPParts, DinoParts, LayerParts, ViTParts
+
+HiddenStates = tuple[Tensor | None, ...] | None
+
+
+class _ReducedTower(ReducedModule):
+    """The loop, and what transformers' decorators do around a forward: defaults from the config, and tuples."""
+
+    def _agglo_run(self: Any, x: Tensor, options: dict[str, Any], mask: Any = None) -> tuple[Run, HiddenStates]:
+        """Run x (B, T, C) through the layers; hidden states as asked for in the options of `forward`."""
+        _refuse(self, options, mask)
+        tower = _tower(self)
+        layers = tower.layers(self)
+        asked = _option(self, options, "output_hidden_states")
+        chosen = sorted(asked) if isinstance(asked, (list, tuple, set)) else None
+        keep: Sequence[int] = range(len(layers)) if chosen is None else chosen
+        checkpointing = self.training and getattr(layers[0], "gradient_checkpointing", False)
+        run = run_blocks(
+            self,
+            layers,
+            x,
+            parts=tower.parts,
+            prefix=tower.prefix(self),
+            training=self.training,
+            call=checkpointed if checkpointing else directly,
+            keep=keep if asked else (),
+        )
+        if not asked:
+            return run, None
+        if chosen is None:
+            return run, (x, *run.kept)
+        states = dict(zip(chosen, run.kept, strict=True))
+        return run, tuple(states.get(index) for index in range(len(layers)))
+
+    def _agglo_output(self: Any, output: Any, options: dict[str, Any]) -> Any:
+        return output.to_tuple() if _option(self, options, "return_dict", True) is False else output
+
+
+class _ReducedViT(_ReducedTower):
+    """ViT and DeiT."""
+
+    def forward(
+        self: Any,
+        pixel_values: Any = None,
+        bool_masked_pos: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+        x = self.embeddings(
+            pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype),
+            bool_masked_pos=bool_masked_pos,
+            interpolate_pos_encoding=interpolate_pos_encoding,
+        )
+        run, hidden_states = self._agglo_run(x, kwargs, attention_mask)
+        # The norm acts on each token alone: before unmerging it has fewer to do.
+        last = run.restored(self.layernorm(run.tokens))
+        pooled = None if self.pooler is None else self.pooler(last)
+        output = BaseModelOutputWithPooling(last_hidden_state=last, pooler_output=pooled, hidden_states=hidden_states)
+        return self._agglo_output(output, kwargs)
+
+
+class _ReducedMAE(_ReducedTower):
+    """ViTMAE's encoder: x holds the patches that its masking left, in shuffled order."""
+
+    def forward(
+        self: Any,
+        pixel_values: Tensor | None = None,
+        noise: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        from transformers.models.vit_mae.modeling_vit_mae import ViTMAEModelOutput
+
+        x, mask, restore = self.embeddings(pixel_values, noise=noise, interpolate_pos_encoding=interpolate_pos_encoding)
+        run, hidden_states = self._agglo_run(x, kwargs, attention_mask)
+        last = run.restored(self.layernorm(run.tokens))
+        output = ViTMAEModelOutput(last_hidden_state=last, mask=mask, ids_restore=restore, hidden_states=hidden_states)
+        return self._agglo_output(output, kwargs)
+
+
+class _ReducedEncoder(_ReducedTower):
+    """DINOv2's encoder, between embeddings and final norm: model and backbone share it."""
+
+    def forward(self: Any, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any) -> Any:
+        from transformers.modeling_outputs import BaseModelOutput
+
+        run, states = self._agglo_run(hidden_states, kwargs, attention_mask)
+        output = BaseModelOutput(last_hidden_state=run.restored(), hidden_states=states)
+        return self._agglo_output(output, kwargs)
+
+
+class _ReducedCLIP(_ReducedTower):
+    """CLIP's vision model: the pooled class token alone passes the last norm."""
+
+    def forward(
+        self: Any, pixel_values: Tensor | None = None, interpolate_pos_encoding: bool | None = False, **kwargs: Any
+    ) -> Any:
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+        embedded = self.embeddings(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
+        run, hidden_states = self._agglo_run(self.pre_layrnorm(embedded), kwargs)
+        output = BaseModelOutputWithPooling(
+            last_hidden_state=run.restored(),
+            pooler_output=self.post_layernorm(run.tokens[:, 0]),
+            hidden_states=hidden_states,
+        )
+        return self._agglo_output(output, kwargs)
+
+
+class _ReducedSigLIP(_ReducedTower):
+    """SigLIP's vision model: no class token, attention pooling over all patches."""
+
+    def forward(
+        self: Any, pixel_values: Tensor | None = None, interpolate_pos_encoding: bool | None = False, **kwargs: Any
+    ) -> Any:
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+        embedded = self.embeddings(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
+        run, hidden_states = self._agglo_run(embedded, kwargs)
+        last = run.restored(self.post_layernorm(run.tokens))
+        output = BaseModelOutputWithPooling(
+            last_hidden_state=last,
+            pooler_output=self.head(last) if self.use_head else None,
+            hidden_states=hidden_states,
+        )
+        return self._agglo_output(output, kwargs)
+
+
+@dataclass(frozen=True)
+class _Tower:
+    """A class that owns a loop over layers: where they are, how they come apart, and its prefix tokens."""
+
+    mixin: type[_ReducedTower]
+    parts: LayerParts
+    path: str
+    prefix_tokens: int
+
+    def layers(self, module: nn.Module) -> list[nn.Module]:
+        return list(module.get_submodule(self.path).children())
+
+    def prefix(self, module: Any) -> int:
+        return self.prefix_tokens + int(getattr(module.config, "num_register_tokens", 0))
+
+
+_TOWERS = {
+    "ViTModel": _Tower(_ReducedViT, ViTParts(), "layers", 1),
+    "DeiTModel": _Tower(_ReducedViT, ViTParts(), "layers", 2),
+    "ViTMAEModel": _Tower(_ReducedMAE, ViTParts(), "layers", 1),
+    "Dinov2Encoder": _Tower(_ReducedEncoder, DinoParts(), "layer", 1),
+    "Dinov2WithRegistersEncoder": _Tower(_ReducedEncoder, DinoParts(), "layer", 1),
+    "CLIPVisionModel": _Tower(_ReducedCLIP, CLIPParts(), "encoder.layers", 1),
+    "SiglipVisionModel": _Tower(_ReducedSigLIP, CLIPParts(), "encoder.layers", 0),
+}
+
+
+def _tower(module: nn.Module) -> _Tower:
+    return next(_TOWERS[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in _TOWERS)
+
+
+def _option(module: Any, options: dict[str, Any], name: str, default: Any = False) -> Any:
+    return options.get(name, getattr(module.config, name, default))
+
+
+def _refuse(module: nn.Module, options: dict[str, Any], mask: Any) -> None:
+    if mask is not None or options.get("attention_mask") is not None:
+        raise ValueError("attention_mask does not go with token reduction: call agglo.remove(model) first")
+    if _option(module, options, "output_attentions"):
+        raise ValueError(
+            "output_attentions=True does not go with token reduction: attention runs between groups of tokens, in "
+            "kernels that give no weights; call agglo.remove(model) first"
+        )
+
+
+class TransformersViT(Host):
+    """transformers' plain vision transformers."""
+
+    model_classes: ClassVar[tuple[str, ...]] = tuple(f"transformers.{name}" for name in _TOWERS)
+
+    def check(self, module: nn.Module) -> None:
+        name, tower = type(module).__name__, _tower(module)
+        definer = type(module).forward.__module__
+        if definer.split(".")[0] not in ("transformers", "agglo"):
+            raise UnsupportedModelError(f"{name} replaces transformers' forward (in {definer}); agglo would bypass it")
+        try:
+            layers = tower.layers(module)
+        except AttributeError:
+            raise UnsupportedModelError(_unknown_build(name, f"has no {tower.path}")) from None
+        for layer in layers:
+            if type(layer).__name__ not in tower.parts.layers:
+                raise UnsupportedModelError(_unknown_build(name, f"is built from {type(layer).__name__}"))
+            attention = type(tower.parts.attention(layer)).__name__
+            if attention not in tower.parts.attentions or not hasattr(tower.parts.attention(layer), "q_proj"):
+                raise UnsupportedModelError(_unknown_build(name, f"attends by an {attention}"))
+
+    def layout(self, module: Any) -> Layout:
+        tower, config = _tower(module), module.config
+        layer: Any = tower.layers(module)[0]
+        attention = tower.parts.attention(layer)
+        height, width = _pair(config.image_size)
+        patch_height, patch_width = _pair(config.patch_size)
+        embedded = (height // patch_height) * (width // patch_width)
+        embedding_weights = config.num_channels * patch_height * patch_width * config.hidden_size
+        patches = int(embedded * (1 - getattr(config, "mask_ratio", 0.0)))
+        return Layout(
+            depth=len(tower.layers(module)),
+            prefix=tower.prefix(module),
+            patches=patches,
+            attention_weights=matrix_entries(attention),
+            attention_width=attention.q_proj.out_features,
+            mlp_weights=matrix_entries(layer.mlp),
+            embedding_weights=embedding_weights * embedded // patches,
+            head_madds=_head_madds(module, patches),
+        )
+
+    def mixin(self, module: nn.Module) -> type[ReducedModule]:
+        return _tower(module).mixin
+
+
+def _unknown_build(name: str, found: str) -> str:
+    import transformers
+
+    return f"{name} {found}, a kind agglo does not know (transformers {transformers.__version__})"
+
+
+def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def _head_madds(module: Any, patches: int) -> int:
+    """Of the pooler inside the tower. SigLIP's projects every patch to a key and a value."""
+    head = getattr(module, "head", None)
+    if head is None:
+        return matrix_entries(getattr(module, "pooler", None))
+    return matrix_entries(head) + (patches - 1) * 2 * module.config.hidden_size**2
