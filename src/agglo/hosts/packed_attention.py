@@ -32,7 +32,8 @@ def require_packed(owner: nn.Module, attn: Any) -> None:
 
 def split_heads(packed: Tensor, n_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v (B, H, T, d) each, of packed (B, T, 3 * H * d)."""
-    q, k, v = packed.unflatten(-1, (3, n_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    # Not unflatten: in an ONNX file written by way of TorchScript it fixes the batch size.
+    q, k, v = packed.reshape(*packed.shape[:-1], 3, n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
     return q, k, v
 
 

@@ -87,7 +87,8 @@ def _qkv(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     qkv = attn.qkv(x)
     if getattr(attn, "q_bias", None) is not None:
         qkv = qkv + torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
-    q, k, v = qkv.unflatten(-1, (3, -1, attn.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+    # Not unflatten: in an ONNX file written by way of TorchScript it fixes the batch size.
+    q, k, v = qkv.reshape(*qkv.shape[:-1], 3, -1, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
     return q, k, v
 
 

@@ -17,6 +17,12 @@ from agglo.methods.features import patch_features, require_known
 _OUT_OF_REACH = 3.0  # cosine distances end at 2
 
 
+@torch.compiler.assume_constant_result
+def _is_becoming_onnx() -> bool:
+    """Asked outside the graph, where torch.compile takes it for False, since the exporter tries that road too."""
+    return torch.onnx.is_in_onnx_export()
+
+
 class ATC(Method):
     """Exact bottom-up clustering of the patch tokens by cosine distance; any count from N down to 1.
 
@@ -37,7 +43,7 @@ class ATC(Method):
         return {"linkage": self.linkage, "features": self.features}
 
     def reduce(self, view: View) -> Outcome:
-        if torch.onnx.is_in_onnx_export():
+        if _is_becoming_onnx():
             raise RuntimeError("ONNX has no operator for agglomerative clustering; a model with method='tome' exports")
         # Unchecked: NaN in a model means NaN out of it, as without reduction, and a loss scaler skips such a step. The
         # labels are then without meaning, but must be labels.
