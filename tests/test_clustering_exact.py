@@ -1,4 +1,4 @@
-"""Every backend gives the partition the definition asks for: SciPy's and scikit-learn's without ties, a valid one with."""
+"""Every backend gives the partition the definition asks for: SciPy's without ties, a valid one with ties."""
 
 import numpy as np
 import pytest
