@@ -34,7 +34,8 @@ def assert_same(actual: Any, expected: Any, **tolerance: float) -> None:
     actual, expected = tensors(actual), tensors(expected)
     assert len(actual) == len(expected) > 0
     for a, e in zip(actual, expected, strict=True):
-        assert a.shape == e.shape and a.dtype == e.dtype
+        assert a.shape == e.shape
+        assert a.dtype == e.dtype
         if tolerance:
             torch.testing.assert_close(a, e, **{"rtol": 0.0, **tolerance})
         else:
@@ -93,8 +94,11 @@ class HostContract:
         dense = self.run(model, x)
         agglo.apply(model, method, keep_rate=self.keep_rate)
         report = agglo.reduction(model)
-        assert report is not None and report.counts is not None and report.gflops_after is not None
-        assert report.counts[-1] < report.n_tokens and report.gflops_after < report.gflops_before
+        assert report is not None
+        assert report.counts is not None
+        assert report.gflops_after is not None
+        assert report.counts[-1] < report.n_tokens
+        assert report.gflops_after < report.gflops_before
         with agglo.trace(model) as trace:
             reduced = self.run(model, x)
         shapes = [(t.shape, t.dtype) for t in tensors(dense)]
@@ -222,17 +226,17 @@ class HostContract:
     def test_bad_requests_change_nothing(self) -> None:
         model = self.fresh()
         types = [type(m) for m in model.modules()]
-        for request in (
-            {"keep_rate": 0.0},
-            {"keep_rate": 1.5},
-            {"method": "tome", "keep_rate": 0.25},
-            {"schedule": agglo.Constant(10**6)},
-            {"keep_rate": 0.5, "linkage": "ward"},
-            {"keep_rate": 0.5, "blocks": (99,)},
-            {"keep_rate": 0.5, "threshold": 0.1},
-            {"method": "nothing", "keep_rate": 0.5},
-            {},
+        for request, complaint in (
+            ({"keep_rate": 0.0}, "keep_rate=0.0"),
+            ({"keep_rate": 1.5}, "keep_rate=1.5"),
+            ({"method": "tome", "keep_rate": 0.25}, "tome cannot go from"),
+            ({"schedule": agglo.Constant(10**6)}, "at least 1 must stay"),
+            ({"keep_rate": 0.5, "linkage": "ward"}, "linkage='ward'"),
+            ({"keep_rate": 0.5, "blocks": (99,)}, "do not fit a model of depth"),
+            ({"keep_rate": 0.5, "threshold": 0.1}, "not keep_rate and threshold"),
+            ({"method": "nothing", "keep_rate": 0.5}, "method='nothing'"),
+            ({}, "not none"),
         ):
-            with pytest.raises(ValueError):
+            with pytest.raises(ValueError, match=complaint):
                 agglo.apply(model, **request)  # type: ignore[arg-type]
         assert [type(m) for m in model.modules()] == types

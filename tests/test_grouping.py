@@ -77,7 +77,8 @@ def test_gradients() -> None:
     grouping = random_grouping(0, 2, 6, 3, 1, weights=torch.rand(2, 7) + 0.5)
     x = torch.randn(2, 7, 3, requires_grad=True)
     grouping.unmerge(grouping.merge(x)).mul(torch.randn(2, 7, 3)).sum().backward()
-    assert x.grad is not None and (x.grad != 0).all()
+    assert x.grad is not None
+    assert (x.grad != 0).all()
     merged = grouping.merge(x)
     (gradient,) = torch.autograd.grad(merged[0, 2, 0], x)
     members = grouping.labels[0] == 2
@@ -91,7 +92,8 @@ def test_half_precision_sums_in_float32(dtype: torch.dtype) -> None:
     """Summed in float16, 4096 ones stop at 2048."""
     grouping = Grouping.of(torch.zeros(1, 4096, dtype=torch.int64), 1)
     merged = grouping.merge(torch.ones(1, 4096, 1, dtype=dtype))
-    assert merged.dtype == dtype and merged.item() == 1
+    assert merged.dtype == dtype
+    assert merged.item() == 1
 
 
 def test_padding_is_empty_and_harmless() -> None:
@@ -99,9 +101,11 @@ def test_padding_is_empty_and_harmless() -> None:
     grouping = Grouping.of(torch.tensor([[0, 1, 2], [0, 0, 0]]), 3, prefix=1, counts=counts)
     assert grouping.sizes.tolist() == [[1, 1, 1, 1], [1, 3, 0, 0]]
     merged = grouping.merge(torch.ones(2, 4, 2))
-    assert merged.isfinite().all() and (merged[1, 2:] == 0).all()
+    assert merged.isfinite().all()
+    assert (merged[1, 2:] == 0).all()
     later = Grouping.of(torch.tensor([[0, 0, 1], [0, 1, 1]]), 2, 1, grouping.sizes, torch.tensor([2, 1]))
     both = grouping.then(later)
-    assert both.counts is not None and both.counts.tolist() == [2, 1]
+    assert both.counts is not None
+    assert both.counts.tolist() == [2, 1]
     assert both.labels.tolist() == [[0, 1, 1, 2], [0, 1, 1, 1]]
     assert both.sizes.tolist() == [[1, 2, 1], [1, 3, 0]]
