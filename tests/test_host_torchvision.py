@@ -202,7 +202,7 @@ def test_what_agglo_would_bypass_is_refused_by_name() -> None:
         agglo.apply(model, keep_rate=0.5)
     model = vit()
     model.encoder.layers[3].self_attention = OtherAttention(48, 4, batch_first=True)
-    with pytest.raises(agglo.UnsupportedModelError, match="VisionTransformer attends by OtherAttention"):
+    with pytest.raises(agglo.UnsupportedModelError, match=r"OtherAttention \(from test_host"):
         agglo.apply(model, keep_rate=0.5)
     model.encoder.layers[3].self_attention = nn.MultiheadAttention(48, 4, batch_first=True, add_zero_attn=True)
     with pytest.raises(agglo.UnsupportedModelError, match="add_zero_attn"):
@@ -210,6 +210,13 @@ def test_what_agglo_would_bypass_is_refused_by_name() -> None:
     model.encoder.layers[3] = nn.TransformerEncoderLayer(48, 4)
     with pytest.raises(agglo.UnsupportedModelError, match="TransformerEncoderLayer; supported: EncoderBlock"):
         agglo.apply(model, keep_rate=0.5)
+
+
+def test_an_attention_replaced_later_is_refused_when_it_runs() -> None:
+    model = agglo.apply(vit(), keep_rate=0.5)
+    model.encoder.layers[3].self_attention = OtherAttention(48, 4, batch_first=True)
+    with pytest.raises(agglo.UnsupportedModelError, match="OtherAttention"):
+        model(IMAGE)
 
 
 @pytest.mark.parametrize("name", ["swin_t", "swin_v2_t", "maxvit_t", "resnet18", "convnext_tiny"])

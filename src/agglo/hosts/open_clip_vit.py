@@ -112,7 +112,7 @@ class OpenClipViT(Host):
             )
         for block in module.transformer.resblocks:
             if kinds == {_PLAIN}:
-                packed_attention.require_packed(module, block.attn)
+                packed_attention.require_packed(block.attn)
             elif block.attn.logit_scale is not None:
                 raise UnsupportedModelError(f"{name} attends by scaled cosines; supported: scaled dot products")
 

@@ -14,18 +14,17 @@ from torch import Tensor, nn
 from agglo.hosts.base import Projected, UnsupportedModelError
 
 
-def require_packed(owner: nn.Module, attn: Any) -> None:
-    """UnsupportedModelError unless the owner's attention is plain self-attention of the shape handled here."""
-    name = type(owner).__name__
+def require_packed(attn: Any) -> None:
+    """UnsupportedModelError unless a block's attention is plain self-attention of the shape handled here."""
     if type(attn) is not nn.MultiheadAttention:
         cls = type(attn)
         raise UnsupportedModelError(
-            f"{name} attends by {cls.__name__} (from {cls.__module__}); supported: torch.nn.MultiheadAttention. "
+            f"a block attends by {cls.__name__} (from {cls.__module__}); supported: torch.nn.MultiheadAttention. "
             "Adapters around it must be merged into the weights first"
         )
     if attn.in_proj_weight is None or attn.bias_k is not None or attn.add_zero_attn:
         raise UnsupportedModelError(
-            f"{name} attends by a MultiheadAttention with kdim, vdim, add_bias_kv or add_zero_attn; "
+            "a block attends by a MultiheadAttention with kdim, vdim, add_bias_kv or add_zero_attn; "
             "supported: one packed in_proj_weight and nothing else"
         )
 
@@ -39,6 +38,7 @@ def split_heads(packed: Tensor, n_heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def project(attn: nn.MultiheadAttention, x: Tensor) -> Projected:
     """q, k, v of x (B, T, C), whatever `attn.batch_first` says."""
+    require_packed(attn)  # again: an adapter may have come after agglo.apply, and its own weights would not be seen
     q, k, v = split_heads(F.linear(x, attn.in_proj_weight, attn.in_proj_bias), attn.num_heads)
     return Projected(q, k, v, dropout=attn.dropout if attn.training else 0.0)
 

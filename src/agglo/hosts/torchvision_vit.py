@@ -59,7 +59,7 @@ class TorchvisionViT(Host):
                 raise UnsupportedModelError(
                     f"{type(module).__name__} is built from {type(block).__name__}; supported: EncoderBlock"
                 )
-            packed_attention.require_packed(module, block.self_attention)
+            packed_attention.require_packed(block.self_attention)
 
     def loop(self, module: Any) -> nn.Module:
         return cast(nn.Module, module.encoder)
