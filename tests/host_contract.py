@@ -229,7 +229,7 @@ class HostContract:
         for request, complaint in (
             ({"keep_rate": 0.0}, "keep_rate=0.0"),
             ({"keep_rate": 1.5}, "keep_rate=1.5"),
-            ({"method": "tome", "keep_rate": 0.25}, "tome cannot go from"),
+            ({"method": "tome", "keep_rate": 0.25, "blocks": (1,)}, "tome cannot go from"),
             ({"schedule": agglo.Constant(10**6)}, "at least 1 must stay"),
             ({"keep_rate": 0.5, "linkage": "ward"}, "linkage='ward'"),
             ({"keep_rate": 0.5, "blocks": (99,)}, "do not fit a model of depth"),
