@@ -69,3 +69,35 @@ def class_attention(q: Tensor, k: Tensor, sizes: Tensor | None, *, scale: float 
     if sizes is not None:
         logits = logits + sizes.float().log().unsqueeze(1)
     return logits.softmax(dim=-1)
+
+
+def attention_received(q: Tensor, k: Tensor, sizes: Tensor | None, *, scale: float | None = None) -> Tensor:
+    """How much attention each key of k (B, H, N, d) gets from all queries of q (B, H, M, d), summed over heads:
+    (B, N), float32. Padding, of size 0, does not ask."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    logits = (q.float() @ k.float().transpose(-2, -1)) * scale
+    if sizes is None:
+        return logits.softmax(dim=-1).sum(dim=(1, 2))
+    weights = (logits + sizes.float().log()[:, None, None]).softmax(dim=-1)
+    return (weights * (sizes > 0)[:, None, :, None]).sum(dim=(1, 2))
+
+
+def policy_attention(
+    q: Tensor, k: Tensor, v: Tensor, policy: Tensor, *, scale: float | None = None, eps: float = 1e-6
+) -> Tensor:
+    """DynamicViT's attention in training: tokens with policy 0 (B, T) are seen by nobody but themselves.
+
+        e_ij = exp(a_ij - max_j a_ij) * (policy_j, or 1 where i = j)
+        out_i = sum_j (e_ij + eps / T) / (sum_j e_ij + eps) v_j
+
+    In float32 with all weights written out, so that gradients reach the policy. (B, H, T, d) each.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    n_tokens = q.shape[2]
+    with torch.autocast(q.device.type, enabled=False):
+        logits = (q.float() @ k.float().transpose(-2, -1)) * scale
+        itself = torch.eye(n_tokens, device=q.device)
+        seen = policy.float()[:, None, None, :]
+        exponentials = (logits - logits.amax(dim=-1, keepdim=True)).exp() * (seen * (1 - itself) + itself)
+        weights = (exponentials + eps / n_tokens) / (exponentials.sum(dim=-1, keepdim=True) + eps)
+        return (weights @ v.float()).to(v.dtype)

@@ -1,4 +1,8 @@
-"""Which group each token belongs to, how many patches each group stands for, and the way there and back."""
+"""Which group each token belongs to, how many patches each group stands for, and the way there and back.
+
+A token may also belong to no group: it is dropped, its label is -1. `merge` leaves it out, and `unmerge` puts at its
+position whatever value it is told: hosts give the last one the token had.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,13 @@ from torch import Tensor
 class Grouping:
     """The groups of a batch of token sequences, prefix tokens first, each of them a group of its own.
 
-    labels: (B, T) int64, the group of every token; labels[:, :prefix] is 0, 1, ..., prefix - 1.
+    labels: (B, T) int64, the group of every token, -1 if it is dropped; labels[:, :prefix] is 0, 1, ..., prefix - 1.
     sizes: (B, G) float32, how many original tokens each group stands for; 0 marks a group that only pads.
     prefix: how many tokens at the front are never merged.
     weights: (B, T) float32, how many original tokens each token stood for before; None means one each.
     counts: (B,) int64, groups of each image without prefix and padding; None means G - prefix everywhere.
+    drops: whether labels may be -1.
+    chosen: (B, G) int64, where every group is one token: its position, anything for padding; merging then only gathers.
     """
 
     labels: Tensor
@@ -24,6 +30,8 @@ class Grouping:
     prefix: int = 0
     weights: Tensor | None = None
     counts: Tensor | None = None
+    drops: bool = False
+    chosen: Tensor | None = None
 
     @staticmethod
     def of(
@@ -32,8 +40,11 @@ class Grouping:
         prefix: int = 0,
         weights: Tensor | None = None,
         counts: Tensor | None = None,
+        drops: bool = False,
     ) -> Grouping:
         """A grouping from labels (B, T - prefix) of the patch tokens alone, numbered from 0.
+
+        drops: whether some labels are -1, for tokens to be dropped.
 
         >>> grouping = Grouping.of(torch.tensor([[0, 0, 1]]), n_groups=2, prefix=1)
         >>> grouping.labels, grouping.sizes
@@ -42,10 +53,44 @@ class Grouping:
         batch, n_patches = patch_labels.shape
         device = patch_labels.device
         prefix_labels = torch.arange(prefix, device=device).expand(batch, prefix)
-        labels = torch.cat([prefix_labels, patch_labels + prefix], dim=1)
-        ones = torch.ones(batch, prefix + n_patches, device=device) if weights is None else weights
-        sizes = torch.zeros(batch, prefix + n_groups, device=device).scatter_add(1, labels, ones)
-        return Grouping(labels, sizes, prefix, weights, counts)
+        shifted = torch.where(patch_labels < 0, -1, patch_labels + prefix) if drops else patch_labels + prefix
+        labels = torch.cat([prefix_labels, shifted], dim=1)
+        added = torch.ones(batch, prefix + n_patches, device=device) if weights is None else weights
+        added = added * (labels >= 0) if drops else added
+        target = labels.clamp(min=0) if drops else labels
+        sizes = torch.zeros(batch, prefix + n_groups, device=device).scatter_add(1, target, added)
+        return Grouping(labels, sizes, prefix, weights, counts, drops)
+
+    @staticmethod
+    def select(
+        positions: Tensor,
+        n_patches: int,
+        prefix: int = 0,
+        weights: Tensor | None = None,
+        counts: Tensor | None = None,
+    ) -> Grouping:
+        """Patches at positions (B, K), counted without prefix, stay as they are; all other patches are dropped.
+
+        counts: (B,), how many of the K are meant; those after them only pad.
+
+        >>> grouping = Grouping.select(torch.tensor([[0, 2]]), n_patches=4, prefix=1)
+        >>> grouping.labels, grouping.sizes
+        (tensor([[ 0,  1, -1,  2, -1]]), tensor([[1., 1., 1.]]))
+        """
+        batch, n_kept = positions.shape
+        device, total = positions.device, prefix + n_patches
+        in_front = torch.arange(prefix, device=device).expand(batch, prefix)
+        chosen = torch.cat([in_front, positions + prefix], dim=1)
+        numbers = torch.arange(prefix + n_kept, device=device).expand(batch, -1)
+        ones = torch.ones(batch, prefix + n_kept, device=device)
+        sizes = ones if weights is None else weights.gather(1, chosen)
+        target = chosen
+        if counts is not None:
+            padding = numbers >= prefix + counts.unsqueeze(1)
+            sizes = sizes.masked_fill(padding, 0)
+            target = chosen.masked_fill(padding, total)  # one column beyond the tokens, cut off below
+        labels = torch.full((batch, total + 1), -1, device=device).scatter(1, target, numbers)[:, :total]
+        return Grouping(labels, sizes, prefix, weights, counts, drops=True, chosen=chosen)
 
     @staticmethod
     def identity(batch: int, n_tokens: int, prefix: int = 0, device: torch.device | None = None) -> Grouping:
@@ -61,16 +106,30 @@ class Grouping:
     def merge(self, x: Tensor) -> Tensor:
         """One token per group: the size-weighted mean of x (B, T, C) as (B, G, C), in the dtype of x.
 
-        Sums are taken in float32 whatever the dtype. Padding groups are zero.
+        Sums are taken in float32 whatever the dtype. Padding groups are zero. Dropped tokens go nowhere.
         """
+        if self.chosen is not None:
+            kept = x.gather(1, self.chosen.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+            return kept if self.counts is None else kept.masked_fill((self.sizes == 0).unsqueeze(-1), 0)
         x32 = x.float()
         weighted = x32 if self.weights is None else x32 * self.weights.unsqueeze(-1)
-        sums = _sums_of_groups(weighted, self.labels, self.n_groups)
+        if self.drops:
+            labels = torch.where(self.labels < 0, self.n_groups, self.labels)
+            sums = _sums_of_groups(weighted, labels, self.n_groups + 1)[:, :-1]
+        else:
+            sums = _sums_of_groups(weighted, self.labels, self.n_groups)
         return sums.div_(self.sizes.clamp(min=1).unsqueeze(-1)).to(x.dtype)
 
-    def unmerge(self, y: Tensor) -> Tensor:
-        """One token per original position: (B, G, C) -> (B, T, C), every member a copy of its group."""
-        return y.gather(1, self.labels.unsqueeze(-1).expand(-1, -1, y.shape[-1]))
+    def unmerge(self, y: Tensor, dropped: Tensor | None = None) -> Tensor:
+        """One token per original position: (B, G, C) -> (B, T, C), every member a copy of its group.
+
+        dropped: (B, T, C), what stands where a token was dropped; zeros if not given.
+        """
+        if not self.drops:
+            return y.gather(1, self.labels.unsqueeze(-1).expand(-1, -1, y.shape[-1]))
+        copies = y.gather(1, self.labels.clamp(min=0).unsqueeze(-1).expand(-1, -1, y.shape[-1]))
+        instead = torch.zeros_like(copies) if dropped is None else dropped
+        return torch.where((self.labels < 0).unsqueeze(-1), instead, copies)
 
     def then(self, later: Grouping) -> Grouping:
         """This grouping followed by a grouping of its groups, as one step from the first tokens to the last groups.
@@ -79,8 +138,12 @@ class Grouping:
         >>> first.then(Grouping.of(torch.tensor([[0, 1, 1]]), n_groups=2, weights=first.sizes)).labels
         tensor([[0, 0, 1, 1]])
         """
-        labels = later.labels.gather(1, self.labels)
-        return Grouping(labels, later.sizes, self.prefix, self.weights, later.counts)
+        drops = self.drops or later.drops
+        if self.drops:
+            labels = later.labels.gather(1, self.labels.clamp(min=0)).where(self.labels >= 0, -1)
+        else:
+            labels = later.labels.gather(1, self.labels)
+        return Grouping(labels, later.sizes, self.prefix, self.weights, later.counts, drops)
 
 
 def _sums_of_groups(x: Tensor, labels: Tensor, n_groups: int) -> Tensor:

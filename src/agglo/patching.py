@@ -9,10 +9,9 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
-from agglo import methods
-from agglo.hosts.base import ReducedModule, UnsupportedModelError, reduced_class
+from agglo.hosts.base import Layout, ReducedModule, UnsupportedModelError, reduced_class
 from agglo.hosts.registry import applied_modules, applied_towers, find_tower
-from agglo.methods import Method
+from agglo.methods import Method, Setting, create
 from agglo.plan import Plan
 from agglo.schedule import Rates, Schedule, Stages, as_schedule
 from agglo.tracing import Trace
@@ -30,14 +29,14 @@ def apply(
     threshold: float | None = None,
     blocks: Sequence[int] | None = None,
     tower: str | nn.Module | None = None,
-    proportional: bool = True,
+    proportional: bool | None = None,
     **options: Any,
 ) -> M:
     """Make a vision transformer faster by reducing its tokens as it runs. In place; `agglo.remove` undoes it.
 
     What matters:
         keep_rate: fraction of patch tokens that stays at each stage, in (0, 1]; a list gives one per stage.
-        method: "atc" (default), "tome", or a Method.
+        method: "atc" (default), the name of another that `agglo.methods()` lists, or a Method.
         linkage (atc): "average", "single" or "complete".
 
     Instead of keep_rate, one of:
@@ -48,7 +47,8 @@ def apply(
         blocks: 0-based blocks that reduce, for keep_rate and threshold; by default a quarter, a half and three
             quarters of the depth (3, 6, 9 of 12).
         features: what atc and tome compare tokens by: "keys", "keys_per_head", "tokens" or "values".
-        proportional: let a merged token weigh in attention as much as its members did.
+        proportional: let a merged token weigh in attention as much as its members did; None leaves it to the method.
+        any other option of the method, by its name.
         tower: the submodule to reduce (or its name), for models with several.
 
     Outputs keep their shapes and token order. An earlier `apply` is replaced. Returns the model.
@@ -59,7 +59,7 @@ def apply(
         raise ValueError(f"give one of keep_rate, schedule and threshold, not {' and '.join(given) or 'none'}")
     if schedule is not None and blocks is not None:
         raise ValueError("blocks go with keep_rate or threshold; a schedule has its own")
-    chosen = methods.create(method, **options)
+    chosen = create(method, **options)
     if threshold is not None and not chosen.takes_threshold:
         raise ValueError(f"method {chosen.name!r} takes no threshold; give keep_rate or schedule")
     if threshold is not None and not threshold >= 0:
@@ -70,19 +70,39 @@ def apply(
         schedule=None if schedule is None else as_schedule(schedule),
         threshold=threshold,
         blocks=None if blocks is None else tuple(blocks),
-        proportional=proportional,
+        proportional=chosen.proportional if proportional is None else proportional,
     )
     module, host = find_tower(model, tower)
     host.check(module)
     layout = host.layout(module)
-    plan.targets(chosen, layout.patches, layout.depth)  # an impossible request raises here, before anything changes
+    setting = _setting(plan, chosen, layout)  # an impossible request raises here, before anything changes
     loop = host.loop(module)
     _require_no_override(loop, host.mixin(module))
+    _build(chosen, setting, module)
     _restore(loop)
     loop.__class__ = reduced_class(host.mixin(module), type(loop))
     for name, value in zip(_ATTRIBUTES, (plan, chosen, None), strict=True):
         setattr(loop, name, value)
     return model
+
+
+def _setting(plan: Plan, method: Method, layout: Layout) -> Setting:
+    if method.needs_class_attention and layout.prefix == 0:
+        raise ValueError(f"{method.name} asks what the class token attends to, and this model has none")
+    targets = plan.targets(method, layout.patches, layout.depth, layout.grid)
+    counts = [] if plan.schedule is None else [target for target in targets if target is not None]
+    stages = tuple(zip([layout.patches, *counts], counts, strict=False))
+    return Setting(stages, layout.width, layout.heads, layout.prefix)
+
+
+def _build(method: Method, setting: Setting, module: nn.Module) -> None:
+    """Parameters of a method that learns, as the model has its own: same device, dtype and mode."""
+    if type(method).build is not Method.build and not setting.width:
+        raise UnsupportedModelError(f"{method.name} learns, and agglo cannot tell how wide {type(module).__name__} is")
+    method.build(setting)
+    if isinstance(method, nn.Module):
+        like = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
+        method.to(device=like.device, dtype=like.dtype).train(module.training)
 
 
 def _require_no_override(loop: nn.Module, mixin: type[ReducedModule]) -> None:
@@ -120,6 +140,7 @@ class Reduction:
     """What is applied to a model.
 
     counts: patch tokens really left after each block; None where a threshold makes them differ from image to image.
+    at_most: whether images may keep fewer than the counts.
     prefix: tokens in front that are never merged.
     gflops_before, gflops_after: multiply-adds of one image, in 1e9.
     """
@@ -131,13 +152,14 @@ class Reduction:
     counts: list[int] | None
     gflops_before: float
     gflops_after: float | None
+    at_most: bool = False
 
     def __str__(self) -> str:
         if self.counts is None or self.gflops_after is None:
             return f"{self.method}, {self.schedule}: {self.n_tokens} patch tokens, counts differ from image to image"
         return (
-            f"{self.method}, {self.schedule}: {self.n_tokens} -> {self.counts[-1]} patch tokens {self.counts}, "
-            f"{self.gflops_before:.2f} -> {self.gflops_after:.2f} GFLOPs"
+            f"{self.method}, {self.schedule}: {self.n_tokens} -> {'at most ' if self.at_most else ''}{self.counts[-1]} "
+            f"patch tokens {self.counts}, {self.gflops_before:.2f} -> {self.gflops_after:.2f} GFLOPs"
         )
 
 
@@ -149,9 +171,10 @@ def reduction(model: nn.Module, n_tokens: int | None = None) -> Reduction | None
     module, host = applied[0]
     layout, loop = host.layout(module), cast(ReducedModule, host.loop(module))
     plan, method = loop.agglo_plan, loop.agglo_method
+    grid = layout.grid if n_tokens is None else None
     n_tokens = layout.patches if n_tokens is None else n_tokens
     known = plan.schedule is not None
-    counts = plan.counts(method, n_tokens, layout.depth) if known else None
+    counts = plan.counts(method, n_tokens, layout.depth, grid) if known else None
     return Reduction(
         method=repr(method),
         schedule=repr(plan.schedule) if known else f"threshold {plan.threshold}",
@@ -160,6 +183,7 @@ def reduction(model: nn.Module, n_tokens: int | None = None) -> Reduction | None
         counts=counts,
         gflops_before=layout.gflops([n_tokens] * layout.depth, n_tokens),
         gflops_after=None if counts is None else layout.gflops(counts, n_tokens),
+        at_most=method.varies,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agglo.methods import Method
+from agglo.methods import Grid, Method
 from agglo.schedule import Schedule, default_blocks
 
 
@@ -21,7 +21,7 @@ class Plan:
     blocks: tuple[int, ...] | None = None
     proportional: bool = True
 
-    def targets(self, method: Method, n_tokens: int, depth: int) -> list[int | None]:
+    def targets(self, method: Method, n_tokens: int, depth: int, grid: Grid | None = None) -> list[int | None]:
         """What the method is to leave at each block: a count it really reaches, or None where it is not asked.
 
         With a threshold the blocks where it acts have target 0, since no count is known.
@@ -31,21 +31,20 @@ class Plan:
             if any(block not in range(depth) for block in blocks):
                 raise ValueError(f"blocks={blocks} do not fit a model of depth {depth}: 0 to {depth - 1} exist")
             return [0 if block in blocks else None for block in range(depth)]
-        targets: list[int | None] = []
-        current = asked_before = n_tokens
-        for asked in self.schedule.counts(n_tokens, depth):
-            # Compared with what was asked before, not with what was reached: a rounding is not made up for later, at a
-            # block that was to stay untouched.
-            if asked < asked_before:
-                current = method.reachable(current, asked)
-            targets.append(current if asked < asked_before else None)
-            asked_before = asked
+        asked = self.schedule.counts(n_tokens, depth)
+        # Compared with what was asked before, not with what was reached: a rounding is not made up for later, at a
+        # block that was to stay untouched.
+        reducing = [block for block, count in enumerate(asked) if count < (asked[block - 1] if block else n_tokens)]
+        targets: list[int | None] = [None] * depth
+        reached = method.stages(n_tokens, [asked[block] for block in reducing], grid)
+        for block, count in zip(reducing, reached, strict=True):
+            targets[block] = count
         return targets
 
-    def counts(self, method: Method, n_tokens: int, depth: int) -> list[int]:
+    def counts(self, method: Method, n_tokens: int, depth: int, grid: Grid | None = None) -> list[int]:
         """Patch tokens really left after each block; with a threshold as many as there were, since it is not known."""
         counts = []
-        for target in self.targets(method, n_tokens, depth):
+        for target in self.targets(method, n_tokens, depth, grid):
             n_tokens = target or n_tokens
             counts.append(n_tokens)
         return counts

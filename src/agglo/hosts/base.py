@@ -11,7 +11,7 @@ A host is a subclass of `Host` in a file of its own, listed in `hosts/registry.p
 The overriding method prepares the tokens with the module's own layers and hands them to
 
     run = run_blocks(self, blocks, x, parts=..., prefix=...)       # hosts/run.py
-    run.restored()                                                 # or run.tokens where only prefix tokens are read
+    run.restored()                                                 # or run.reduced where only prefix tokens are read
 
 where `parts` is a `Parts` object: how one block of this library comes apart into q/k/v projection, output projection
 with residual, and MLP with residual. These re-run the block's own submodules, so adapters, hooks on linear layers and
@@ -30,7 +30,7 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
-from agglo.methods import Method
+from agglo.methods import Grid, Method
 from agglo.plan import Plan
 
 
@@ -83,6 +83,8 @@ class Layout:
     attention_width: heads times head width.
     embedding_weights: of the patch embedding, for each patch.
     head_madds: of the head, for each image.
+    width, heads: channels of a token and heads of attention; methods that learn need them.
+    grid: (rows, columns) of the patches, where the host knows.
     """
 
     depth: int
@@ -93,6 +95,9 @@ class Layout:
     mlp_weights: int
     embedding_weights: int = 0
     head_madds: int = 0
+    width: int = 0
+    heads: int = 0
+    grid: Grid | None = None
 
     def gflops(self, counts: list[int], n_tokens: int) -> float:
         """Multiply-adds of an image of n_tokens patches, `counts` left after each block, in 1e9: papers' FLOPs."""

@@ -125,6 +125,7 @@ class _ReducedTimm(ReducedModule):
             rotary=rotary,
             call=checkpointed if self.grad_checkpointing else directly,
             keep=keep,
+            grid=self.patch_embed.dynamic_feat_size(image.shape[-2:]),
         )
 
     def forward_features(self: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -177,7 +178,7 @@ class _ReducedTimmClassifier(_ReducedTimm):
         if self.global_pool != "token" or self.attn_pool is not None:
             return cast(Tensor, self.forward_head(self.forward_features(x, attn_mask, is_causal)))
         _require_no_mask(attn_mask, is_causal)
-        return cast(Tensor, self.forward_head(self.norm(self._agglo_run(x).tokens)))
+        return cast(Tensor, self.forward_head(self.norm(self._agglo_run(x).reduced)))
 
 
 def _require_no_mask(attn_mask: Tensor | None, is_causal: bool) -> None:
@@ -227,6 +228,9 @@ class TimmViT(Host):
             mlp_weights=matrix_entries(block.mlp),
             embedding_weights=matrix_entries(embed.proj),
             head_madds=matrix_entries(getattr(module, "head", None)),
+            width=module.embed_dim,
+            heads=block.attn.num_heads,
+            grid=embed.grid_size,
         )
 
     def mixin(self, module: Any) -> type[ReducedModule]:

@@ -13,6 +13,7 @@ from agglo.clustering.distances import pairwise
 from agglo.grouping import Grouping
 from agglo.methods.base import Method, Outcome, View
 from agglo.methods.features import patch_features, require_known
+from agglo.methods.registry import register
 
 _OUT_OF_REACH = 3.0  # cosine distances end at 2
 
@@ -23,6 +24,7 @@ def _is_becoming_onnx() -> bool:
     return torch.onnx.is_in_onnx_export()
 
 
+@register
 class ATC(Method):
     """Exact bottom-up clustering of the patch tokens by cosine distance; any count from N down to 1.
 
@@ -32,6 +34,7 @@ class ATC(Method):
 
     name: ClassVar[str] = "atc"
     takes_threshold: ClassVar[bool] = True
+    reference: ClassVar[str] = "Haurum et al., Agglomerative Token Clustering, ECCV 2024"
 
     def __init__(self, linkage: str = "average", features: str = "keys") -> None:
         if linkage not in LINKAGES:

@@ -1,20 +1,44 @@
 """What a method sees and what it answers: the one interface of every token-reduction method.
 
-A method is asked once per reducing block. It answers with a `Grouping` of the tokens it was shown, wrapped in an
-`Outcome` that may also carry tokens mixed in a way of its own and an extra loss. Methods without parameters are plain
-objects; methods with parameters inherit from `torch.nn.Module` as well and are registered under the model they are
-applied to, so that optimisers and checkpoints see them.
+A method is asked once per reducing block. It answers with a `Grouping` of the tokens it was shown (which may drop some
+of them), wrapped in an `Outcome` that may also carry tokens mixed in a way of its own, a mask for the attention of the
+blocks that follow, and an extra loss. Methods without parameters are plain objects and add nothing to `state_dict`.
+Methods that learn inherit from `LearnedMethod`; they are registered under the model they are applied to, so that
+optimisers and checkpoints see them.
+
+A method is a file in this directory with a class marked `@register` (see `registry.py`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from agglo.grouping import Grouping
+
+Grid = tuple[int, int]
+Kind = Literal["prunes", "merges hard", "merges soft"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The model a method is applied to, known before anything runs.
+
+    stages: (patch tokens before, patch tokens after) of each reduction, at the model's own input size; empty where a
+        threshold decides.
+    width: channels C of a token.
+    heads: of attention.
+    prefix: tokens in front that must stay as they are.
+    """
+
+    stages: tuple[tuple[int, int], ...]
+    width: int
+    heads: int
+    prefix: int
 
 
 @dataclass(frozen=True)
@@ -31,6 +55,11 @@ class View:
     threshold: merge while groups are at most this far apart; None where a target decides.
     stage: how many reductions came before this one.
     training: whether the model trains.
+    attention_received: (B, T) float32, the attention each token got from all queries of all heads in the latest
+        attention (the block before, for methods that act before a block); None unless the method needs it, and before
+        the first block.
+    policy: (B, T), the mask that the method's latest outcome put on attention; None if there is none.
+    grid: (rows, columns) of the patches before any reduction; None where they are no grid the host knows of.
     """
 
     tokens: Tensor
@@ -44,6 +73,14 @@ class View:
     threshold: float | None
     stage: int
     training: bool
+    attention_received: Tensor | None = None
+    policy: Tensor | None = None
+    grid: Grid | None = None
+
+    @property
+    def patches(self) -> Tensor:
+        """The tokens (B, T - prefix, C) that may be reduced."""
+        return self.tokens[:, self.prefix :]
 
 
 @dataclass(frozen=True)
@@ -51,26 +88,54 @@ class Outcome:
     """What a method decided.
 
     grouping: of the tokens in the view; for soft methods each token's strongest group.
-    tokens: (B, G, C), where the new tokens are not the size-weighted means of their groups.
+    tokens: (B, G, C), prefix tokens first, where the new tokens are not the size-weighted means of their groups.
     loss: a scalar to add to the training loss; collected by `agglo.trace`.
+    policy: (B, G), 1 for tokens that attention may see from here on and 0 for others, prefix tokens 1; may carry
+        gradients. None leaves attention as it is.
     """
 
     grouping: Grouping
     tokens: Tensor | None = None
     loss: Tensor | None = None
+    policy: Tensor | None = None
 
 
 class Method(ABC):
-    """A token-reduction method. Options are the keyword arguments of its constructor."""
+    """A token-reduction method. Options are the keyword arguments of its constructor.
+
+    acts: where: between a block's attention and its MLP, or before the block.
+    needs_class_attention, needs_attention_received: what to compute for its views.
+    takes_threshold: whether a threshold may decide in place of a count.
+    proportional: whether attention weighs its tokens by their sizes, unless the user says otherwise.
+    varies: whether images may keep fewer tokens than the target.
+    kind, reach, reference: for `agglo.methods()`; its description is the first sentence of the class's docstring.
+    """
 
     name: ClassVar[str]
     acts: ClassVar[Literal["after attention", "before block"]] = "after attention"
     needs_class_attention: ClassVar[bool] = False
+    needs_attention_received: ClassVar[bool] = False
     takes_threshold: ClassVar[bool] = False
+    proportional: ClassVar[bool] = True
+    varies: ClassVar[bool] = False
+    kind: ClassVar[Kind] = "merges hard"
+    reach: ClassVar[str] = "any keep rate"
+    reference: ClassVar[str] = ""
 
     def reachable(self, n_tokens: int, target: int) -> int:
         """How many of n_tokens patch tokens are really left when target are asked for; ValueError if out of reach."""
         return target
+
+    def stages(self, n_tokens: int, asked: Sequence[int], grid: Grid | None) -> list[int]:
+        """Patch tokens really left after each reduction, starting from n_tokens, when `asked` are asked for."""
+        reached = []
+        for target in asked:
+            n_tokens = self.reachable(n_tokens, target)
+            reached.append(n_tokens)
+        return reached
+
+    def build(self, setting: Setting) -> None:  # noqa: B027 most have nothing to build
+        """Make parameters whose shapes depend on the model. Called by `agglo.apply`, anew each time."""
 
     @abstractmethod
     def reduce(self, view: View) -> Outcome:
@@ -82,3 +147,17 @@ class Method(ABC):
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.options().items())})"
+
+
+class LearnedMethod(Method, nn.Module):
+    """A method with parameters. `build` creates them; stage m of a view is entry m of the setting's stages."""
+
+
+def require_grid(method: Method, grid: Grid | None, n_tokens: int) -> Grid:
+    """The grid, where none is known a square one; ValueError if n_tokens patches make no square."""
+    if grid is None:
+        side = round(n_tokens**0.5)
+        grid = (side, side)
+    if grid[0] * grid[1] != n_tokens:
+        raise ValueError(f"{method.name} needs patches on a grid; {n_tokens} patches do not make {grid[0]} x {grid[1]}")
+    return grid

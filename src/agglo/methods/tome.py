@@ -11,8 +11,10 @@ from torch import Tensor
 from agglo.grouping import Grouping
 from agglo.methods.base import Method, Outcome, View
 from agglo.methods.features import patch_features, require_known
+from agglo.methods.registry import register
 
 
+@register
 class ToMe(Method):
     """Tokens at even positions (class token first) look for their most similar token at an odd position; the most
     similar pairs merge. At most half of the tokens can go at one block.
@@ -21,6 +23,8 @@ class ToMe(Method):
     """
 
     name: ClassVar[str] = "tome"
+    reach: ClassVar[str] = "0.5 and above; half of an odd count rounds up"
+    reference: ClassVar[str] = "Bolya et al., Token Merging: Your ViT But Faster, ICLR 2023"
 
     def __init__(self, features: str = "keys") -> None:
         self.features = require_known(features)

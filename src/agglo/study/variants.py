@@ -9,8 +9,7 @@ from typing import Any
 from torch import nn
 
 import agglo
-from agglo import methods
-from agglo.methods import Method
+from agglo.methods import Method, create
 from agglo.schedule import Stages
 
 
@@ -26,7 +25,7 @@ class Variant:
     keep_rate: float | None = None
     threshold: float | None = None
     blocks: tuple[int, ...] | None = None
-    proportional: bool = True
+    proportional: bool | None = None
 
     @property
     def setting(self) -> str:
@@ -70,9 +69,9 @@ def cross(
 
 
 def _instances(name: str, linkages: Sequence[str] | None, features: str | None) -> list[tuple[str, Method]]:
-    accepted = methods.create(name).options()
+    accepted = create(name).options()
     options: dict[str, Any] = {"features": features} if features is not None and "features" in accepted else {}
     if "linkage" not in accepted:
-        return [(name, methods.create(name, **options))]
+        return [(name, create(name, **options))]
     each = dict.fromkeys(linkages or [accepted["linkage"]])
-    return [(f"{name} {linkage}", methods.create(name, linkage=linkage, **options)) for linkage in each]
+    return [(f"{name} {linkage}", create(name, linkage=linkage, **options)) for linkage in each]
