@@ -1,0 +1,68 @@
+"""What soft methods share: every new token is a mix of all patch tokens, by weights that are learned for each stage."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from agglo.grouping import Grouping
+from agglo.methods.base import Kind, LearnedMethod, Outcome, Setting, View
+
+
+class Mixer(nn.Module):
+    """Mixes patch tokens (B, N, C), however many, into n_out new ones."""
+
+    def __init__(self, n_out: int) -> None:
+        super().__init__()
+        self.n_out = n_out
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The new tokens (B, n_out, C) and the weights (B, n_out, N) of the old ones in them."""
+        raise NotImplementedError
+
+
+class SoftMethod(LearnedMethod):
+    """A `Mixer` for each stage. The grouping is each old token's strongest new one, for traces, pictures and unmerging;
+    a new token that is nobody's strongest has size 1, since 0 would mean padding."""
+
+    acts = "before block"
+    proportional: ClassVar[bool] = False
+    kind: ClassVar[Kind] = "merges soft"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixers = nn.ModuleList()
+
+    @abstractmethod
+    def mixer(self, width: int, n_out: int) -> Mixer:
+        """A new mixer from tokens of so many channels to n_out tokens."""
+
+    def build(self, setting: Setting) -> None:
+        self.mixers = nn.ModuleList(self.mixer(setting.width, n_out) for _, n_out in setting.stages)
+
+    def reduce(self, view: View) -> Outcome:
+        assert view.target is not None
+        counts = [mixer.n_out for mixer in self.mixers]
+        if view.stage >= len(counts) or counts[view.stage] != view.target:
+            raise ValueError(
+                f"{self.name} was built for {counts} patch tokens after its stages and cannot leave {view.target} "
+                f"after stage {view.stage}: its parameters fit one input size and schedule"
+            )
+        tokens, weights = self.mixers[view.stage](view.patches)
+        strongest = weights.detach().argmax(dim=1)
+        grouping = Grouping.of(strongest, view.target, view.prefix, view.sizes)
+        grouping = replace(grouping, sizes=grouping.sizes.clamp(min=1))
+        return Outcome(grouping, torch.cat([view.tokens[:, : view.prefix], tokens], dim=1))
+
+
+def linear(width_in: int, width_out: int, bias: bool = True) -> nn.Linear:
+    """A linear layer that starts as vision transformers' do: normal with deviation 0.02, bias 0."""
+    layer = nn.Linear(width_in, width_out, bias)
+    nn.init.trunc_normal_(layer.weight, std=0.02)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
