@@ -14,6 +14,7 @@ from agglo.grouping import Grouping
 from agglo.hosts.base import Parts, Projected, ReducedModule
 from agglo.hosts.rotary import Rotary
 from agglo.methods import Grid, Outcome, View
+from agglo.methods.base import square
 from agglo.tracing import Step
 
 Call = Callable[..., Any]
@@ -88,10 +89,13 @@ def run_blocks(
     call: `directly`, or `checkpointed` for gradient checkpointing. The decision what to merge is never inside, so that
         it is taken once.
     keep: blocks after which full-length tokens are wanted.
-    grid: (rows, columns) of the patches, for methods that ask where they are.
+    grid: (rows, columns) of the patches, for methods that ask where they are; None takes them for a square, if they
+        can be one.
     """
     plan, method, trace = owner.agglo_plan, owner.agglo_method, owner.agglo_trace
-    targets = plan.targets(method, int(x.shape[1]) - prefix, len(blocks) if depth is None else depth, grid)
+    n_patches = int(x.shape[1]) - prefix
+    grid = square(n_patches) if grid is None else grid
+    targets = plan.targets(method, n_patches, len(blocks) if depth is None else depth, grid)
     before_block = method.acts == "before block"
     total: Grouping | None = None
     policy: Tensor | None = None

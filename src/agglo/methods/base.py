@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -59,7 +60,7 @@ class View:
         attention (the block before, for methods that act before a block); None unless the method needs it, and before
         the first block.
     policy: (B, T), the mask that the method's latest outcome put on attention; None if there is none.
-    grid: (rows, columns) of the patches before any reduction; None where they are no grid the host knows of.
+    grid: (rows, columns) of the patches before any reduction: what the host says, else a square; None if they are none.
     """
 
     tokens: Tensor
@@ -154,10 +155,15 @@ class LearnedMethod(Method, nn.Module):
 
 
 def require_grid(method: Method, grid: Grid | None, n_tokens: int) -> Grid:
-    """The grid, where none is known a square one; ValueError if n_tokens patches make no square."""
-    if grid is None:
-        side = round(n_tokens**0.5)
-        grid = (side, side)
-    if grid[0] * grid[1] != n_tokens:
-        raise ValueError(f"{method.name} needs patches on a grid; {n_tokens} patches do not make {grid[0]} x {grid[1]}")
+    """The grid of n_tokens patches, a square where none is known; ValueError if they do not make one."""
+    grid = square(n_tokens) if grid is None else grid
+    if grid is None or grid[0] * grid[1] != n_tokens:
+        known = "the host knows of none, and they are no square" if grid is None else f"not {grid[0]} x {grid[1]}"
+        raise ValueError(f"{method.name} needs a grid of patches: {n_tokens} are {known}")
     return grid
+
+
+def square(n_tokens: int) -> Grid | None:
+    """The square grid of n_tokens patches, if there is one."""
+    side = isqrt(n_tokens)
+    return (side, side) if side * side == n_tokens else None
