@@ -5,7 +5,7 @@
     agglo.draw(t, pictures).save("groups.png")
 
 A group is known by its first member, the lowest patch index in it. When two groups merge, the one with the lower first
-member lives on under its colour, so that a group can be followed from stage to stage.
+member lives on under its colour, so that a group can be followed from stage to stage. Dropped patches are greyed out.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ Ints = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
 
 Colour = tuple[int, int, int]
+
+DROPPED = -1  # the label of patches that belong to no group any more
 
 PALETTE: tuple[Colour, ...] = (
     (255, 59, 48),
@@ -87,7 +89,7 @@ def rows(
         panels = [Panel(_enlarged(picture, scale), f"input{n_patches}")]
         for block, labels in maps.items():
             drawn = draw_groups(picture, labels, colours, scale=scale)
-            panels.append(Panel(drawn, f"block {block}: {_tokens(len(np.unique(labels)))}"))
+            panels.append(Panel(drawn, f"block {block}: {_tokens(len(np.unique(labels[labels != DROPPED])))}"))
         result.append(Row(panels, "" if names is None else names[index]))
     return result
 
@@ -106,17 +108,17 @@ def _tokens(count: int) -> str:
 def patch_labels(trace: Trace) -> dict[int, Ints]:
     """By block: the group of every original patch after it, (B, N), named by its first member; prefix tokens left out.
 
-    >>> # patches 0 and 2 together, 1 alone: [0, 1, 0]
+    >>> # patches 0 and 2 together, 1 alone, 3 dropped: [0, 1, 0, -1]
     """
     return {block: first_members(grouping.labels[:, grouping.prefix :]) for block, grouping in trace.groupings.items()}
 
 
 def first_members(labels: Tensor) -> Ints:
-    """Labels (B, N) renamed: every group by the lowest index of its members."""
+    """Labels (B, N) renamed: every group by the lowest index of its members; dropped patches stay -1."""
     named = np.empty(labels.shape, dtype=np.int64)
     for target, row in zip(named, labels.cpu().numpy(), strict=True):
         _, first, inverse = np.unique(row, return_index=True, return_inverse=True)
-        target[:] = first[inverse]
+        target[:] = np.where(row < 0, DROPPED, first[inverse])
     return named
 
 
@@ -130,12 +132,13 @@ def colours_of(stages: Iterable[Ints]) -> dict[int, Colour]:
     touching: defaultdict[int, set[int]] = defaultdict(set)
     for labels in in_reverse:
         for one, other in ((labels[1:], labels[:-1]), (labels[:, 1:], labels[:, :-1])):
-            for a, b in np.unique(np.stack([one, other], axis=-1)[one != other], axis=0).tolist():
+            different = (one != other) & (one != DROPPED) & (other != DROPPED)
+            for a, b in np.unique(np.stack([one, other], axis=-1)[different], axis=0).tolist():
                 touching[a].add(b)
                 touching[b].add(a)
     chosen: dict[int, int] = {}
     used: Counter[int] = Counter()
-    for name in dict.fromkeys(name for labels in in_reverse for name in np.unique(labels).tolist()):
+    for name in dict.fromkeys(name for labels in in_reverse for name in np.unique(labels[labels != DROPPED]).tolist()):
         around = Counter(chosen[neighbour] for neighbour in touching[name] if neighbour in chosen)
         chosen[name] = min(range(len(PALETTE)), key=lambda colour: (around[colour], used[colour]))
         used[chosen[name]] += 1
@@ -167,7 +170,7 @@ def draw_groups(
     enlarged_labels = stretch(labels, filled.shape[:2])
     if thickness is None:
         thickness = max(1, filled.shape[0] // labels.shape[0] // 10)
-    edge = border(enlarged_labels, thickness)
+    edge = border(enlarged_labels, thickness) & (enlarged_labels != DROPPED)
     names, inverse = np.unique(enlarged_labels[edge], return_inverse=True)
     outlines = np.array([colours[name] for name in names.tolist()], dtype=np.uint8).reshape(-1, 3)
     filled[edge] = outlines[inverse]
@@ -175,12 +178,20 @@ def draw_groups(
 
 
 def fill(picture: Pixels, labels: Ints) -> Pixels:
-    """Every pixel of a picture (H, W, 3) replaced by the mean colour of its group, labels (h, w)."""
-    _, groups = np.unique(stretch(labels, picture.shape[:2]), return_inverse=True)
+    """Every pixel of a picture (H, W, 3) replaced by the mean colour of its group, labels (h, w), or greyed out."""
+    of_pixels = stretch(labels, picture.shape[:2])
+    _, groups = np.unique(of_pixels, return_inverse=True)
     groups = groups.reshape(-1)
     sizes = np.bincount(groups)
     means = [np.bincount(groups, picture[..., channel].reshape(-1)) / sizes for channel in range(3)]
-    return np.stack(means, axis=-1).round().astype(np.uint8)[groups].reshape(picture.shape)
+    filled = np.stack(means, axis=-1).round().astype(np.uint8)[groups].reshape(picture.shape)
+    return np.where((of_pixels == DROPPED)[..., None], greyed(picture), filled)
+
+
+def greyed(picture: Pixels) -> Pixels:
+    """A picture (H, W, 3) without colour and most of its contrast: what was there can still be made out."""
+    lightness = picture.mean(axis=-1, keepdims=True)
+    return np.broadcast_to(0.4 * lightness + 0.6 * 128, picture.shape).round().astype(np.uint8)
 
 
 def stretch(labels: Ints, shape: Sequence[int]) -> Ints:
