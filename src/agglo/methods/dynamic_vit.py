@@ -1,0 +1,115 @@
+"""DynamicViT (Rao et al., NeurIPS 2021), from its published definition: learned predictors of which tokens matter.
+
+In training every token stays in the sequence, and a mask, drawn by hard Gumbel-softmax so that gradients reach the
+predictors, hides dropped ones from attention (`agglo.attention.policy_attention`). At inference the tokens with the
+best keep scores are gathered. The full training loss is
+
+    cross entropy + trace.loss + distillation_loss(...)         # with agglo.trace(model) as trace: model(x)
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from agglo.grouping import Grouping
+from agglo.methods.base import Kind, LearnedMethod, Outcome, Setting, View
+from agglo.methods.registry import register
+from agglo.methods.selection import keep_best
+
+
+class Predictor(nn.Module):
+    """Log-probabilities (B, N, 2) to keep and to drop each of the tokens (B, N, C), half from the token itself, half
+    from the mean of those still kept, by their mask (B, N)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.n_local = width // 2
+        self.embed = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
+        self.decide = nn.Sequential(
+            nn.Linear(width, width // 2),
+            nn.GELU(),
+            nn.Linear(width // 2, width // 4),
+            nn.GELU(),
+            nn.Linear(width // 4, 2),
+        )
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = self.embed(x)
+        local, rest = x[..., : self.n_local], x[..., self.n_local :]
+        # At least one, for an image of which nothing is kept: a mean of nothing is zero here, not NaN.
+        kept = mask.to(x.dtype).unsqueeze(-1)
+        mean = (rest * kept).sum(dim=1, keepdim=True) / kept.sum(dim=1, keepdim=True).clamp(min=1)
+        decided: Tensor = self.decide(torch.cat([local, mean.expand_as(rest)], dim=-1))
+        return decided.float().log_softmax(dim=-1)
+
+
+@register
+class DynamicViT(LearnedMethod):
+    """A learned predictor before each reducing block says which tokens to drop.
+
+    ratio_weight: of the loss that holds the kept share of tokens at the target's: the squared difference, averaged
+        over images and stages.
+    """
+
+    name: ClassVar[str] = "dynamicvit"
+    acts: ClassVar[Literal["after attention", "before block"]] = "before block"
+    proportional: ClassVar[bool] = False
+    kind: ClassVar[Kind] = "prunes"
+    reference: ClassVar[str] = "Rao et al., DynamicViT, NeurIPS 2021"
+
+    def __init__(self, ratio_weight: float = 2.0) -> None:
+        super().__init__()
+        self.ratio_weight = ratio_weight
+        self.predictors = nn.ModuleList()
+
+    def options(self) -> dict[str, Any]:
+        return {"ratio_weight": self.ratio_weight}
+
+    def build(self, setting: Setting) -> None:
+        self.predictors = nn.ModuleList(Predictor(setting.width) for _ in setting.stages)
+
+    def reduce(self, view: View) -> Outcome:
+        assert view.target is not None
+        before = view.patches.new_ones(view.patches.shape[:2]) if view.policy is None else view.policy[:, view.prefix :]
+        decided: Tensor = self.predictors[view.stage](view.patches, before)
+        if not view.training:
+            return Outcome(keep_best(view, decided[..., 0], view.target))
+        mask = F.gumbel_softmax(decided, tau=1.0, hard=True)[..., 0] * before
+        batch, n_tokens = view.tokens.shape[:2]
+        missed = mask.mean(dim=1) - view.target / mask.shape[1]
+        return Outcome(
+            Grouping.identity(batch, n_tokens, view.prefix, view.tokens.device),
+            tokens=view.tokens,
+            loss=missed.pow(2).mean() * (self.ratio_weight / len(self.predictors)),
+            policy=torch.cat([mask.new_ones(batch, view.prefix), mask], dim=1),
+        )
+
+
+def distillation_loss(
+    logits: Tensor,
+    teacher_logits: Tensor,
+    tokens: Tensor,
+    teacher_tokens: Tensor,
+    kept: Tensor,
+    *,
+    logits_weight: float = 0.5,
+    tokens_weight: float = 0.5,
+) -> Tensor:
+    """What keeps a student near its dense teacher: 0.5 KL(teacher, student) of the classes, and 0.5 mean squared error
+    of the patch tokens that are still kept.
+
+    logits, teacher_logits: (B, classes).
+    tokens, teacher_tokens: (B, N, C), patch tokens after the last norm.
+    kept: (B, N), the mask of the last stage: `trace.steps[-1].outcome.policy[:, prefix:]`.
+    """
+    classes = F.kl_div(
+        logits.float().log_softmax(-1), teacher_logits.float().log_softmax(-1), reduction="batchmean", log_target=True
+    )
+    alive = (kept.detach() > 0.5).unsqueeze(-1)
+    errors = (tokens.float() - teacher_tokens.float()).pow(2) * alive
+    mean_error = errors.sum() / (alive.sum() * tokens.shape[-1]).clamp(min=1)
+    return logits_weight * classes + tokens_weight * mean_error

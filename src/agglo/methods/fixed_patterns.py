@@ -1,0 +1,97 @@
+"""Fixed patterns: rings of patches around the image's centre, the study's yardsticks that look at nothing.
+
+The study hid the outer patches from attention by a mask; they are dropped here, which leaves the others the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from agglo.grouping import Grouping
+from agglo.methods.base import Grid, Kind, Method, Outcome, View, require_grid
+from agglo.methods.registry import register
+
+_DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "l1": lambda y, x: y.abs() + x.abs(),
+    "l2": lambda y, x: (y * y + x * x).sqrt(),
+    "linf": lambda y, x: torch.maximum(y.abs(), x.abs()),
+}
+
+
+class FixedPattern(Method):
+    """The patches nearest to the centre stay.
+
+    Only whole rings of equally far patches can be kept: of their counts the nearest to the one asked for is taken, of
+    two equally near ones the smaller.
+
+    published: distances as the study computed them, with coordinates of float32 rounding, which splits some rings: of
+        14 x 14 patches l1 can keep 68 or 92 then, and not only 60, 84 or 112. False keeps rings whole.
+    """
+
+    proportional: ClassVar[bool] = False
+    kind: ClassVar[Kind] = "prunes"
+    reach: ClassVar[str] = "whole rings around the centre; the count nearest to the keep rate is taken"
+    reference: ClassVar[str] = "Haurum et al., Which Tokens to Use?, ICCV workshops 2023"
+
+    def __init__(self, published: bool = True) -> None:
+        self.published = published
+
+    def options(self) -> dict[str, Any]:
+        return {"published": self.published}
+
+    def stages(self, n_tokens: int, asked: Sequence[int], grid: Grid | None) -> list[int]:
+        nearest_first = sorted(ring_distances(self.name, require_grid(self, grid, n_tokens), self.published))
+        # A count is whole rings where the next patch is farther away.
+        counts = [n for n in range(1, n_tokens) if nearest_first[n - 1] < nearest_first[n]] + [n_tokens]
+        return [min(counts, key=lambda count: (abs(count - target), count)) for target in asked]
+
+    def reduce(self, view: View) -> Outcome:
+        assert view.target is not None
+        assert view.grid is not None
+        batch, n_patches = view.patches.shape[:2]
+        distances = ring_distances(self.name, view.grid, self.published)
+        nearest_first = sorted(distances)
+        now, then = nearest_first[n_patches - 1], nearest_first[view.target - 1]
+        here = [distance for distance in distances if distance <= now]
+        kept = [position for position, distance in enumerate(here) if distance <= then]
+        positions = torch.tensor(kept, device=view.tokens.device).expand(batch, -1)
+        return Outcome(Grouping.select(positions, n_patches, view.prefix, view.sizes))
+
+
+@torch.compiler.assume_constant_result
+def ring_distances(norm: str, grid: Grid, published: bool) -> list[float]:
+    """Of every patch from the centre, row by row: in patches as the study spaced them, or in half patches, exactly."""
+
+    def coordinates(n: int) -> Tensor:
+        if published:
+            return torch.linspace(-n / 2, n / 2, n, dtype=torch.float32, device="cpu")
+        return torch.arange(1 - n, n, 2, dtype=torch.float64, device="cpu")
+
+    y, x = torch.meshgrid(coordinates(grid[0]), coordinates(grid[1]), indexing="ij")
+    distances: list[float] = _DISTANCES[norm](y, x).flatten().tolist()
+    return distances
+
+
+@register
+class L1(FixedPattern):
+    """The patches nearest to the centre by |x| + |y| stay, a diamond."""
+
+    name: ClassVar[str] = "l1"
+
+
+@register
+class L2(FixedPattern):
+    """The patches nearest to the centre by the root of x^2 + y^2 stay, a disc."""
+
+    name: ClassVar[str] = "l2"
+
+
+@register
+class LInf(FixedPattern):
+    """The patches nearest to the centre by max(|x|, |y|) stay, a square."""
+
+    name: ClassVar[str] = "linf"
