@@ -4,9 +4,6 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-# Numba notices changes in the file of a kernel only, not in kernels it calls from other files: a cache a content.
-export NUMBA_CACHE_DIR := $(CURDIR)/$(VENV)/numba/$(shell cat src/agglo/clustering/cpu/*.py | cksum | cut -d ' ' -f 1)
-
 .PHONY: help setup demo test lint types pytest bench-clustering lock clean
 
 help:  ## list the targets

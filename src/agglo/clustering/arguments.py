@@ -82,8 +82,11 @@ def require_clusterable_features(features: Tensor, metric: str) -> None:
             )
 
 
-def require_clusterable_distances(finite: Tensor, asymmetry: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
-    """Raise unless every item is finite and symmetric up to rounding; all arguments but dtype are (B,)."""
+def require_clusterable_distances(found: tuple[Tensor, Tensor, Tensor] | None, dtype: torch.dtype) -> None:
+    """Raise unless every item is finite and symmetric up to rounding, as a backend's `inspect` found; None is fine."""
+    if found is None:
+        return
+    finite, asymmetry, scale = found
     if not bool(finite.all()):
         raise ValueError(f"distances of batch item {_first(~finite)} hold NaN or infinity; they must be finite")
     half = torch.finfo(dtype).eps * 16 if dtype in (torch.float16, torch.bfloat16) else 0.0

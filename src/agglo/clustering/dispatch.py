@@ -32,14 +32,19 @@ class BackendStatus:
     note: str
 
 
+@cache
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
 def _cpu_status() -> tuple[bool, str]:
-    if importlib.util.find_spec("numba") is None:
+    if not _installed("numba"):
         return False, "numba is not installed"
     return True, f"tensors on cpu, {torch.get_num_threads()} threads"
 
 
 def _triton_status() -> tuple[bool, str]:
-    if importlib.util.find_spec("triton") is None:
+    if not _installed("triton"):
         return False, "triton is not installed"
     if os.environ.get("TRITON_INTERPRET") == "1":
         return True, "interpreted on cpu (TRITON_INTERPRET=1): for tests, slow"

@@ -14,22 +14,18 @@ from agglo.clustering.arguments import require_clusterable_distances, require_cl
 from agglo.clustering.distances import pairwise
 
 
-def _distances(data: Tensor, metric: str, check: bool | None) -> Tensor:
-    """Contiguous float32 distances (B, N, N), with the data checked if asked for."""
-    if check is None:
-        check = data.device.type == "cpu"
-    if metric != "precomputed":
-        if check:
-            require_clusterable_features(data, metric)
-        return pairwise(data, metric)
-    distances = data.to(torch.float32).contiguous()
+def _distances(data: Tensor, metric: str, check: bool) -> Tensor:
+    """Contiguous float32 distances (B, N, N); features are checked if asked for."""
+    if metric == "precomputed":
+        return data.to(torch.float32).contiguous()
     if check:
-        if distances.device.type == "cpu":
-            from agglo.clustering.cpu import inspect
-        else:
-            from agglo.clustering.torch_rounds import inspect
-        require_clusterable_distances(*inspect(distances), data.dtype)
-    return distances
+        require_clusterable_features(data, metric)
+    return pairwise(data, metric)
+
+
+def _check_distances(distances: Tensor, dtype: torch.dtype) -> None:
+    inspect = dispatch.module("cpu" if distances.device.type == "cpu" else "torch").inspect
+    require_clusterable_distances(inspect(distances), dtype)
 
 
 @torch.library.custom_op("agglo::cluster", mutates_args=())
@@ -44,12 +40,19 @@ def cluster(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """Labels (B, N) and group counts (B,) of features or distances; k is used where ks and threshold are None."""
+    check = data.device.type == "cpu" if check is None else check
     distances = _distances(data, metric, check)
-    batch = distances.shape[0]
     if threshold is None and ks is None:
-        ks = torch.full((batch,), k, dtype=torch.int64, device=distances.device)
-    labels = dispatch.load(backend, data.device).labels(distances, linkage, ks, threshold)
-    counts = labels.amax(dim=1) + 1
+        ks = torch.full((distances.shape[0],), k, dtype=torch.int64, device=distances.device)
+    module = dispatch.load(backend, data.device)
+    if check and metric == "precomputed" and module is dispatch.module("cpu"):
+        labels, found = module.labels_and_inspection(distances, linkage, ks, threshold)
+        require_clusterable_distances(found, data.dtype)
+    else:
+        if check and metric == "precomputed":
+            _check_distances(distances, data.dtype)
+        labels = module.labels(distances, linkage, ks, threshold)
+    counts = labels.amax(dim=1) + 1 if ks is None else ks.clone()
     return labels, counts
 
 
@@ -77,7 +80,10 @@ def tree_dtype(device: torch.device) -> torch.dtype:
 @torch.library.custom_op("agglo::linkage", mutates_args=())
 def linkage(data: Tensor, metric: str, linkage: str, check: bool | None, backend: str) -> Tensor:
     """The linkage matrices (B, N-1, 4) of features or distances."""
+    check = data.device.type == "cpu" if check is None else check
     distances = _distances(data, metric, check)
+    if check and metric == "precomputed":
+        _check_distances(distances, data.dtype)
     return dispatch.load(backend, data.device).tree(distances, linkage).to(tree_dtype(data.device))
 
 

@@ -10,6 +10,7 @@ What to read: `lines` (distances as integer keys), then `rounds`, `pairs` and `s
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -21,10 +22,12 @@ from agglo.clustering.cpu.inspection import measure_asymmetry, weigh_rows
 from agglo.clustering.cpu.lines import FAR, any_negative, encode, key_of
 from agglo.clustering.cpu.rounds import certain_merges, find_nearest, join_parts, lay_out_rows, plan_round, write_round
 from agglo.clustering.cpu.threads import run
-from agglo.clustering.cpu.workspace import Workspace, start, workspace
+from agglo.clustering.cpu.workspace import PAD, Workspace, padded, start, workspace
+
+Inspection = tuple[Tensor, Tensor, Tensor]
 
 _TOGETHER_FROM = 1024  # tokens; below, handing rows to threads costs more than it saves
-_IMAGES_AT_ONCE = 4
+_IMAGES_AT_ONCE = 8
 _ROUNDING = 3e-5  # of the largest distance: what sums over a symmetric matrix may differ by, ten times over
 
 
@@ -42,7 +45,7 @@ def _merge_together(
     start(n, work)
     flat, row, side = keys.reshape(-1), work.row[0], 1
     certain = recorded = 0
-    pays = not pairs_are_cheaper(n, target)
+    pays = not pairs_are_cheaper(n, target, parts)
     if pays:
         run(find_nearest, parts, keys, work)
         join_parts(n, parts, work)
@@ -56,12 +59,28 @@ def _merge_together(
         certain, smallest = certain_merges(n, recorded, work)
         if certain >= target or smallest > limit or n == 1:
             return recorded, work
-        pays = rounds_pay(n, n_joined) and not pairs_are_cheaper(n, target - certain)
+        pays = rounds_pay(n, n_joined) and not pairs_are_cheaper(n, target - certain, parts)
     return finish(flat, row, n, target, certain, limit, average, recorded, work), work
 
 
 def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
     """Labels (B, N) of distances (B, N, N); see `dispatch`."""
+    return _labels(distances, linkage, k, threshold, None)
+
+
+def labels_and_inspection(
+    distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None
+) -> tuple[Tensor, Inspection | None]:
+    """`labels` and `inspect` in one go, an image being inspected just before it is clustered, while it is in cache."""
+    batch, n, _ = distances.shape
+    differences = np.zeros((torch.get_num_threads(), batch, n))
+    return _labels(distances, linkage, k, threshold, differences), _judge(distances.numpy(), differences)
+
+
+def _labels(
+    distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None, differences: np.ndarray | None
+) -> Tensor:
+    """Labels (B, N), with the images weighed into differences (parts, B, N) if given."""
     batch, n, _ = distances.shape
     matrices = distances.numpy()
     limit = FAR if threshold is None else key_of(np.float32(threshold))
@@ -70,19 +89,26 @@ def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float |
     result = np.empty((batch, n), np.int64)
     threads = torch.get_num_threads()
 
-    if batch < threads and n >= _TOGETHER_FROM and not single:
-        for b in range(batch):
-            target = n - int(counts[b])
-            recorded, work = _merge_together(matrices[b], target, limit, average, threads)
-            number_groups(recorded, target, limit, result[b], work)
-        return torch.from_numpy(result)
+    if batch < threads and n >= _TOGETHER_FROM:
+        if differences is not None:
+            _weigh(matrices, differences)
+            differences = None
+        if not single:
+            for b in range(batch):
+                target = n - int(counts[b])
+                recorded, work = _merge_together(matrices[b], target, limit, average, threads)
+                number_groups(recorded, target, limit, result[b], work)
+            return torch.from_numpy(result)
 
     chunks = itertools.count(0, _IMAGES_AT_ONCE)
 
     def label_chunks(_part: int, _parts: int) -> None:
         work = workspace(n)
+        stripe = np.empty((1, n), np.float32)
         while (begin := next(chunks)) < batch:
             end = min(begin + _IMAGES_AT_ONCE, batch)
+            if differences is not None:
+                weigh_rows(0, 1, matrices[begin:end], _random_weights(n), stripe, differences[:1, begin:end])
             label_images(matrices, begin, end, counts, limit, single, average, result, work)
 
     run(label_chunks, max(1, min(threads, -(-batch // _IMAGES_AT_ONCE))))
@@ -109,22 +135,38 @@ def tree(distances: Tensor, linkage: str) -> Tensor:
     return torch.from_numpy(rows)
 
 
-def inspect(distances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+@lru_cache(maxsize=64)
+def _random_weights(n: int) -> np.ndarray:
+    generator = np.random.default_rng(0)
+    return (generator.uniform(0.5, 1.5, n) * generator.choice((-1, 1), n)).astype(np.float32)
+
+
+def _weigh(matrices: np.ndarray, differences: np.ndarray) -> None:
+    parts, _, n = differences.shape
+    stripes = np.empty((parts, padded(n) + PAD), np.float32)  # padded, lest two threads fight over a cache line
+    run(weigh_rows, parts, matrices, _random_weights(n), stripes, differences)
+
+
+def inspect(distances: Tensor) -> Inspection | None:
     """Of every item of distances (B, N, N): is it finite, its largest asymmetry, its largest magnitude; each (B,).
 
-    An asymmetry that is within rounding beyond doubt is not measured and given as 0.
+    An asymmetry that is within rounding beyond doubt is not measured and given as 0; None if that goes for all items.
     """
-    matrices = distances.numpy()
-    batch, n, _ = matrices.shape
-    parts = torch.get_num_threads()
-    weights = np.random.default_rng(0).uniform(0.5, 1.5, n) * np.random.default_rng(1).choice((-1, 1), n)
-    weights = weights.astype(np.float32)
-    differences = np.zeros((parts, batch, n))
-    run(weigh_rows, parts, matrices, weights, np.empty((parts, n), np.float32), differences)
+    batch, n, _ = distances.shape
+    differences = np.zeros((torch.get_num_threads(), batch, n))
+    _weigh(distances.numpy(), differences)
+    return _judge(distances.numpy(), differences)
+
+
+def _judge(matrices: np.ndarray, differences: np.ndarray) -> Inspection | None:
+    """What `inspect` returns, from the weighed differences (parts, B, N)."""
+    parts, batch, _ = differences.shape
     scale = np.abs(matrices[:, 0]).max(axis=1)
     with np.errstate(invalid="ignore"):
         within_rounding = np.abs(differences.sum(axis=0)).max(axis=1, initial=0) <= _ROUNDING * scale
     within_rounding &= np.isfinite(scale)
+    if within_rounding.all():
+        return None
     finite, asymmetry = np.ones(batch, np.bool_), np.zeros(batch, np.float32)
     for b in np.flatnonzero(~within_rounding):
         found = np.zeros((parts, 2), np.int32)

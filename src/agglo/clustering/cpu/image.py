@@ -31,9 +31,10 @@ _ROUND_PAYS_FROM = 8  # a round is worth its passes while it merges at least one
 
 
 @kernel
-def pairs_are_cheaper(n, missing):
+def pairs_are_cheaper(n, missing, parts):
+    """Pairs merge on one thread, rounds on all that share the image."""
     by_pairs = missing * (_PAIR + _PAIR_KEY * n + _PAIR_CACHE_MISS * n * n) + _MIRROR_KEY * n * n
-    by_rounds = _ROUNDS_AHEAD * n * (_ROUND_ROW + _ROUND_KEY * n)
+    by_rounds = _ROUNDS_AHEAD * n * (_ROUND_ROW + _ROUND_KEY * n) / parts
     return by_pairs < by_rounds
 
 
@@ -48,14 +49,14 @@ def finish(flat, row, n, target, certain, limit, average, recorded, work):
 
     Without rounds before (nothing recorded), nearest neighbours are found here, and keys may turn out not to be keys.
     """
-    mirror(flat, row, n, work)
+    smallest = mirror(flat, row, n, work)
     if recorded == 0:
+        if smallest < 0 and not work.is_encoded[0]:
+            return NOT_KEYS
         for a in range(n):
             look_around(n, a, work)
-        if smallest_key(work.nearest[0, :n]) < 0 and not work.is_encoded[0]:
-            return NOT_KEYS
     enough = False
-    if (target - certain) * 2 < n or pairs_are_cheaper(n, target - certain):
+    if (target - certain) * 2 < n or pairs_are_cheaper(n, target - certain, 1):
         recorded, enough = merge_closest_pairs(n, target, limit, average, recorded, work)
     if not enough:
         recorded = follow_chains(n, limit, average, recorded, work)
@@ -69,7 +70,7 @@ def merge_image(keys, target, limit, average, work):
     start(n, work)
     flat, row, side = keys.reshape(-1), work.row[0], 1
     certain = recorded = 0
-    pays = not pairs_are_cheaper(n, target)
+    pays = not pairs_are_cheaper(n, target, 1)
     if pays:
         find_nearest(0, 1, keys, work)
         if smallest_key(work.nearest[0, :n]) < 0 and not work.is_encoded[0]:
@@ -82,7 +83,7 @@ def merge_image(keys, target, limit, average, work):
         certain, smallest = certain_merges(n, recorded, work)
         if certain >= target or smallest > limit or n == 1:
             return recorded
-        pays = rounds_pay(n, n_joined) and not pairs_are_cheaper(n, target - certain)
+        pays = rounds_pay(n, n_joined) and not pairs_are_cheaper(n, target - certain, 1)
     return finish(flat, row, n, target, certain, limit, average, recorded, work)
 
 

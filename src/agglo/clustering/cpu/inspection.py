@@ -26,6 +26,13 @@ def add_weighted(out, line, weight):
         out[b] += line[b] * weight
 
 
+@inner
+def add_to(total, line):
+    """Short float32 sums are gathered in float64, so that rounding stays below what is looked for."""
+    for b in range(total.shape[0]):
+        total[b] += line[b]
+
+
 @kernel
 def weigh_rows(part, parts, distances, weights, stripes, differences):
     """Add this part's share of (D^T - D) @ weights, for every D of (B, N, N), to differences (parts, B, N).
@@ -34,18 +41,19 @@ def weigh_rows(part, parts, distances, weights, stripes, differences):
     well as along would cost four times as much.
     """
     batch, n, _ = distances.shape
-    stripe, difference = stripes[part], differences[part]
-    for d in range(batch):
-        for top in range(part * STRIPE, n, parts * STRIPE):
-            for b in range(n):
-                stripe[b] = 0
-            for a in range(top, min(top + STRIPE, n)):
-                line = distances[d, a]
-                for left in range(0, n, _SPAN):
-                    difference[d, a] -= dot(line[left : left + _SPAN], weights[left : left + _SPAN])
-                add_weighted(stripe, line, weights[a])
-            for b in range(n):  # short float32 sums, gathered in float64: rounding stays below what is looked for
-                difference[d, b] += stripe[b]
+    stripe, difference = stripes[part, :n], differences[part]
+    in_image = (n + STRIPE - 1) // STRIPE
+    tasks = batch * in_image
+    for task in range(part * tasks // parts, (part + 1) * tasks // parts):
+        d, top = task // in_image, task % in_image * STRIPE
+        for b in range(n):
+            stripe[b] = 0
+        for a in range(top, min(top + STRIPE, n)):
+            line = distances[d, a]
+            for left in range(0, n, _SPAN):
+                difference[d, a] -= dot(line[left : left + _SPAN], weights[left : left + _SPAN])
+            add_weighted(stripe, line, weights[a])
+        add_to(difference[d], stripe)
 
 
 @kernel

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
+
+# Numba's cache notices changes in the file of a kernel, not in kernels it calls from other files: all of them count.
+_SOURCES = tuple(
+    (file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in sorted(Path(__file__).parent.glob("*.py"))
+)
 
 
 def _compile(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     options = {"nogil": True, "error_model": "numpy", **options}
     try:
-        return numba.njit(cache=True, **options)(function)
+        kernel = numba.njit(cache=True, **options)(function)
+        kernel._cache._cache_file._source_stamp = _SOURCES
+        return kernel
     except RuntimeError as error:
         # Numba looks for a writable folder beside the source, then in the user's cache; without either it raises here,
         # and compiling anew in every process is better than not running.

@@ -21,32 +21,52 @@ from agglo.clustering.cpu.lines import (
 from agglo.clustering.cpu.workspace import padded
 
 STALE = np.int32(-1)
-_BLOCK = np.uint64(32)
-_ZERO, _ONE = np.uint64(0), np.uint64(1)
+_ZERO, _ONE, _FOUR = np.uint64(0), np.uint64(1), np.uint64(4)
 
 
 @inner
 def mirror(flat, row, n, work):
-    """Write the upper triangle flat[row[a] + b] into both halves of work.square, and mark every group as present."""
+    """Write the upper triangle flat[row[a] + b] into both halves of work.square, and mark every group as present.
+
+    Returns the smallest key.
+    """
     stride = padded(n)
     square = work.square
+    smallest = FAR
     for a in range(n):
         line = square[a * stride : (a + 1) * stride]
         copy_into(line[a:n], flat[row[a] + a : row[a] + n])
         line[a] = FAR
+        smallest = min(smallest, smallest_key(line[a:n]))
+    for a in range(n):
         for b in range(n, stride):
-            line[b] = FAR
-    count, step = np.uint64(n), np.uint64(stride)
-    for left in range(_ZERO, count, _BLOCK):
-        for a in range(_ZERO, min(left + _BLOCK, count)):
-            for b in range(max(left, a + _ONE), min(left + _BLOCK, count)):
-                square[b * step + a] = square[a * step + b]
+            square[a * stride + b] = FAR
+    transpose_upper(square, np.uint64(n), np.uint64(stride))
     for a in range(n):
         work.gone[a] = NEVER
     for a in range(n, stride):
         work.gone[a] = FAR
         work.nearest[0, a] = FAR
         work.neighbour[0, a] = STALE
+    return smallest
+
+
+@inner
+def transpose_upper(square, n, stride):
+    """Copy the upper triangle to the lower one in squares of 4 x 4, which stay in registers."""
+    whole = n - n % _FOUR
+    for a in range(_ZERO, whole, _FOUR):
+        for b in range(a + _FOUR, whole, _FOUR):
+            source, target = a * stride + b, b * stride + a
+            for i in range(_FOUR):
+                for j in range(_FOUR):
+                    square[target + j * stride + i] = square[source + i * stride + j]
+        for i in range(a, a + _FOUR):
+            for j in range(i + _ONE, a + _FOUR):
+                square[j * stride + i] = square[i * stride + j]
+    for b in range(whole, n):
+        for a in range(_ZERO, b):
+            square[b * stride + a] = square[a * stride + b]
 
 
 @inner

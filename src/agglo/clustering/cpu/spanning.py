@@ -9,7 +9,7 @@ from agglo.clustering.cpu.lines import FAR, NEVER, NOT_KEYS, any_negative, copy_
 from agglo.clustering.cpu.pairs import mirror, smallest_present
 from agglo.clustering.cpu.workspace import padded, start
 
-_ZERO = np.uint64(0)
+_ZERO, _TILE = np.uint64(0), np.uint64(32)
 _MIRROR_UP_TO = 512  # tokens: while the symmetric matrix stays in cache, reading lines of it beats reading columns
 
 
@@ -43,6 +43,21 @@ def first_edge(n, key, best, near, parent):
 
 
 @inner
+def is_symmetric(keys):
+    """Whether the halves of a square matrix are equal, in tiles that stay in cache."""
+    n = np.uint64(keys.shape[0])
+    for top in range(_ZERO, n, _TILE):
+        for left in range(top, n, _TILE):
+            differ = np.int32(0)
+            for i in range(top, min(top + _TILE, n)):
+                for j in range(left, min(left + _TILE, n)):
+                    differ |= keys[i, j] ^ keys[j, i]
+            if differ != 0:
+                return False
+    return True
+
+
+@inner
 def spanning_tree(keys, work):
     """Record the N - 1 edges of the minimum spanning tree of one square matrix of keys, by Prim's algorithm.
 
@@ -51,12 +66,13 @@ def spanning_tree(keys, work):
     """
     n = keys.shape[0]
     stride = padded(n)
-    if not work.is_encoded[0] and any_negative(keys):
-        return NOT_KEYS
     start(n, work)
     in_cache = n <= _MIRROR_UP_TO
-    if in_cache:
-        mirror(keys.reshape(-1), work.row[0], n, work)
+    negative = mirror(keys.reshape(-1), work.row[0], n, work) < 0 if in_cache else any_negative(keys)
+    if negative and not work.is_encoded[0]:
+        return NOT_KEYS
+    # Where both halves are equal to the last bit, a row of the matrix serves as it is.
+    symmetric = not in_cache and not work.is_encoded[0] and is_symmetric(keys)
     near, parent, inside = work.nearest[0, :stride], work.neighbour[0, :stride], work.gone[:stride]
     for c in range(stride):
         near[c] = FAR if c < n else NEVER
@@ -68,6 +84,8 @@ def spanning_tree(keys, work):
         inside[v] = FAR
         if in_cache:
             reach_from(v, work.square[v * stride : (v + 1) * stride], near, parent)
+        elif symmetric:
+            reach_from(v, keys[v], near, parent)
         else:
             line = work.lines[0, 0, :n]
             for c in range(_ZERO, np.uint64(v)):

@@ -9,6 +9,7 @@ import numpy as np
 from agglo.clustering.cpu.jit import kernel
 
 PAD = 32
+_APART = 32  # numbers between what two threads write, lest they fight over a cache line
 
 
 @kernel
@@ -52,15 +53,15 @@ def workspace(n_tokens: int, parts: int = 1) -> Workspace:
     return Workspace(
         packed=ints(2, n * (n + 1) // 2),
         row=np.empty((2, n), np.int64),
-        nearest=ints(parts, lines),
-        neighbour=ints(parts, lines),
+        nearest=ints(parts, lines + _APART),
+        neighbour=ints(parts, lines + _APART),
         first=ints(n),
         size=floats(n),
         kept=np.empty((2, n), np.uint32),
         share=floats(2, n),
         joined=np.empty((3, n), np.uint32),
         joined_share=floats(2, n),
-        lines=ints(parts, 3, n),
+        lines=ints(parts, 3, n + _APART),
         merges=ints(3, n),
         parent=np.empty(n, np.int64),
         codes=np.empty(n, np.int64),
