@@ -131,6 +131,8 @@ class OpenClipViT(Host):
             mlp_weights=matrix_entries(blocks[0].mlp),
             embedding_weights=matrix_entries(module.conv1),
             head_madds=_head_madds(module, n_tokens),
+            width=width,
+            heads=blocks[0].attn.num_heads,
         )
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:

@@ -75,6 +75,8 @@ class TorchvisionViT(Host):
             mlp_weights=matrix_entries(block.mlp),
             embedding_weights=_stem_madds_per_patch(module),
             head_madds=matrix_entries(module.heads),
+            width=block.self_attention.embed_dim,
+            heads=block.self_attention.num_heads,
         )
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:

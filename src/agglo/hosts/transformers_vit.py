@@ -232,6 +232,8 @@ class TransformersViT(Host):
             mlp_weights=matrix_entries(layer.mlp),
             embedding_weights=embedding_weights * embedded // patches,
             head_madds=_head_madds(module, patches),
+            width=config.hidden_size,
+            heads=config.num_attention_heads,
         )
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:
