@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from reductions import STAGES, built, deit, new_tokens, view
 from torch import Tensor
 
 import agglo
+from agglo.clustering import torch_centres
+from agglo.clustering.centres import density_peaks, farthest_points, k_medoids, squared_distances
+from agglo.clustering.cpu import centres as cpu_centres
 from agglo.methods import create
-from agglo.methods.centres import nearest, squared_distances
-from agglo.methods.dpc_knn import DPCKNN, dpc_knn, smallest, softmax_within
-from agglo.methods.kmedoids import KMedoids, farthest_points, k_medoids
+from agglo.methods.dpc_knn import DPCKNN, softmax_within
+from agglo.methods.kmedoids import KMedoids
 
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("kmedoids", {}),
@@ -26,6 +29,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("dpc_knn", {"weights": "equal"}),
 ]
 seeds = st.integers(0, 9**6)
+backends = pytest.mark.parametrize("backend", [cpu_centres, torch_centres], ids=["cpu", "torch"])
 
 
 @st.composite
@@ -100,22 +104,28 @@ def test_distances(seed: int, n: int) -> None:
     assert not squares.diagonal(dim1=1, dim2=2).any()
 
 
-@given(seeds, sizes_of_problems(), st.booleans())
+@backends
+@given(seed=seeds, sizes=sizes_of_problems(), from_all=st.booleans())
 @settings(max_examples=30, deadline=None)
-def test_farthest_points_are_their_definition(seed: int, sizes: tuple[int, int], from_all: bool) -> None:
+def test_farthest_points_are_their_definition(
+    backend: ModuleType, seed: int, sizes: tuple[int, int], from_all: bool
+) -> None:
     n, k = sizes
     tokens = random_tokens(seed, n)
     distances = torch.cdist(tokens, tokens)
     start = torch.tensor([seed % n, 0])
-    chosen = farthest_points(distances, k, start, from_all=from_all)
+    chosen = backend.farthest_points(distances, k, start, from_all)
     for b in range(2):
         assert chosen[b].tolist() == plain_farthest(distances[b].double().numpy(), k, int(start[b]), from_all)
 
 
-@given(seeds, sizes_of_problems(), st.integers(0, 4), st.booleans(), st.booleans())
+@backends
+@given(
+    seed=seeds, sizes=sizes_of_problems(), iterations=st.integers(0, 4), over_all=st.booleans(), weighted=st.booleans()
+)
 @settings(max_examples=60, deadline=None)
 def test_k_medoids_is_its_definition(
-    seed: int, sizes: tuple[int, int], iterations: int, over_all: bool, weighted: bool
+    backend: ModuleType, seed: int, sizes: tuple[int, int], iterations: int, over_all: bool, weighted: bool
 ) -> None:
     n, k = sizes
     tokens = random_tokens(seed, n)
@@ -123,21 +133,25 @@ def test_k_medoids_is_its_definition(
     weights = torch.rand(2, n, generator=generator)
     first = torch.stack([torch.randperm(n, generator=generator)[:k] for _ in range(2)])
     distances = squared_distances(tokens).clamp(min=0).sqrt()
-    medoids = k_medoids(distances, first, weights if weighted else None, iterations, over_all=over_all)
+    given_weights = weights if weighted else None
+    medoids, labels = backend.k_medoids(distances, first, given_weights, iterations, over_all, rounding=1e-4)
     for b in range(2):
         plain_weights = weights[b].double().numpy() if weighted else np.ones(n)
         exact = plain_distances(tokens[b])
         expected = plain_medoids(exact, first[b].tolist(), plain_weights, iterations, over_all)
         assert medoids[b].tolist() == expected
-        assert nearest(distances, medoids)[b].tolist() == plain_nearest(exact, expected)
+        assert labels[b].tolist() == plain_nearest(exact, expected)
 
 
-@given(seeds, sizes_of_problems(), st.integers(1, 8))
+@backends
+@given(seed=seeds, sizes=sizes_of_problems(), neighbours=st.integers(1, 8))
 @settings(max_examples=60, deadline=None)
-def test_dpc_knn_is_its_definition(seed: int, sizes: tuple[int, int], neighbours: int) -> None:
+def test_density_peaks_are_their_definition(
+    backend: ModuleType, seed: int, sizes: tuple[int, int], neighbours: int
+) -> None:
     n, k = sizes
     tokens = random_tokens(seed, n)
-    centres, labels = dpc_knn(tokens, k, neighbours)
+    centres, labels = backend.density_peaks(squared_distances(tokens), k, neighbours, 6)
     for b in range(2):
         expected_centres, expected_labels = plain_dpc_knn(tokens[b], k, neighbours)
         # With fewer neighbours densities are equal by symmetry, and rounding decides.
@@ -147,12 +161,58 @@ def test_dpc_knn_is_its_definition(seed: int, sizes: tuple[int, int], neighbours
         assert sorted(set(labels[b].tolist())) == list(range(k))
 
 
-@given(seeds, st.integers(1, 60), st.data())
-@settings(max_examples=40, deadline=None)
-def test_smallest(seed: int, n: int, data: st.DataObject) -> None:
-    m = data.draw(st.integers(1, n))
-    x = torch.randint(0, 30, (2, n, 3), generator=torch.Generator().manual_seed(seed)).float()  # with ties
-    assert torch.equal(smallest(x, m).sort(dim=1).values, x.sort(dim=1).values[:, :m])
+@pytest.mark.parametrize("n", [50, 196])
+def test_backends_agree(n: int) -> None:
+    tokens = random_tokens(0, n, batch=5, width=16)
+    squares = squared_distances(tokens)
+    distances = squares.clamp(min=0).sqrt()
+    weights = torch.rand(5, n, generator=torch.Generator().manual_seed(0))
+    start = torch.arange(5)
+    for k in (1, n // 3, n):
+        for flag in (True, False):
+            far = [backend.farthest_points(distances, k, start, flag) for backend in (cpu_centres, torch_centres)]
+            assert torch.equal(*far)
+            for given_weights in (weights, None):
+                one, two = (
+                    backend.k_medoids(distances, far[0], given_weights, 3, flag, rounding=1e-4)
+                    for backend in (cpu_centres, torch_centres)
+                )
+                assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
+        one, two = (backend.density_peaks(squares, k, 5, 16) for backend in (cpu_centres, torch_centres))
+        assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
+
+
+@backends
+@pytest.mark.parametrize("value", [0.0, torch.nan, torch.inf])
+def test_labels_are_labels_whatever_the_distances(backend: ModuleType, value: float) -> None:
+    matrix, weights = torch.full((2, 9, 9), value), torch.ones(2, 9)
+    chosen = backend.farthest_points(matrix, 4, torch.tensor([0, 8]), True)
+    for centres, labels in (
+        backend.k_medoids(matrix, chosen, weights, 3, False, rounding=1e-4),
+        backend.k_medoids(matrix, chosen, None, 3, True, rounding=1e-4),
+        backend.density_peaks(matrix, 4, 5, 8),
+    ):
+        assert ((centres >= 0) & (centres < 9)).all() and ((labels >= 0) & (labels < 4)).all()
+        if value == 0:
+            assert all(len(set(row)) == 4 for row in centres.tolist() + labels.tolist())
+
+
+def test_operators_are_known_to_torch() -> None:
+    squares = squared_distances(random_tokens(0, 9))
+    first = torch.tensor([[0, 1, 2], [3, 4, 5]])
+    torch.library.opcheck(k_medoids, (squares, first, torch.rand(2, 9), 2, False))
+    torch.library.opcheck(k_medoids, (squares, first, None, 2, True))
+    torch.library.opcheck(farthest_points, (squares, 3, first[:, 0].clone(), True))
+    torch.library.opcheck(density_peaks, (squares, 3, 5, 6))
+
+
+@pytest.mark.parametrize(("name", "options"), METHODS)
+def test_a_reduced_model_is_one_graph(name: str, options: dict[str, Any]) -> None:
+    model = agglo.apply(deit(), name, keep_rate=0.5, **options)
+    images = torch.randn(2, 3, 56, 56)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(images), model(images))
 
 
 def test_kmedoids_keeps_medoids_as_they_are() -> None:
@@ -259,10 +319,11 @@ def test_equal_tokens_still_make_k_groups(name: str, options: dict[str, Any]) ->
         assert outcome.grouping.sizes.sum(1).tolist() == [14.0, 14.0]
 
 
-def test_far_tokens_have_densities_too() -> None:
+@backends
+def test_far_tokens_have_densities_too(backend: ModuleType) -> None:
     """exp(-d^2) of all of these is 0 in float32."""
     tokens = random_tokens(0, 20) * 1e3
-    centres, labels = dpc_knn(tokens, 6, 5)
+    centres, labels = backend.density_peaks(squared_distances(tokens), 6, 5, 6)
     distances = plain_distances(tokens[0]) / np.sqrt(6)
     log_density = [-np.mean(sorted(row**2)[:5]) for row in distances]
     expected = {}

@@ -1,6 +1,7 @@
-"""Clusters around chosen tokens, image by image while its matrix is in the cache: K-Medoids and density peaks.
+"""Clusters around chosen tokens, an image at a time while its matrix is in the cache: definitions in `../centres.py`.
 
-What is computed is said where torch computes the same on other devices: `methods/kmedoids.py`, `methods/dpc_knn.py`.
+Selections are written as if they were arithmetic (no branches, `&` for `and`, 32-bit integers beside 32-bit floats), as
+the compiler then makes vector instructions of them.
 """
 
 from __future__ import annotations
@@ -107,7 +108,13 @@ def sort_descending(scores, order):
 @kernel
 def find_peaks(part, parts, squares, width, centres, labels, closest, floats, ints):
     batch, n, _ = squares.shape
-    near, line, density, delta, score = closest[part], floats[part, 0], floats[part, 1], floats[part, 2], floats[part, 3]
+    near, line, density, delta, score = (
+        closest[part],
+        floats[part, 0],
+        floats[part, 1],
+        floats[part, 2],
+        floats[part, 3],
+    )
     label, order, rank = ints[part, 0], ints[part, 1], ints[part, 2]
     m = near.shape[0]
     for b in range(part, batch, parts):
@@ -162,13 +169,14 @@ def _scratch(batch: int, n: int) -> tuple[int, np.ndarray, np.ndarray]:
 
 
 def k_medoids(
-    distances: Tensor, first: Tensor, weights: Tensor, iterations: int, over_all: bool, rounding: float
+    distances: Tensor, first: Tensor, weights: Tensor | None, iterations: int, over_all: bool, rounding: float
 ) -> tuple[Tensor, Tensor]:
     """Medoids (B, K) and labels (B, N)."""
     batch, n, _ = distances.shape
-    medoids, labels = first.numpy().copy(), np.empty((batch, n), np.int64)
+    medoids, labels = first.numpy().copy(order="C"), np.empty((batch, n), np.int64)
     parts, floats, ints = _scratch(batch, n)
-    matrices, pulls, within = distances.contiguous().numpy(), weights.contiguous().numpy(), np.float32(1 + rounding)
+    pulls = np.ones((batch, n), np.float32) if weights is None else weights.contiguous().numpy()
+    matrices, within = distances.contiguous().numpy(), np.float32(1 + rounding)
     run(move_medoids, parts, matrices, pulls, iterations, over_all, within, medoids, labels, floats, ints)
     return torch.from_numpy(medoids), torch.from_numpy(labels)
 
