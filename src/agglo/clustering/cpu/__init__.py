@@ -21,6 +21,7 @@ from agglo.clustering.cpu.image import finish, pairs_are_cheaper, record_merges,
 from agglo.clustering.cpu.inspection import measure_asymmetry, weigh_rows
 from agglo.clustering.cpu.lines import FAR, any_negative, encode, key_of
 from agglo.clustering.cpu.rounds import certain_merges, find_nearest, join_parts, lay_out_rows, plan_round, write_round
+from agglo.clustering.cpu.spanning import compare_halves
 from agglo.clustering.cpu.threads import run
 from agglo.clustering.cpu.workspace import PAD, Workspace, padded, start, workspace
 
@@ -92,13 +93,16 @@ def _labels(
     if batch < threads and n >= _TOGETHER_FROM:
         if differences is not None:
             _weigh(matrices, differences)
-            differences = None
-        if not single:
-            for b in range(batch):
+        for b in range(batch):
+            if single:
+                work = workspace(n, threads)
+                run(compare_halves, threads, matrices[b].view(np.int32), work)
+                label_images(matrices, b, b + 1, counts, limit, True, False, True, result, work)
+            else:
                 target = n - int(counts[b])
                 recorded, work = _merge_together(matrices[b], target, limit, average, threads)
                 number_groups(recorded, target, limit, result[b], work)
-            return torch.from_numpy(result)
+        return torch.from_numpy(result)
 
     chunks = itertools.count(0, _IMAGES_AT_ONCE)
 
@@ -109,7 +113,7 @@ def _labels(
             end = min(begin + _IMAGES_AT_ONCE, batch)
             if differences is not None:
                 weigh_rows(0, 1, matrices[begin:end], _random_weights(n), stripe, differences[:1, begin:end])
-            label_images(matrices, begin, end, counts, limit, single, average, result, work)
+            label_images(matrices, begin, end, counts, limit, single, average, False, result, work)
 
     run(label_chunks, max(1, min(threads, -(-batch // _IMAGES_AT_ONCE))))
     return torch.from_numpy(result)
@@ -127,7 +131,7 @@ def tree(distances: Tensor, linkage: str) -> Tensor:
     def grow(_part: int, _parts: int) -> None:
         work = workspace(n)
         while (b := next(images)) < batch:
-            recorded = record_merges(matrices[b], n - 1, FAR, single, average, work)
+            recorded = record_merges(matrices[b], n - 1, FAR, single, average, False, work)
             merges = work.merges[:, :recorded]
             tree_rows(np.lexsort(merges[::-1]), rows[b], work)
 

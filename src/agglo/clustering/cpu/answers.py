@@ -106,10 +106,10 @@ def tree_rows(order, rows, work):
 
 
 @kernel
-def label_images(distances, begin, end, k, limit, single, average, labels, work):
+def label_images(distances, begin, end, k, limit, single, average, compared, labels, work):
     """Labels (B, N) of images begin..end of distances (B, N, N), for k (B,) groups or all merges within the limit."""
     n = distances.shape[1]
     for b in range(begin, end):
         target = n - k[b]
-        recorded = record_merges(distances[b], target, limit, single, average, work) if target > 0 else 0
+        recorded = record_merges(distances[b], target, limit, single, average, compared, work) if target > 0 else 0
         number_groups(recorded, target, limit, labels[b], work)

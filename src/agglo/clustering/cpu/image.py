@@ -27,7 +27,7 @@ _ROUND_ROW, _ROUND_KEY = 150.0, 0.4
 _PAIR, _PAIR_KEY, _PAIR_CACHE_MISS = 150.0, 1.5, 0.0022
 _MIRROR_KEY = 0.7
 _ROUNDS_AHEAD = 2.5  # rounds to come, in units of the next one: each is cheaper than the one before
-_ROUND_PAYS_FROM = 8  # a round is worth its passes while it merges at least one group in so many
+_ROUND_PAYS_FROM = 20  # a round is worth its passes while it merges at least one group in so many
 
 
 @kernel
@@ -88,12 +88,12 @@ def merge_image(keys, target, limit, average, work):
 
 
 @kernel
-def record_merges(distances, target, limit, single, average, work):
+def record_merges(distances, target, limit, single, average, compared, work):
     """Record merges of one (N, N) float32 matrix: the first `target`, or those within the limit, and maybe others."""
     keys = distances.view(np.int32)
     work.is_encoded[0] = False
     while True:
-        recorded = spanning_tree(keys, work) if single else merge_image(keys, target, limit, average, work)
+        recorded = spanning_tree(keys, compared, work) if single else merge_image(keys, target, limit, average, work)
         if recorded != NOT_KEYS:
             return recorded
         encode(distances, work.encoded)

@@ -13,17 +13,13 @@ _SPAN = 512
 
 
 @inner_sum
-def dot(line, weights):
+def weigh_line(line, weights, weight, out):
+    """The weighted sum of a line; the line times its own weight is added to out."""
     total = np.float32(0)
     for b in range(line.shape[0]):
         total += line[b] * weights[b]
-    return total
-
-
-@inner
-def add_weighted(out, line, weight):
-    for b in range(out.shape[0]):
         out[b] += line[b] * weight
+    return total
 
 
 @inner
@@ -51,8 +47,8 @@ def weigh_rows(part, parts, distances, weights, stripes, differences):
         for a in range(top, min(top + STRIPE, n)):
             line = distances[d, a]
             for left in range(0, n, _SPAN):
-                difference[d, a] -= dot(line[left : left + _SPAN], weights[left : left + _SPAN])
-            add_weighted(stripe, line, weights[a])
+                span, out = line[left : left + _SPAN], stripe[left : left + _SPAN]
+                difference[d, a] -= weigh_line(span, weights[left : left + _SPAN], weights[a], out)
         add_to(difference[d], stripe)
 
 

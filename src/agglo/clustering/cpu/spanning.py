@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agglo.clustering.cpu.jit import inner
+from agglo.clustering.cpu.jit import inner, kernel
 from agglo.clustering.cpu.lines import FAR, NEVER, NOT_KEYS, any_negative, copy_into, first_index_of
 from agglo.clustering.cpu.pairs import mirror, smallest_present
 from agglo.clustering.cpu.workspace import padded, start
@@ -42,27 +42,32 @@ def first_edge(n, key, best, near, parent):
     return best
 
 
-@inner
-def is_symmetric(keys):
-    """Whether the halves of a square matrix are equal, in tiles that stay in cache."""
+@kernel
+def compare_halves(part, parts, keys, work):
+    """Note in work.asymmetric[part] whether the halves of a square matrix differ anywhere in this part's tiles."""
     n = np.uint64(keys.shape[0])
+    work.asymmetric[part] = False
+    tile = 0
     for top in range(_ZERO, n, _TILE):
         for left in range(top, n, _TILE):
+            tile += 1
+            if tile % parts != part:
+                continue
             differ = np.int32(0)
             for i in range(top, min(top + _TILE, n)):
                 for j in range(left, min(left + _TILE, n)):
                     differ |= keys[i, j] ^ keys[j, i]
             if differ != 0:
-                return False
-    return True
+                work.asymmetric[part] = True
+                return
 
 
 @inner
-def spanning_tree(keys, work):
+def spanning_tree(keys, compared, work):
     """Record the N - 1 edges of the minimum spanning tree of one square matrix of keys, by Prim's algorithm.
 
     Edges compare by (key, first token, second token), which makes the tree unique. For edges that end in the same token
-    that is the order of (key, other token).
+    that is the order of (key, other token). `compared` says that `compare_halves` has been done.
     """
     n = keys.shape[0]
     stride = padded(n)
@@ -72,7 +77,12 @@ def spanning_tree(keys, work):
     if negative and not work.is_encoded[0]:
         return NOT_KEYS
     # Where both halves are equal to the last bit, a row of the matrix serves as it is.
-    symmetric = not in_cache and not work.is_encoded[0] and is_symmetric(keys)
+    symmetric = not in_cache and not work.is_encoded[0]
+    if symmetric:
+        if not compared:
+            compare_halves(0, 1, keys, work)
+        for part in range(work.asymmetric.shape[0]):
+            symmetric = symmetric and not work.asymmetric[part]
     near, parent, inside = work.nearest[0, :stride], work.neighbour[0, :stride], work.gone[:stride]
     for c in range(stride):
         near[c] = FAR if c < n else NEVER

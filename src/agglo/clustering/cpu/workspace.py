@@ -39,6 +39,7 @@ class Workspace(NamedTuple):
     gone: np.ndarray  # (padded N,) int32: FAR for groups merged into another one, otherwise below every key
     encoded: np.ndarray  # (N, N) int32: keys of the distances, where their bits do not serve (negative ones)
     is_encoded: np.ndarray  # (1,) bool: whether these are in use
+    asymmetric: np.ndarray  # (parts,) bool: whether a part found the halves of the matrix to differ
 
 
 def workspace(n_tokens: int, parts: int = 1) -> Workspace:
@@ -69,6 +70,7 @@ def workspace(n_tokens: int, parts: int = 1) -> Workspace:
         gone=ints(lines),
         encoded=ints(n, n),
         is_encoded=np.zeros(1, np.bool_),
+        asymmetric=np.zeros(parts, np.bool_),
     )
 
 
