@@ -396,6 +396,24 @@ def test_dynamicvit_learns() -> None:
     assert set(agglo.remove(model).state_dict()) == dense
 
 
+def test_applying_a_learned_method_again_keeps_what_it_learned() -> None:
+    method = DynamicViT()
+    model = agglo.apply(deit(depth=8), method, keep_rate=0.5)
+    before = copy.deepcopy(method.state_dict())
+    agglo.apply(model, method, keep_rate=0.7)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in method.state_dict().items())
+    agglo.apply(model, method, keep_rate=0.7, blocks=(2,))
+    assert len(method.predictors) == 1
+
+
+@pytest.mark.parametrize("name", ["evit", "l1", "dynamicvit"])
+@torch.no_grad()
+def test_compiles_whole(name: str) -> None:
+    model, x = agglo.apply(deit(depth=4), name, keep_rate=0.5), images()
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(x), model(x))
+
+
 def test_hidden_tokens_do_not_change_the_class_token() -> None:
     """In training, what a token of policy 0 holds can reach nobody: only eps of its value leaks."""
     model = deit(depth=4).train()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import nn
 
 from agglo.hosts.base import Layout, ReducedModule, UnsupportedModelError, reduced_class
@@ -96,13 +97,23 @@ def _setting(plan: Plan, method: Method, layout: Layout) -> Setting:
 
 
 def _build(method: Method, setting: Setting, module: nn.Module) -> None:
-    """Parameters of a method that learns, as the model has its own: same device, dtype and mode."""
+    """Parameters of a method that learns, as the model has its own: same device, dtype and mode.
+
+    What an instance learned before stays where it still fits: the same method at another keep rate, say.
+    """
     if type(method).build is not Method.build and not setting.width:
         raise UnsupportedModelError(f"{method.name} learns, and agglo cannot tell how wide {type(module).__name__} is")
+    learned = method.state_dict() if isinstance(method, nn.Module) else {}
     method.build(setting)
     if isinstance(method, nn.Module):
+        if _shapes(learned) == _shapes(method.state_dict()):
+            method.load_state_dict(learned)
         like = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
         method.to(device=like.device, dtype=like.dtype).train(module.training)
+
+
+def _shapes(state: dict[str, Any]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in state.items()}
 
 
 def _require_no_override(loop: nn.Module, mixin: type[ReducedModule]) -> None:

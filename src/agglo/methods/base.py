@@ -136,7 +136,8 @@ class Method(ABC):
         return reached
 
     def build(self, setting: Setting) -> None:  # noqa: B027 most have nothing to build
-        """Make parameters whose shapes depend on the model. Called by `agglo.apply`, anew each time."""
+        """Make parameters whose shapes depend on the model. Called by `agglo.apply`, which puts back what an instance
+        learned before if all shapes are the same."""
 
     @abstractmethod
     def reduce(self, view: View) -> Outcome:
