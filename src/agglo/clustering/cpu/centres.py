@@ -119,7 +119,9 @@ def find_peaks(part, parts, squares, width, centres, labels, closest, floats, in
     m = near.shape[0]
     for b in range(part, batch, parts):
         matrix = squares[b]
-        near[:] = np.inf
+        for t in range(m):
+            for i in range(n):
+                near[t, i] = np.inf
         for j in range(n):
             row = matrix[j]
             for i in range(n):
