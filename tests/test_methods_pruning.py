@@ -4,6 +4,7 @@ every token in a list, attention written out."""
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from agglo.methods import Setting, View, create
 from agglo.methods.ats import sample
 from agglo.methods.dynamic_vit import DynamicViT, distillation_loss
 from agglo.methods.fixed_patterns import ring_distances
+from agglo.methods.pooling import _cells
 from agglo.study import drawing
 
 timm = pytest.importorskip("timm")
@@ -275,14 +277,28 @@ def test_pooling_averages_cells() -> None:
     shown = view(n=24, target=6, grid=(4, 6))
     assert create("pool").stages(24, [6, 1], (4, 6)) == [6, 2]
     outcome = create("pool").reduce(shown)
+    with_cells = [_cells([14, 10]), _cells([14, 10, 7]), _cells([14, 10, 7, 5])]
+    widths = [1] * 14
+    for cells in with_cells:
+        assert len(cells) == len(widths)
+        assert all(b - a in (0, 1) for a, b in itertools.pairwise(cells))
+        widths = [sum(w for w, cell in zip(widths, cells, strict=True) if cell == c) for c in range(cells[-1] + 1)]
+    assert sum(widths) == 14
+    assert 2 <= min(widths) <= max(widths) <= 4
     expected = shown.patches.unflatten(1, (2, 2, 3, 2)).mean(dim=(2, 4)).flatten(1, 2)
     torch.testing.assert_close(outcome.grouping.merge(shown.tokens)[:, 1:], expected)
     later = View(
-        **{**vars(shown), "tokens": outcome.grouping.merge(shown.tokens), "sizes": outcome.grouping.sizes, "target": 2}
+        **{
+            **vars(shown),
+            "tokens": outcome.grouping.merge(shown.tokens),
+            "sizes": outcome.grouping.sizes,
+            "target": 2,
+            "earlier": (24,),
+        }
     )
     again = create("pool").reduce(later).grouping
-    assert again.labels.tolist() == [[0, 1, 1, 2, 1, 1, 2]] * 2
-    assert again.sizes.tolist() == [[1, 16, 8]] * 2
+    assert again.labels.tolist() == [[0, 1, 2, 2, 1, 2, 2]] * 2
+    assert again.sizes.tolist() == [[1, 8, 16]] * 2
 
 
 def test_random_dropping_is_random_and_repeatable() -> None:

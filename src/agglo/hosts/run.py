@@ -124,6 +124,7 @@ def run_blocks(
             training=training,
             attention_received=received,
             policy=policy,
+            earlier=tuple(int(step.outcome.grouping.labels.shape[1]) - prefix for step in steps),
             grid=grid,
         )
 

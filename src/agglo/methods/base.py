@@ -60,6 +60,7 @@ class View:
         attention (the block before, for methods that act before a block); None unless the method needs it, and before
         the first block.
     policy: (B, T), the mask that the method's latest outcome put on attention; None if there is none.
+    earlier: patch tokens before each of the reductions that came before this one.
     grid: (rows, columns) of the patches before any reduction: what the host says, else a square; None if they are none.
     """
 
@@ -76,6 +77,7 @@ class View:
     training: bool
     attention_received: Tensor | None = None
     policy: Tensor | None = None
+    earlier: tuple[int, ...] = ()
     grid: Grid | None = None
 
     @property

@@ -28,13 +28,34 @@ class Pooling(Method):
         assert view.target is not None
         assert view.grid is not None
         batch, n_patches = view.patches.shape[:2]
-        shapes = _coarser(view.grid)
-        (rows, columns), (fewer_rows, fewer_columns) = shapes[n_patches], shapes[view.target]
-        position = torch.arange(n_patches, device=view.tokens.device)
-        cell_row = position // columns * fewer_rows // rows
-        cell_column = position % columns * fewer_columns // columns
-        cells = (cell_row * fewer_columns + cell_column).expand(batch, n_patches)
-        return Outcome(Grouping.of(cells, view.target, view.prefix, view.sizes))
+        shapes = [_coarser(view.grid)[count] for count in (*view.earlier, n_patches, view.target)]
+        rows, columns = (_cells([shape[axis] for shape in shapes]) for axis in (0, 1))
+        labels = torch.tensor([row * shapes[-1][1] + column for row in rows for column in columns])
+        labels = labels.to(view.tokens.device).expand(batch, n_patches)
+        return Outcome(Grouping.of(labels, view.target, view.prefix, view.sizes))
+
+
+def _cells(lengths: list[int]) -> list[int]:
+    """Along one axis of lengths[0] patches: which of lengths[-1] cells each of the lengths[-2] cells before it joins.
+
+    A cell joins the one its centre lies in, moved as little as it takes for none to stay empty, so that cells cover
+    about the same number of patches however many poolings came before.
+
+    >>> _cells([6, 4, 2])
+    [0, 0, 1, 1]
+    """
+    extents = [1] * lengths[0]  # patches that each cell covers
+    cells: list[int] = []
+    for length in lengths[1:]:
+        cells, covered = [], 0
+        for index, extent in enumerate(extents):
+            centre = (2 * covered + extent) * length // (2 * lengths[0])
+            least = max(cells[-1] if cells else 0, length - (len(extents) - index))
+            most = cells[-1] + 1 if cells else 0
+            cells.append(min(max(centre, least), most))
+            covered += extent
+        extents = [sum(e for e, cell in zip(extents, cells, strict=True) if cell == each) for each in range(length)]
+    return cells
 
 
 def _coarser(grid: Grid) -> dict[int, Grid]:
