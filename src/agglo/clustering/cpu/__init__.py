@@ -28,7 +28,7 @@ from agglo.clustering.cpu.workspace import PAD, Workspace, padded, start, worksp
 Inspection = tuple[Tensor, Tensor, Tensor]
 
 _TOGETHER_FROM = 1024  # tokens; below, handing rows to threads costs more than it saves
-_IMAGES_AT_ONCE = 8
+_DISTANCES_AT_ONCE = 320_000  # how many a thread takes in turn: enough to be worth a call, few enough to share fairly
 _ROUNDING = 3e-5  # of the largest distance: what sums over a symmetric matrix may differ by, ten times over
 
 
@@ -104,18 +104,19 @@ def _labels(
                 number_groups(recorded, target, limit, result[b], work)
         return torch.from_numpy(result)
 
-    chunks = itertools.count(0, _IMAGES_AT_ONCE)
+    at_once = max(1, min(-(-batch // threads), _DISTANCES_AT_ONCE // n**2))
+    chunks = itertools.count(0, at_once)
 
     def label_chunks(_part: int, _parts: int) -> None:
         work = workspace(n)
         stripe = np.empty((1, n), np.float32)
         while (begin := next(chunks)) < batch:
-            end = min(begin + _IMAGES_AT_ONCE, batch)
+            end = min(begin + at_once, batch)
             if differences is not None:
                 weigh_rows(0, 1, matrices[begin:end], _random_weights(n), stripe, differences[:1, begin:end])
             label_images(matrices, begin, end, counts, limit, single, average, False, result, work)
 
-    run(label_chunks, max(1, min(threads, -(-batch // _IMAGES_AT_ONCE))))
+    run(label_chunks, max(1, min(threads, -(-batch // at_once))))
     return torch.from_numpy(result)
 
 
