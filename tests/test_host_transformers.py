@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -15,6 +14,9 @@ from torch import Tensor, nn
 import agglo
 
 tf = pytest.importorskip("transformers")
+
+# Hidden states of chosen layers, tuples, and the names below: older versions are held to the contract alone.
+current = pytest.mark.skipif(int(tf.__version__.split(".")[0]) < 5, reason="written for the outputs of transformers 5")
 
 SMALL = {
     "image_size": 64, "patch_size": 8, "hidden_size": 48, "num_hidden_layers": 8, "num_attention_heads": 3,
@@ -118,13 +120,12 @@ class TestDINOv2Backbone(TransformersContract):
 
     @torch.no_grad()
     def test_copies_run_themselves(self) -> None:
+        """Copies only: transformers puts local functions on a backbone, which cannot be pickled."""
         model, x = agglo.apply(self.fresh(), keep_rate=self.keep_rate), self.image()
         expected, twin = self.run(model, x), copy.deepcopy(model)
         for parameter in model.parameters():
             parameter.zero_()
         assert_same(self.run(twin, x), expected)
-        with pytest.raises((AttributeError, TypeError), match="pickle"):  # transformers puts local functions on it
-            pickle.dumps(self.fresh())
 
 
 class TestDINOv2WithRegisters(TransformersContract):
@@ -168,6 +169,7 @@ class TestSigLIPVision(TransformersContract):
         return tf.SiglipVisionModel(tf.SiglipVisionConfig(**SMALL))
 
 
+@current
 class TestSigLIPClassifierEager(TransformersContract):
     def model(self) -> nn.Module:
         config = tf.SiglipConfig(vision_config=SMALL, text_config=TEXT, num_labels=10, attn_implementation="eager")
@@ -245,6 +247,7 @@ def test_hidden_states_are_full_length_and_members_share_a_value(name: str) -> N
     assert_same(run(model).to_tuple(), reduced.to_tuple()[: len(run(model).to_tuple())])
 
 
+@current
 @every_tower
 @torch.no_grad()
 def test_outputs_are_chosen_as_in_the_dense_model(name: str) -> None:
@@ -291,6 +294,7 @@ def test_other_image_sizes(name: str) -> None:
     assert [g.n_groups - prefix for g in trace.groupings.values()] == [30, 15, 7]
 
 
+@current
 @every_tower
 def test_what_a_reduced_model_cannot_give_is_refused(name: str) -> None:
     model = agglo.apply(build(name, attn_implementation="eager"), keep_rate=0.5)
@@ -336,6 +340,7 @@ def test_hooks_on_layers_see_no_merged_tokens() -> None:
     assert [state.shape[1] for state in states] == [65] * 9
 
 
+@current
 def test_adapters_on_linear_layers_run_and_learn() -> None:
     class LowRank(nn.Module):
         def __init__(self, base: nn.Linear) -> None:
@@ -419,6 +424,7 @@ class OwnLayer(nn.Module):
         return x
 
 
+@current
 def test_subclasses_are_refused_by_name() -> None:
     config = tf.ViTConfig(**SMALL)
     with pytest.raises(agglo.UnsupportedModelError, match="OwnForward replaces transformers' forward"):
@@ -429,7 +435,7 @@ def test_subclasses_are_refused_by_name() -> None:
         agglo.apply(model, keep_rate=0.5)
     model = tf.ViTModel(config)
     model.layers[2].attention = OwnLayer()
-    with pytest.raises(agglo.UnsupportedModelError, match="ViTModel attends by an OwnLayer"):
+    with pytest.raises(agglo.UnsupportedModelError, match="ViTModel is built from OwnLayer"):
         agglo.apply(model, keep_rate=0.5)
 
 
@@ -471,6 +477,7 @@ def timm_weights(model: Any) -> dict[str, Tensor]:
     return renamed
 
 
+@current
 @pytest.mark.parametrize("linkage", ["single", "average", "complete"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @torch.no_grad()

@@ -1,4 +1,8 @@
-"""How the layers of transformers' vision models come apart. Three kinds cover every supported family."""
+"""How the layers of transformers' vision models come apart. Three kinds cover every supported family.
+
+The names of submodules moved between versions: up to 5.6 (DINOv2: 5.12) attention was nested, as
+`attention.attention.query` and `attention.output.dense`; now it is `attention.q_proj` and `attention.o_proj`.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,35 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
+from agglo.attention import proportional_attention
 from agglo.hosts.base import Parts, Projected
 
 
 class LayerParts(Parts):
-    """A pre-norm layer: which names its submodules have, and what happens to a branch before it is added.
+    """A pre-norm layer.
 
-    layers, attentions: the classes known to be built this way.
+    families, layer: the classes known to be built this way are a family's name followed by this ending.
+    norms: what the norms before attention and MLP are called.
+    masks: what a layer must be given after the tokens.
     """
 
-    layers: ClassVar[tuple[str, ...]]
-    attentions: ClassVar[tuple[str, ...]]
+    families: ClassVar[tuple[str, ...]]
+    layer: ClassVar[str] = "Layer"
     norms: ClassVar[tuple[str, str]]
-    attention_name: ClassVar[str] = "attention"
-    output_name: ClassVar[str] = "o_proj"
-    scale_name: ClassVar[str] = "scaling"
-    dropout_name: ClassVar[str] = "attention_dropout"
+    masks: ClassVar[tuple[None, ...]] = ()
 
-    def attention(self, block: nn.Module) -> Any:
-        return getattr(block, self.attention_name)
+    def unknown(self, block: Any) -> str | None:
+        """The class of the layer or its attention, if that is none that is built this way."""
+        layers = [family + self.layer for family in self.families]
+        if type(block).__name__ not in layers:
+            return type(block).__name__
+        kinds = ("Attention", "SelfAttention", "SdpaAttention")
+        attention = type(self.attention(block)).__name__
+        return None if attention in [family + kind for family in self.families for kind in kinds] else attention
+
+    def attention(self, block: Any) -> Any:
+        """The module that holds the q, k, v projections."""
+        return getattr(block.attention, "attention", block.attention)
 
     def branch(self, block: Any, out: Tensor, which: int) -> Tensor:
         """What attention (which = 0) or the MLP (1) gave, as it is added to the tokens (B, T, C)."""
@@ -33,46 +47,60 @@ class LayerParts(Parts):
     def whole(self, block: Any, x: Tensor, rotary: Tensor | None) -> Tensor:
         # Not by calling the block: transformers hangs hooks on it that would collect merged tokens as hidden states,
         # and it would do its own gradient checkpointing inside of ours.
-        return cast(Tensor, block.forward(x, None))
+        out = block.forward(x, *self.masks)
+        return cast(Tensor, out[0] if isinstance(out, tuple) else out)
 
     def project(self, block: Any, x: Tensor, rotary: Tensor | None) -> Projected:
         attention, x = self.attention(block), getattr(block, self.norms[0])(x)
+        width = _first(attention, "head_dim", "attention_head_size")
 
-        def heads(tensor: Tensor) -> Tensor:
-            return tensor.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+        def heads(*names: str) -> Tensor:
+            return cast(Tensor, _first(attention, *names)(x).unflatten(-1, (-1, width)).transpose(1, 2))
 
         return Projected(
-            heads(attention.q_proj(x)),
-            heads(attention.k_proj(x)),
-            heads(attention.v_proj(x)),
-            scale=getattr(attention, self.scale_name),
-            dropout=getattr(attention, self.dropout_name) if attention.training else 0.0,
+            heads("q_proj", "query"),
+            heads("k_proj", "key"),
+            heads("v_proj", "value"),
+            scale=_first(attention, "scaling", "scale"),
+            dropout=_first(attention, "attention_dropout", "dropout_prob", "dropout") if attention.training else 0.0,
         )
 
     def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
-        out = getattr(self.attention(block), self.output_name)(attended.transpose(1, 2).flatten(2))
+        attended = attended.transpose(1, 2).flatten(2)
+        nested = getattr(block.attention, "output", None)
+        out = block.attention.o_proj(attended) if nested is None else nested(attended, x)
         return x + self.branch(block, out, 0)
 
     def feed(self, block: Any, x: Tensor) -> Tensor:
         return x + self.branch(block, block.mlp(getattr(block, self.norms[1])(x)), 1)
 
+    def mlp(self, block: Any) -> list[nn.Module]:
+        return [block.mlp]
+
 
 class ViTParts(LayerParts):
-    """ViT, DeiT, ViTMAE: dropout on both branches."""
+    """ViT, DeiT, ViTMAE: dropout on both branches. Where attention is nested, dropout is inside `output`, and the
+    MLP's `output` adds the residual too."""
 
-    layers = ("ViTLayer", "DeiTLayer", "ViTMAELayer")
-    attentions = ("ViTAttention", "DeiTAttention", "ViTMAEAttention")
+    families = ("ViT", "DeiT", "ViTMAE")
     norms = ("layernorm_before", "layernorm_after")
 
     def branch(self, block: Any, out: Tensor, which: int) -> Tensor:
-        return cast(Tensor, block.dropout(out))
+        return cast(Tensor, block.dropout(out)) if hasattr(block, "dropout") else out
+
+    def feed(self, block: Any, x: Tensor) -> Tensor:
+        if hasattr(block, "mlp"):
+            return super().feed(block, x)
+        return cast(Tensor, block.output(block.intermediate(block.layernorm_after(x)), x))
+
+    def mlp(self, block: Any) -> list[nn.Module]:
+        return [block.mlp] if hasattr(block, "mlp") else [block.intermediate, block.output]
 
 
 class DinoParts(LayerParts):
     """DINOv2: LayerScale and stochastic depth on both branches."""
 
-    layers = ("Dinov2Layer", "Dinov2WithRegistersLayer")
-    attentions = ("Dinov2Attention", "Dinov2WithRegistersAttention")
+    families = ("Dinov2", "Dinov2WithRegisters")
     norms = ("norm1", "norm2")
 
     def branch(self, block: Any, out: Tensor, which: int) -> Tensor:
@@ -82,10 +110,27 @@ class DinoParts(LayerParts):
 class CLIPParts(LayerParts):
     """CLIP and SigLIP: plain branches."""
 
-    layers = ("CLIPEncoderLayer", "SiglipEncoderLayer")
-    attentions = ("CLIPAttention", "SiglipAttention")
+    families = ("CLIP", "Siglip")
+    layer = "EncoderLayer"
     norms = ("layer_norm1", "layer_norm2")
-    attention_name = "self_attn"
-    output_name = "out_proj"
-    scale_name = "scale"
-    dropout_name = "dropout"
+    masks = (None,)
+
+    def attention(self, block: Any) -> Any:
+        return block.self_attn
+
+    def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
+        return x + cast(Tensor, block.self_attn.out_proj(attended.transpose(1, 2).flatten(2)))
+
+
+class OldCLIPParts(CLIPParts):
+    """Up to transformers 5.0 how many masks a layer must be given changed from version to version."""
+
+    def whole(self, block: Any, x: Tensor, rotary: Tensor | None) -> Tensor:
+        p = self.project(block, x, rotary)
+        attended = proportional_attention(p.q, p.k, p.v, None, scale=p.scale, dropout=p.dropout)
+        return self.feed(block, self.join(block, x, attended, p))
+
+
+def _first(module: Any, *names: str) -> Any:
+    """The attribute under the first name the module has."""
+    return next(getattr(module, name) for name in names if hasattr(module, name))

@@ -1,9 +1,12 @@
 """transformers' ViT, DeiT, ViTMAE, DINOv2 (with registers too), CLIP and SigLIP vision models.
 
 Each is reduced where its loop over layers lies, so classifiers, backbones, contrastive models and VLMs that hold one
-work as they are. Hidden states are full-length. Attention maps are not given: a reduced model attends between groups of
-tokens. ViTMAE reduces the patches its random masking leaves, and gives as many back. Any attention implementation
-runs the layers before the first reduction; after it proportional attention does.
+work as they are, in transformers 4.50 to 5.22. Hidden states are full-length. Attention maps are not given: a reduced
+model attends between groups of tokens. ViTMAE reduces the patches its random masking leaves, and gives as many back.
+The chosen attention implementation runs the layers before the first reduction; after it proportional attention does.
+
+Where a version collects by hooks from outside the loop's owner (4.57: SigLIP's classifier its hidden states, DINOv2
+its attention maps), they are missing or not full.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from torch import Tensor, nn
 
 from agglo.hosts.base import Host, Layout, ReducedModule, UnsupportedModelError, matrix_entries
 from agglo.hosts.run import Run, checkpointed, directly, run_blocks
-from agglo.hosts.transformers_parts import CLIPParts, DinoParts, LayerParts, ViTParts
+from agglo.hosts.transformers_parts import CLIPParts, DinoParts, LayerParts, OldCLIPParts, ViTParts
 
 HiddenStates = tuple[Tensor | None, ...] | None
 
@@ -24,15 +27,15 @@ HiddenStates = tuple[Tensor | None, ...] | None
 class _ReducedTower(ReducedModule):
     """The loop, and what transformers' decorators do around a forward: defaults from the config, and tuples."""
 
-    def _agglo_run(self: Any, x: Tensor, options: dict[str, Any], mask: Any = None) -> tuple[Run, HiddenStates]:
+    def _agglo_run(self: Any, x: Tensor, options: dict[str, Any]) -> tuple[Run, HiddenStates]:
         """Run x (B, T, C) through the layers; hidden states as asked for in the options of `forward`."""
-        _refuse(self, options, mask)
+        _refuse(self, options)
         tower = _tower(self)
-        layers = tower.layers(self)
+        layers = _layers(self)
         asked = _option(self, options, "output_hidden_states")
         chosen = sorted(asked) if isinstance(asked, (list, tuple, set)) else None
         keep: Sequence[int] = range(len(layers)) if chosen is None else chosen
-        checkpointing = self.training and getattr(layers[0], "gradient_checkpointing", False)
+        checkpointing = self.training and any(getattr(m, "gradient_checkpointing", False) for m in self.modules())
         run = run_blocks(
             self,
             layers,
@@ -72,7 +75,7 @@ class _ReducedViT(_ReducedTower):
             bool_masked_pos=bool_masked_pos,
             interpolate_pos_encoding=interpolate_pos_encoding,
         )
-        run, hidden_states = self._agglo_run(x, kwargs, attention_mask)
+        run, hidden_states = self._agglo_run(x, {**kwargs, "attention_mask": attention_mask})
         # The norm acts on each token alone: before unmerging it has fewer to do.
         last = run.restored(self.layernorm(run.tokens))
         pooled = None if self.pooler is None else self.pooler(last)
@@ -94,7 +97,7 @@ class _ReducedMAE(_ReducedTower):
         from transformers.models.vit_mae.modeling_vit_mae import ViTMAEModelOutput
 
         x, mask, restore = self.embeddings(pixel_values, noise=noise, interpolate_pos_encoding=interpolate_pos_encoding)
-        run, hidden_states = self._agglo_run(x, kwargs, attention_mask)
+        run, hidden_states = self._agglo_run(x, {**kwargs, "attention_mask": attention_mask})
         last = run.restored(self.layernorm(run.tokens))
         output = ViTMAEModelOutput(last_hidden_state=last, mask=mask, ids_restore=restore, hidden_states=hidden_states)
         return self._agglo_output(output, kwargs)
@@ -106,7 +109,7 @@ class _ReducedEncoder(_ReducedTower):
     def forward(self: Any, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any) -> Any:
         from transformers.modeling_outputs import BaseModelOutput
 
-        run, states = self._agglo_run(hidden_states, kwargs, attention_mask)
+        run, states = self._agglo_run(hidden_states, {**kwargs, "attention_mask": attention_mask})
         output = BaseModelOutput(last_hidden_state=run.restored(), hidden_states=states)
         return self._agglo_output(output, kwargs)
 
@@ -150,29 +153,37 @@ class _ReducedSigLIP(_ReducedTower):
 
 @dataclass(frozen=True)
 class _Tower:
-    """A class that owns a loop over layers: where they are, how they come apart, and its prefix tokens."""
+    """A class that owns a loop over layers: what overrides it, how its layers come apart, and its prefix tokens."""
 
     mixin: type[_ReducedTower]
     parts: LayerParts
-    path: str
     prefix_tokens: int
-
-    def layers(self, module: nn.Module) -> list[nn.Module]:
-        return list(module.get_submodule(self.path).children())
 
     def prefix(self, module: Any) -> int:
         return self.prefix_tokens + int(getattr(module.config, "num_register_tokens", 0))
 
 
 _TOWERS = {
-    "ViTModel": _Tower(_ReducedViT, ViTParts(), "layers", 1),
-    "DeiTModel": _Tower(_ReducedViT, ViTParts(), "layers", 2),
-    "ViTMAEModel": _Tower(_ReducedMAE, ViTParts(), "layers", 1),
-    "Dinov2Encoder": _Tower(_ReducedEncoder, DinoParts(), "layer", 1),
-    "Dinov2WithRegistersEncoder": _Tower(_ReducedEncoder, DinoParts(), "layer", 1),
-    "CLIPVisionModel": _Tower(_ReducedCLIP, CLIPParts(), "encoder.layers", 1),
-    "SiglipVisionModel": _Tower(_ReducedSigLIP, CLIPParts(), "encoder.layers", 0),
+    "ViTModel": _Tower(_ReducedViT, ViTParts(), 1),
+    "DeiTModel": _Tower(_ReducedViT, ViTParts(), 2),
+    "ViTMAEModel": _Tower(_ReducedMAE, ViTParts(), 1),
+    "Dinov2Encoder": _Tower(_ReducedEncoder, DinoParts(), 1),
+    "Dinov2WithRegistersEncoder": _Tower(_ReducedEncoder, DinoParts(), 1),
+    "CLIPVisionModel": _Tower(_ReducedCLIP, CLIPParts(), 1),
+    "SiglipVisionModel": _Tower(_ReducedSigLIP, CLIPParts(), 0),
+    # Once inside the two above.
+    "CLIPVisionTransformer": _Tower(_ReducedCLIP, OldCLIPParts(), 1),
+    "SiglipVisionTransformer": _Tower(_ReducedSigLIP, OldCLIPParts(), 0),
 }
+
+
+def _layers(module: Any) -> list[Any]:
+    """The layers a module loops over, itself or through its encoder."""
+    for owner in (module, getattr(module, "encoder", None)):
+        for name in ("layers", "layer"):
+            if isinstance(found := getattr(owner, name, None), nn.ModuleList):
+                return list(found)
+    return []
 
 
 def _tower(module: nn.Module) -> _Tower:
@@ -180,12 +191,16 @@ def _tower(module: nn.Module) -> _Tower:
 
 
 def _option(module: Any, options: dict[str, Any], name: str, default: Any = False) -> Any:
-    return options.get(name, getattr(module.config, name, default))
+    given = options.get(name)
+    return getattr(module.config, name, default) if given is None else given
 
 
-def _refuse(module: nn.Module, options: dict[str, Any], mask: Any) -> None:
-    if mask is not None or options.get("attention_mask") is not None:
-        raise ValueError("attention_mask does not go with token reduction: call agglo.remove(model) first")
+def _refuse(module: nn.Module, options: dict[str, Any]) -> None:
+    for name in ("attention_mask", "head_mask"):
+        given = options.get(name)
+        # A list of None, one for each layer, was how no head_mask was handed on.
+        if given is not None and not (isinstance(given, list) and all(each is None for each in given)):
+            raise ValueError(f"{name} does not go with token reduction: call agglo.remove(model) first")
     if _option(module, options, "output_attentions"):
         raise ValueError(
             "output_attentions=True does not go with token reduction: attention runs between groups of tokens, in "
@@ -198,38 +213,41 @@ class TransformersViT(Host):
 
     model_classes: ClassVar[tuple[str, ...]] = tuple(f"transformers.{name}" for name in _TOWERS)
 
+    def recognises(self, module: nn.Module) -> bool:
+        return super().recognises(module) and bool(_layers(module))
+
     def check(self, module: nn.Module) -> None:
         name, tower = type(module).__name__, _tower(module)
         definer = type(module).forward.__module__
         if definer.split(".")[0] not in ("transformers", "agglo"):
             raise UnsupportedModelError(f"{name} replaces transformers' forward (in {definer}); agglo would bypass it")
-        try:
-            layers = tower.layers(module)
-        except AttributeError:
-            raise UnsupportedModelError(_unknown_build(name, f"has no {tower.path}")) from None
-        for layer in layers:
-            if type(layer).__name__ not in tower.parts.layers:
-                raise UnsupportedModelError(_unknown_build(name, f"is built from {type(layer).__name__}"))
-            attention = type(tower.parts.attention(layer)).__name__
-            if attention not in tower.parts.attentions or not hasattr(tower.parts.attention(layer), "q_proj"):
-                raise UnsupportedModelError(_unknown_build(name, f"attends by an {attention}"))
+        for layer in _layers(module):
+            unknown = tower.parts.unknown(layer)
+            if unknown is not None:
+                import transformers
+
+                version = transformers.__version__
+                raise UnsupportedModelError(
+                    f"{name} is built from {unknown}, which agglo does not know (transformers {version})"
+                )
 
     def layout(self, module: Any) -> Layout:
         tower, config = _tower(module), module.config
-        layer: Any = tower.layers(module)[0]
-        attention = tower.parts.attention(layer)
+        layers = _layers(module)
+        head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        attention_width = config.num_attention_heads * head_width
         height, width = _pair(config.image_size)
         patch_height, patch_width = _pair(config.patch_size)
         embedded = (height // patch_height) * (width // patch_width)
         embedding_weights = config.num_channels * patch_height * patch_width * config.hidden_size
         patches = int(embedded * (1 - getattr(config, "mask_ratio", 0.0)))
         return Layout(
-            depth=len(tower.layers(module)),
+            depth=len(layers),
             prefix=tower.prefix(module),
             patches=patches,
-            attention_weights=matrix_entries(attention),
-            attention_width=attention.q_proj.out_features,
-            mlp_weights=matrix_entries(layer.mlp),
+            attention_weights=4 * config.hidden_size * attention_width,
+            attention_width=attention_width,
+            mlp_weights=matrix_entries(*tower.parts.mlp(layers[0])),
             embedding_weights=embedding_weights * embedded // patches,
             head_madds=_head_madds(module, patches),
             width=config.hidden_size,
@@ -238,12 +256,6 @@ class TransformersViT(Host):
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:
         return _tower(module).mixin
-
-
-def _unknown_build(name: str, found: str) -> str:
-    import transformers
-
-    return f"{name} {found}, a kind agglo does not know (transformers {transformers.__version__})"
 
 
 def _pair(size: int | Sequence[int]) -> tuple[int, int]:
