@@ -113,7 +113,7 @@ ERRORS = {
     "output nowhere": (["visualize", "PHOTO", "-o", "no/a.png"], "output='no/a.png' lies in no folder"),
     "method": (
         ["visualize", "PHOTO", "-o", "OUT", "--method", "x"],
-        "method='x' is not known; accepted: 'atc', 'tome'",
+        "method='x' is not known; accepted: 'atc', 'ats'",
     ),
     "linkage": (["visualize", "PHOTO", "-o", "OUT", "--linkage", "ward"], "linkage='ward' is not known; accepted: "),
     "features": (["visualize", "PHOTO", "-o", "OUT", "--features", "x"], "features='x' is not known; accepted: 'keys'"),
