@@ -30,7 +30,7 @@ types: $(READY)  ## mypy
 	$(BIN)/mypy
 
 pytest: $(READY)  ## the tests alone
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
 bench-clustering: $(READY)  ## the clustering against scikit-learn, SciPy and fastcluster, in one run
 	$(BIN)/python benchmarks/clustering.py --output benchmarks/results/clustering.json
