@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,20 @@ def _compile(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     options = {"nogil": True, "error_model": "numpy", **options}
     try:
         kernel = numba.njit(cache=True, **options)(function)
-        kernel._cache._cache_file._source_stamp = _SOURCES
+        if not numba.config.DISABLE_JIT:
+            kernel._cache._cache_file._source_stamp = _SOURCES
         return kernel
     except RuntimeError as error:
         # Numba looks for a writable folder beside the source, then in the user's cache; without either it raises here,
         # and compiling anew in every process is better than not running.
         if "cannot cache function" not in str(error):
             raise
+        warnings.warn(
+            "no folder to keep agglo's compiled kernels in: every process compiles them anew; "
+            "NUMBA_CACHE_DIR can name a writable one",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return numba.njit(**options)(function)
 
 
