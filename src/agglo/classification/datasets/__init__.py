@@ -1,0 +1,44 @@
+"""Data sets by name. One file a format; each gives a Listing, and `open_split` makes a ClassificationData of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agglo.classification.datasets.base import BadImageError, ClassificationData, Listing
+from agglo.classification.datasets.fashion_mnist import read_fashion_mnist
+from agglo.classification.datasets.folder import read_folder, read_imagenet
+
+__all__ = ["DATASETS", "BadImageError", "ClassificationData", "open_split"]
+
+DATASETS: dict[str, Callable[[Path, str], Listing]] = {
+    "imagenet": read_imagenet,
+    "folder": read_folder,
+    "fashion-mnist": read_fashion_mnist,
+}
+_SPLITS = {"train": "train", "val": "val", "test": "val"}
+
+
+def open_split(
+    name: str,
+    root: Path,
+    split: str,
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    skip_bad: bool = False,
+) -> ClassificationData:
+    """One split of a data set on disk.
+
+    name: one of DATASETS.
+    split: "train", or "val" (also called "test") to evaluate on.
+    skip_bad: warn about missing and unreadable images and go on without; decodes every image once to find them.
+        Otherwise a missing file raises ValueError here, an unreadable image BadImageError when it is asked for.
+    """
+    if name not in DATASETS:
+        raise ValueError(f"dataset={name!r} is not known; accepted: {', '.join(map(repr, DATASETS))}")
+    if split not in _SPLITS:
+        raise ValueError(f"split={split!r} is not known; accepted: {', '.join(map(repr, _SPLITS))}")
+    if not root.is_dir():
+        raise ValueError(f"data={str(root)!r} is not a folder")
+    return ClassificationData(name, DATASETS[name](root, _SPLITS[split]), transform=transform, skip_bad=skip_bad)

@@ -1,0 +1,156 @@
+"""What every data set becomes: images that can be opened one by one, and what each of them shows."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+_SHOWN = 5
+
+
+class BadImageError(ValueError):
+    """A file that cannot be decoded; the message names it."""
+
+    def __init__(self, message: str) -> None:
+        # A loader's worker hands errors on with its traceback in front; its last line is the message.
+        super().__init__(message.strip().rpartition(f"{type(self).__name__}: ")[2])
+
+
+class Images(Protocol):
+    """Pictures by number."""
+
+    def __len__(self) -> int: ...
+
+    def open(self, index: int) -> Any:
+        """A decoded PIL image; BadImageError if there is none."""
+
+    def name(self, index: int) -> str:
+        """What a person calls it, the same on every machine."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Image files, as RGB. paths: relative to root, with forward slashes."""
+
+    root: Path
+    paths: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def open(self, index: int) -> Any:
+        from PIL import Image
+
+        path = self.root / self.paths[index]
+        try:
+            with Image.open(path) as image:
+                return image.convert("RGB")
+        # A decoder meets whatever bytes there are, and fails in as many ways.
+        except Exception as error:
+            raise BadImageError(f"image {str(path)!r} cannot be read: {error}") from None
+
+    def name(self, index: int) -> str:
+        return self.paths[index]
+
+
+@dataclass
+class Listing:
+    """What a reader found in one split.
+
+    targets: of each image its class; for several labels a tuple of classes.
+    bad: what was named but is not there, in words; dropped from images and targets.
+    remarks: what a person should know about the choice of images.
+    """
+
+    classes: list[str]
+    images: Images
+    targets: Sequence[int] | Sequence[tuple[int, ...]]
+    multi_label: bool = False
+    bad: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+class ClassificationData(Dataset[tuple[Any, Any]]):
+    """One split: [i] -> (transform(PIL image), target); the target is a float tensor (classes,) if multi_label.
+
+    skipped: what `skip_bad` left out, in words. remarks: what a person should know about the choice of images.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        listing: Listing,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        skip_bad: bool = False,
+    ) -> None:
+        self.name, self.classes, self.multi_label = name, listing.classes, listing.multi_label
+        self.transform, self.remarks, self.skipped = transform, listing.remarks, list(listing.bad)
+        self._images, self._targets = listing.images, listing.targets
+        if listing.bad and not skip_bad:
+            raise ValueError(f"{name}: {_listed(listing.bad)}; --skip-bad goes on without")
+        self._chosen: Sequence[int] = range(len(self._images))
+        if skip_bad:
+            self._chosen = self._readable()
+        if self.skipped:
+            warnings.warn(f"{name}: {len(self.skipped)} skipped: {_listed(self.skipped)}", stacklevel=3)
+        if not self._chosen:
+            raise ValueError(f"{name} holds no images")
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, index: int) -> tuple[Any, int | Tensor]:
+        chosen = self._chosen[index]
+        image = self._images.open(chosen)
+        return image if self.transform is None else self.transform(image), self._target(chosen)
+
+    def _target(self, chosen: int) -> int | Tensor:
+        target = self._targets[chosen]
+        if isinstance(target, tuple):
+            return torch.zeros(len(self.classes)).index_fill_(0, torch.tensor(target, dtype=torch.long), 1)
+        return int(target)
+
+    def fingerprint(self) -> str:
+        """Names and targets of all images in one short word: equal if and only if the same are evaluated."""
+        content = hashlib.sha256("\n".join(self.classes).encode())
+        for chosen in self._chosen:
+            content.update(f"\n{self._images.name(chosen)} {self._targets[chosen]}".encode())
+        return content.hexdigest()[:16]
+
+    def _readable(self) -> list[int]:
+        """All images are decoded once: every process then leaves out the same ones, before any batch is made."""
+
+        def complaint(index: int) -> str | None:
+            try:
+                self._images.open(index)
+            except BadImageError as error:
+                return str(error)
+            return None
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            complaints = list(pool.map(complaint, range(len(self._images))))
+        self.skipped += [text for text in complaints if text is not None]
+        return [index for index, text in enumerate(complaints) if text is None]
+
+
+def _listed(problems: Sequence[str]) -> str:
+    more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    return "; ".join(problems[:_SHOWN]) + more
+
+
+def require_file(path: Path) -> Path:
+    """The path itself, if it is a file."""
+    if not path.is_file():
+        raise ValueError(f"{str(path)!r} is missing")
+    return path

@@ -1,0 +1,80 @@
+"""One pass of a model over images: how good, and how fast the model alone was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from agglo.classification.metrics import MeanAveragePrecision, TopK
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+def evaluate(
+    model: nn.Module,
+    loader: Iterable[tuple[Tensor, Tensor]],
+    metric: TopK | MeanAveragePrecision,
+    *,
+    accelerator: Accelerator | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """What the metric finds, "images", and "images_per_second" of the model alone: no decoding, no transfer.
+
+    metric: fresh; keeps what it saw.
+    accelerator: of a run on several processes; loader is then what `accelerator.prepare` gave, model need not be.
+        Every process returns the numbers of all images.
+    advance: called with the number of images done after each batch.
+
+    The first batch is left out of the time if there are others: it compiles kernels and fills caches. Processes run
+    side by side, so their speeds add up.
+    """
+    like = next(model.parameters())
+    was_training = model.training
+    model.eval()
+    seconds, timed, images = 0.0, 0, 0
+    first: tuple[float, int] | None = None
+    try:
+        with torch.inference_mode():
+            for inputs, targets in loader:
+                inputs, targets = inputs.to(like.device, like.dtype), targets.to(like.device)
+                spent, logits = _run(model, inputs, accelerator)
+                if first is None:
+                    first = spent, len(inputs)
+                else:
+                    seconds, timed = seconds + spent, timed + len(inputs)
+                if accelerator is not None:
+                    logits, targets = accelerator.gather_for_metrics((logits, targets))
+                metric.update(logits, targets)
+                images += len(targets)
+                if advance is not None:
+                    advance(len(targets))
+    finally:
+        model.train(was_training)
+    if first is not None and not timed:
+        seconds, timed = first
+    speed = timed / seconds if seconds else 0.0
+    if accelerator is not None:
+        speed = float(accelerator.reduce(torch.tensor([speed], device=like.device), "sum"))
+    return {**metric.compute(), "images": images, "images_per_second": speed}
+
+
+def _run(model: nn.Module, inputs: Tensor, accelerator: Accelerator | None) -> tuple[float, Tensor]:
+    _synchronise(inputs.device)
+    start = time.perf_counter()
+    if accelerator is None:
+        logits = model(inputs)
+    else:
+        with accelerator.autocast():
+            logits = model(inputs)
+    _synchronise(inputs.device)
+    return time.perf_counter() - start, logits
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
