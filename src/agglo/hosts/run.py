@@ -13,6 +13,7 @@ from agglo.attention import attention_received, class_attention, policy_attentio
 from agglo.grouping import Grouping
 from agglo.hosts.base import Parts, Projected, ReducedModule
 from agglo.hosts.rotary import Rotary
+from agglo.hosts.slices import in_slices
 from agglo.methods import Grid, Outcome, View
 from agglo.methods.base import square
 from agglo.tracing import Step
@@ -146,7 +147,8 @@ def run_blocks(
         asked_next = index + 1 < len(targets) and targets[index + 1] is not None
         gives_received = method.needs_attention_received and (asked_next if before_block else target is not None)
         if target is None and sizes is None and policy is None and not gives_received:
-            x = call(parts.whole, block, x, table)
+            one_table = table is None or table.dim() < x.dim()  # not one for each image
+            x = in_slices(call, parts.whole, block, x, table) if one_table else call(parts.whole, block, x, table)
         else:
             x, projected = call(_attend, parts, block, x, table, sizes, policy)
             if gives_received:
@@ -154,7 +156,7 @@ def run_blocks(
             if target is not None:
                 x, total, rotary = reduced(projected, target, index)
                 policy = steps[-1].outcome.policy
-            x = call(parts.feed, block, x)
+            x = in_slices(call, parts.feed, block, x)
         if index in keep:
             kept.append(_full_length(x, total, earlier))
     if trace is not None:
