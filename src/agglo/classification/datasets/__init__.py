@@ -7,14 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from agglo.classification.datasets.base import BadImageError, ClassificationData, Listing
+from agglo.classification.datasets.coco import read_coco
+from agglo.classification.datasets.detection import detect
 from agglo.classification.datasets.fashion_mnist import read_fashion_mnist
 from agglo.classification.datasets.folder import read_folder, read_imagenet
+from agglo.classification.datasets.hugging_face import read_hugging_face
+from agglo.classification.datasets.nabirds import read_nabirds
+from agglo.classification.datasets.nuswide import read_nuswide
 
-__all__ = ["DATASETS", "BadImageError", "ClassificationData", "open_split"]
+__all__ = ["DATASETS", "BadImageError", "ClassificationData", "detect", "open_split"]
 
 DATASETS: dict[str, Callable[[Path, str], Listing]] = {
     "imagenet": read_imagenet,
+    "nabirds": read_nabirds,
+    "coco": read_coco,
+    "nuswide": read_nuswide,
     "folder": read_folder,
+    "hf": read_hugging_face,
     "fashion-mnist": read_fashion_mnist,
 }
 _SPLITS = {"train": "train", "val": "val", "test": "val"}

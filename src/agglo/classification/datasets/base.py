@@ -74,7 +74,7 @@ class Listing:
 
     classes: list[str]
     images: Images
-    targets: Sequence[int] | Sequence[tuple[int, ...]]
+    targets: Sequence[int | tuple[int, ...]]
     multi_label: bool = False
     bad: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)

@@ -70,7 +70,7 @@ def find_idx(root: Path, name: str) -> Path:
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Unsigned bytes: the file has two zeros, a type, the number of dimensions, each extent in big-endian int32, data."""
+    """Unsigned bytes: two zeros, a type, the number of dimensions, each extent in big-endian int32, then the data."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError) as error:
