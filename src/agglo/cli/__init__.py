@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import agglo
-from agglo.cli import backends, bench, visualize
+from agglo.cli import backends, bench, finetune, visualize
 from agglo.cli.arguments import USAGE_ERROR, Parser
 
 _TRACEBACKS = "AGGLO_TRACEBACK"
@@ -36,6 +36,7 @@ def parser() -> Parser:
     top.add_argument("--version", action="version", version=f"agglo {agglo.__version__}")
     commands = top.add_subparsers(title="commands", metavar="<command>", dest="command", required=True)
     visualize.add_to(commands)
+    finetune.add_to(commands)
     bench.add_to(commands)
     backends.add_to(commands)
     return top

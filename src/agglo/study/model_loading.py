@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 _SHOWN = 6
+_ENDS = ("head.", "norm.", "fc_norm.")
 _NESTED_UNDER = ("state_dict", "model")
 
 
@@ -24,6 +25,8 @@ class ModelSpec:
     pretrained: take timm's published weights instead (downloads them).
     image_size: (height, width); None is the model's own. Position embeddings are resampled after loading.
     num_classes: of the head; None is the model's own.
+    options: further arguments of the model, by timm's names (drop_path_rate, global_pool, ...).
+    new_head: let the checkpoint have another head, final norm or none at all: those start afresh.
     """
 
     name: str
@@ -31,6 +34,8 @@ class ModelSpec:
     pretrained: bool = False
     image_size: tuple[int, int] | None = None
     num_classes: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    new_head: bool = False
 
     @property
     def has_random_weights(self) -> bool:
@@ -50,14 +55,24 @@ def build(spec: ModelSpec) -> nn.Module:
     state = None if spec.checkpoint is None else read_checkpoint(spec.checkpoint)
     classes = {} if spec.num_classes is None else {"num_classes": spec.num_classes}
     try:
-        model: nn.Module = timm.create_model(spec.name, pretrained=spec.pretrained, **classes)
+        model: nn.Module = timm.create_model(spec.name, pretrained=spec.pretrained, **classes, **spec.options)
     except RuntimeError as error:
         raise ValueError(f"model={spec.name!r} cannot be built: {error}") from error
     if state is not None:
-        load_exactly(model, state, str(spec.checkpoint))
+        load_exactly(model, _with_own_head(model, state) if spec.new_head else state, str(spec.checkpoint))
     if spec.image_size is not None:
         _resize(model, spec.image_size)
     return model.eval()
+
+
+def _with_own_head(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict with the model's own tensors for a head of other classes, and for what stands between the last
+    block and the head where a model without one (MAE's encoder) or with another pooling was saved."""
+    own = model.state_dict()
+    ends = {name for name in (*own, *state) if name.startswith(_ENDS)}
+    differs = {name for name in ends if name not in own or name not in state or own[name].shape != state[name].shape}
+    kept = {name: value for name, value in state.items() if name not in differs}
+    return {**kept, **{name: own[name] for name in differs if name in own}}
 
 
 def _resize(model: Any, image_size: tuple[int, int]) -> None:
@@ -150,5 +165,5 @@ def preparation(model: Any) -> Preparation:
     from timm.data import create_transform, resolve_data_config
 
     size = tuple(int(side) for side in getattr(getattr(model, "patch_embed", None), "img_size", None) or ())
-    config = resolve_data_config({"input_size": (3, *size)} if size else {}, model=model)
+    config = resolve_data_config({"input_size": (getattr(model, "in_chans", 3), *size)} if size else {}, model=model)
     return Preparation(create_transform(**config), config["input_size"][1:], config["mean"], config["std"])

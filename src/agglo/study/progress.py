@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
 
 @contextmanager
-def progress(total: int, description: str) -> Iterator[Callable[[str], None]]:
-    """Gives a function to call with a word on every step done."""
-    if sys.stderr.isatty() and find_spec("tqdm") is not None:
+def progress(
+    total: int, description: str, *, start: int = 0, every_seconds: float = 0.0, quiet: bool = False
+) -> Iterator[Callable[[str], None]]:
+    """Gives a function to call with a word on every step done.
+
+    start: steps that an earlier run did.
+    every_seconds: between plain lines, which then tell the rate and the time left.
+    quiet: tell nothing.
+    """
+    if quiet:
+        yield lambda note: None
+    elif sys.stderr.isatty() and find_spec("tqdm") is not None:
         from tqdm import tqdm
 
-        with tqdm(total=total, desc=description, file=sys.stderr, leave=False) as bar:
+        with tqdm(total=total, initial=start, desc=description, file=sys.stderr, leave=False) as bar:
 
             def advance(note: str) -> None:
                 bar.set_postfix_str(note, refresh=False)
@@ -22,11 +32,23 @@ def progress(total: int, description: str) -> Iterator[Callable[[str], None]]:
 
             yield advance
     else:
-        done = 0
+        done, began = start, time.monotonic()
+        told = began
 
         def tell(note: str) -> None:
-            nonlocal done
+            nonlocal done, told
             done += 1
-            print(f"{description} {done}/{total} {note}", file=sys.stderr, flush=True)
+            now = time.monotonic()
+            if every_seconds and now - told < every_seconds and done < total:
+                return
+            told = now
+            rate = (done - start) / max(now - began, 1e-9)
+            left = f" {rate:.3g}/s, {_duration((total - done) / rate)} left" if every_seconds else ""
+            print(f"{description} {done}/{total}{left} {note}", file=sys.stderr, flush=True)
 
         yield tell
+
+
+def _duration(seconds: float) -> str:
+    minutes, hours = int(seconds // 60) % 60, int(seconds // 3600)
+    return f"{hours}:{minutes:02}:{int(seconds) % 60:02}"

@@ -1,0 +1,135 @@
+"""From settings to what is trained: the model with its reduction, the teacher, the data."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import agglo
+from agglo.classification.batches import ImageBatches, MemoryBatches, Share, TrainingData, normalised
+from agglo.classification.randomness import seed_everything
+from agglo.classification.settings import AUGMENTATION_SETTINGS, Settings
+from agglo.classification.transforms import AUGMENTATION, evaluation_transform, inputs_for, train_transform
+from agglo.study.model_loading import ModelSpec, build
+
+
+def build_models(settings: Settings, classes: int) -> tuple[nn.Module, nn.Module | None]:
+    """The model to train, reduced as settings say, and its dense teacher if it has one."""
+    seed_everything(settings.seed, "model")
+    options: dict[str, Any] = {"drop_path_rate": settings.drop_path}
+    if settings.patch_drop_rate:
+        options["patch_drop_rate"] = settings.patch_drop_rate
+    if settings.global_pool is not None:
+        options["global_pool"] = settings.global_pool
+    checkpoint = None if settings.checkpoint is None else Path(settings.checkpoint)
+    spec = ModelSpec(settings.model, checkpoint, settings.pretrained, None, classes, options, new_head=True)
+    model = build(spec)
+    teacher = None
+    if settings.distill:
+        at = None if settings.teacher is None else Path(settings.teacher)
+        teacher = deepcopy(model) if at is None else build(ModelSpec(settings.model, at, num_classes=classes))
+        teacher.eval().requires_grad_(False)
+    if settings.method != "none":
+        reduce(model, settings)
+    return model, teacher
+
+
+def reduce(model: nn.Module, settings: Settings) -> None:
+    """Apply the settings' reduction to a model."""
+    options = dict(settings.method_options)
+    if settings.linkage is not None:
+        options["linkage"] = settings.linkage
+    schedules = {"constant": agglo.Constant, "linear": agglo.Linear}
+    schedule = None if settings.schedule is None else schedules[settings.schedule](settings.removed)
+    agglo.apply(
+        model,
+        settings.method,
+        keep_rate=settings.keep_rate,
+        schedule=schedule,
+        proportional=settings.proportional,
+        **options,
+    )
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The data of a run, before it is known for which model: splits of one dataset."""
+
+    train: Any
+    validation: Any
+
+    @property
+    def classes(self) -> int:
+        return len(self.train.classes)
+
+    @property
+    def multi_label(self) -> bool:
+        return bool(self.train.multi_label)
+
+
+def open_splits(settings: Settings, root: Path) -> Splits:
+    """Both splits of the settings' dataset, without transforms yet."""
+    from agglo.classification.datasets import open_split
+
+    return Splits(open_split(settings.dataset, root, "train"), open_split(settings.dataset, root, "val"))
+
+
+def training_data(settings: Settings, splits: Splits, model: nn.Module, share: Share) -> TrainingData:
+    """Augmented batches for a model."""
+    from timm.data.random_erasing import RandomErasing
+
+    inputs = inputs_for(model, settings.dataset)
+    repeats = settings.repeated_augmentation if share.processes > 1 else 1
+    if settings.in_memory:
+        images, targets = in_memory(splits.train)
+        erase = RandomErasing(settings.erasing, mode="pixel", device="cpu") if settings.erasing else None
+        return MemoryBatches(
+            images,
+            targets,
+            share,
+            mean=inputs.mean,
+            std=inputs.std,
+            seed=settings.seed,
+            repeats=repeats,
+            shift=settings.shift or 0,
+            flip=settings.flip,
+            erase=erase,
+        )
+    chosen = {name: getattr(settings, name) for name in AUGMENTATION_SETTINGS}
+    splits.train.transform = train_transform(inputs, replace(AUGMENTATION[settings.dataset], **chosen))
+    return ImageBatches(splits.train, share, seed=settings.seed, repeats=repeats, workers=settings.workers)
+
+
+def validation_loader(settings: Settings, splits: Splits, model: nn.Module) -> DataLoader[Any]:
+    """Batches of the whole validation split, as the model wants its images."""
+    inputs = inputs_for(model, settings.dataset)
+    data: Any = splits.validation
+    if settings.in_memory:
+        images, targets = in_memory(data)
+        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (inputs.mean, inputs.std))
+        data = TensorDataset(normalised(images, mean, std), targets)
+    else:
+        data.transform = evaluation_transform(inputs)
+    return DataLoader(data, settings.evaluation_batch_size, num_workers=settings.workers)
+
+
+def in_memory(data: Any) -> tuple[Tensor, Tensor]:
+    """All images (N, C, H, W) uint8 and targets of a dataset of images of one size."""
+    import numpy as np
+
+    images, targets = [], []
+    for index in range(len(data)):
+        image, target = data[index]
+        pixels = torch.from_numpy(np.array(image))
+        images.append(pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1))
+        targets.append(torch.as_tensor(target))
+    shapes = {tuple(image.shape) for image in images}
+    if len(shapes) != 1:
+        raise ValueError(f"in_memory=true needs images of one size; {data.name} has {sorted(shapes)[:3]}")
+    return torch.stack(images), torch.stack(targets)

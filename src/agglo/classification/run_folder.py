@@ -1,0 +1,72 @@
+"""The folder of a run: its settings, its log, its last and best checkpoints."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from agglo.classification.checkpoints import load_state, remove_unfinished, replacing, save_state, save_weights
+from agglo.classification.settings import INDIFFERENT, Settings
+from agglo.study.records import machine, write_json
+
+
+class RunFolder:
+    """settings.json, log.csv, last/ (state.pt and model.safetensors) and best/ (model.safetensors, result.json)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.last, self.best = path / "last", path / "best"
+
+    def require_same(self, settings: Settings, processes: int) -> None:
+        """Raise if the folder belongs to a run that was started otherwise."""
+        record = self.path / "settings.json"
+        if not record.exists():
+            return
+        before = json.loads(record.read_text(encoding="utf-8"))
+        now = {**asdict(settings), "processes": processes}
+        then = {**before["settings"], "processes": before["processes"]}
+        differing = [name for name in now if name not in INDIFFERENT and now[name] != then.get(name)]
+        if differing:
+            told = ", ".join(f"{name}={then.get(name)!r} then and {now[name]!r} now" for name in differing)
+            raise ValueError(f"output={str(self.path)!r} holds another run: {told}; give another folder, or remove it")
+
+    def start(self, settings: Settings, processes: int, data: Path) -> None:
+        """Make the folder ready. Only one process does this."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(self.path)
+        record = {"settings": asdict(settings), "processes": processes, "data": str(data), "machine": machine()}
+        if not (self.path / "settings.json").exists():
+            write_json(self.path / "settings.json", record)
+
+    def load(self) -> dict[str, Any] | None:
+        """Where the run stands, if it started before."""
+        return load_state(self.last / "state.pt")
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Where the run stands now."""
+        save_state(self.last / "state.pt", state)
+
+    def save_log(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """All rows again: a run that goes on repeats none and loses none."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+        with replacing(self.path / "log.csv") as unfinished:
+            unfinished.write_text(text.getvalue(), encoding="utf-8")
+
+    def save_last(self, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+        """The weights as they are, for other programs."""
+        save_weights(self.last / "model.safetensors", weights, about)
+
+    def save_best(self, weights: Mapping[str, Tensor], about: Mapping[str, str], result: Mapping[str, Any]) -> None:
+        """The best weights so far, and how good they are."""
+        save_weights(self.best / "model.safetensors", weights, about)
+        write_json(self.best / "result.json", dict(result))

@@ -1,0 +1,266 @@
+"""The training loop, on Accelerate: one CPU, several GPUs or several machines, and after a crash from where it was.
+
+Nothing random is carried from step to step: every step seeds its own draws (`randomness`), rates are a function of the
+step (timm's schedulers), and the checkpoint holds the rest. So a run that was killed ends with the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from agglo.classification.batches import Batch, Share, TrainingData
+from agglo.classification.evaluation import evaluate
+from agglo.classification.metrics import metric_for
+from agglo.classification.objective import Objective
+from agglo.classification.parameter_groups import freeze_backbone, parameter_groups
+from agglo.classification.preparation import build_models, open_splits, training_data, validation_loader
+from agglo.classification.randomness import seed_everything
+from agglo.classification.run_folder import RunFolder
+from agglo.classification.settings import Settings
+from agglo.study.progress import progress
+
+
+class NonFiniteLossError(ValueError):
+    """Training went astray."""
+
+
+@dataclass
+class Position:
+    """Where a run stands: what a checkpoint holds besides weights and moments.
+
+    step: optimiser steps done. loss_sum: of the steps of the epoch so far.
+    rows: of the log, one an evaluation; the first may be of epoch 0, before training.
+    best: the best row's metric so far, of the weights or their average.
+    """
+
+    step: int = 0
+    loss_sum: float = 0.0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    best: float = -math.inf
+
+    @property
+    def evaluated(self) -> int:
+        """The latest epoch that was evaluated; -1 if none."""
+        return self.rows[-1]["epoch"] if self.rows else -1
+
+
+def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
+    """Train as the settings say, or go on where an earlier call with the same settings stopped.
+
+    data: folder of the data set. output: folder of the run.
+    Returns the best row of the log. Started by `accelerate launch` or `torchrun`, all processes call this.
+    """
+    from accelerate import Accelerator
+
+    tracker = None if settings.tracker == "none" else settings.tracker
+    accelerator = Accelerator(mixed_precision=settings.precision, log_with=tracker, project_dir=output)
+    folder = RunFolder(output)
+    folder.require_same(settings, accelerator.num_processes)
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        folder.start(settings, accelerator.num_processes, data)
+    splits = open_splits(settings, data)
+    model, teacher = build_models(settings, splits.classes)
+    share = Share(settings.batch_size, settings.accumulation, accelerator.num_processes, accelerator.process_index)
+    batches = training_data(settings, splits, model, share)
+    objective = Objective(settings, model, splits.classes, splits.multi_label, teacher)
+    validation = accelerator.prepare_data_loader(validation_loader(settings, splits, model))
+    if tracker is not None:
+        accelerator.init_trackers("agglo", {name: str(value) for name, value in asdict(settings).items()})
+    trainer = Trainer(settings, accelerator, folder, model, objective, batches, validation, share)
+    best = trainer.run()
+    accelerator.end_training()
+    return best
+
+
+class Trainer:
+    """One run, from its last checkpoint to its end."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        accelerator: Any,
+        folder: RunFolder,
+        model: nn.Module,
+        objective: Objective,
+        data: TrainingData,
+        validation: Any,
+        share: Share,
+    ) -> None:
+        from timm.scheduler import CosineLRScheduler
+        from timm.utils import ModelEmaV3
+
+        self.settings, self.accelerator, self.folder = settings, accelerator, folder
+        self.objective, self.data, self.validation, self.share = objective, data, validation, share
+        self.steps_per_epoch = len(data) // share.total
+        if self.steps_per_epoch == 0:
+            raise ValueError(f"{len(data)} training images do not fill one step of {share.total}: lower batch_size")
+        self.total_steps = settings.epochs * self.steps_per_epoch
+        # The average is copied before Accelerate wraps the model's forward: a copy of that would run the original.
+        self.average = (
+            ModelEmaV3(model, settings.ema_decay, use_warmup=settings.ema_warmup) if settings.ema_decay else None
+        )
+        groups = parameter_groups(
+            model,
+            weight_decay=settings.weight_decay,
+            layer_decay=settings.layer_decay,
+            backbone_lr_scale=settings.backbone_lr_scale,
+        )
+        rate = settings.lr * share.total / settings.lr_batch
+        self.optimiser = torch.optim.AdamW([{k: v for k, v in g.items() if k != "names"} for g in groups], lr=rate)
+        self.scheduler = CosineLRScheduler(
+            self.optimiser,
+            t_initial=self.total_steps,
+            lr_min=min(settings.min_lr, rate),
+            warmup_t=round(settings.warmup_epochs * self.steps_per_epoch),
+            warmup_lr_init=min(settings.warmup_lr, rate),
+            t_in_epochs=False,
+        )
+        self.model = model
+        self.wrapped, self.stepper = accelerator.prepare(model, self.optimiser)
+        for other in (self.average, objective.teacher):
+            if other is not None:
+                other.to(accelerator.device)
+        self.position = Position()
+        self._restore()
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end; the best row of the log."""
+        self.saved_at = time.monotonic()
+        shown: dict[str, Any] = {"start": self.position.step, "every_seconds": 10, "quiet": not self.accelerator.is_main_process}
+        with progress(self.total_steps, "finetune", **shown) as self.tell:
+            while True:
+                epoch, within = divmod(self.position.step, self.steps_per_epoch)
+                due = epoch if epoch or self.settings.evaluate_first else -1
+                if within == 0 and self.position.evaluated < due:
+                    self._evaluate(epoch)
+                elif self.position.step < self.total_steps:
+                    self._train(epoch, within)
+                else:
+                    break
+        metric = self._metric_name(self.position.rows[-1])
+        return max(self.position.rows, key=lambda row: max(row[metric], row.get(f"ema_{metric}", -math.inf)))
+
+    def _train(self, epoch: int, first: int) -> None:
+        """The rest of an epoch, from step `first` of it on."""
+        self.wrapped.train()
+        self._set_patch_drop(epoch)
+        batches = self.data.batches(epoch, first, self.steps_per_epoch)
+        for _ in range(first, self.steps_per_epoch):
+            loss = self._step(epoch, batches)
+            self.position.step += 1
+            self.position.loss_sum += loss
+            self.tell(f"epoch {epoch + 1}/{self.settings.epochs} loss {loss:.3f}")
+            if time.monotonic() - self.saved_at >= 60 * self.settings.checkpoint_minutes:
+                self._save()
+
+    def _step(self, epoch: int, batches: Iterator[Batch]) -> float:
+        """One step of the optimiser; its loss, a mean over all processes."""
+        self.scheduler.step_update(self.position.step)
+        if epoch < self.settings.frozen_epochs:
+            freeze_backbone(self.optimiser.param_groups)
+        total = torch.zeros((), device=self.accelerator.device)
+        for part in range(self.settings.accumulation):
+            inputs, targets = (tensor.to(self.accelerator.device, non_blocking=True) for tensor in next(batches))
+            # Batches draw too where no worker processes do: seed after them.
+            seed_everything(self.settings.seed, "step", self.position.step, part, self.accelerator.process_index)
+            last = part == self.settings.accumulation - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.wrapped):
+                with self.accelerator.autocast():
+                    loss = self.objective(self.wrapped, inputs, targets) / self.settings.accumulation
+                self.accelerator.backward(loss)
+            total += loss.detach()
+        # One process's loss that is not a number spoils everybody's gradients: all of them stop.
+        mean = float(self.accelerator.reduce(total, "mean"))
+        if not math.isfinite(mean):
+            raise NonFiniteLossError(
+                f"the loss is {mean} in epoch {epoch + 1}, step {self.position.step}: training went astray; the last "
+                f"checkpoint in {str(self.folder.last)!r} is from before; try a lower lr, clip_grad=1 or precision=no"
+            )
+        if self.settings.clip_grad:
+            self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.clip_grad)
+        self.stepper.step()
+        self.stepper.zero_grad()
+        if self.average is not None:
+            self.average.update(self.model, step=self.position.step + 1 if self.settings.ema_warmup else None)
+        return mean
+
+    def _set_patch_drop(self, epoch: int) -> None:
+        if self.settings.patch_drop_rate:
+            full = epoch >= self.settings.epochs - self.settings.full_token_epochs
+            self.model.patch_drop.prob = 0.0 if full else self.settings.patch_drop_rate  # type: ignore[union-attr]
+
+    def _evaluate(self, epoch: int) -> None:
+        """Add a row to the log, keep the weights if they are the best so far, and save where the run stands."""
+        row: dict[str, Any] = {"epoch": epoch}
+        if epoch:
+            row |= {"train_loss": self.position.loss_sum / self.steps_per_epoch, "lr": self._rate()}
+        candidates = [("", self.model)] + ([] if self.average is None else [("ema_", self.average.module)])
+        for prefix, model in candidates:
+            found = evaluate(model, self.validation, self._metric(), accelerator=self.accelerator)
+            row |= {prefix + name: value for name, value in found.items() if name not in _NOT_METRICS}
+        metric = self._metric_name(row)
+        prefix, model = max(candidates, key=lambda candidate: row[candidate[0] + metric])
+        self.position.rows.append(row)
+        self.position.loss_sum = 0.0
+        self.accelerator.log({k: v for k, v in row.items() if k != "epoch"}, step=epoch)
+        if row[prefix + metric] > self.position.best:
+            self.position.best = row[prefix + metric]
+            if self.accelerator.is_main_process:
+                self.folder.save_best(model.state_dict(), self._about(), {**row, "average": prefix == "ema_"})
+        self._save()
+        if self.accelerator.is_main_process:
+            self.folder.save_last(self.model.state_dict(), self._about())
+            self.folder.save_log(self.position.rows)
+
+    def _metric(self) -> Any:
+        return metric_for(self.objective.multi_label)
+
+    def _metric_name(self, row: dict[str, Any]) -> str:
+        return "mAP" if "mAP" in row else "top1"
+
+    def _rate(self) -> float:
+        return max(group["lr"] for group in self.optimiser.param_groups)
+
+    def _about(self) -> dict[str, str]:
+        told = {"model": self.settings.model, "dataset": self.settings.dataset, "method": self.settings.method}
+        return {**told, "keep_rate": str(self.settings.keep_rate)}
+
+    def _save(self) -> None:
+        """Write where the run stands; every process does the same, one writes."""
+        self.saved_at = time.monotonic()
+        if self.accelerator.is_main_process:
+            scaler = self.accelerator.scaler
+            self.folder.save(
+                {
+                    "model": self.model.state_dict(),
+                    "average": None if self.average is None else self.average.module.state_dict(),
+                    "optimiser": self.optimiser.state_dict(),
+                    "scaler": None if scaler is None else scaler.state_dict(),
+                    "position": asdict(self.position),
+                }
+            )
+
+    def _restore(self) -> None:
+        state = self.folder.load()
+        if state is None:
+            return
+        self.model.load_state_dict(state["model"])
+        if self.average is not None:
+            self.average.module.load_state_dict(state["average"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.position = Position(**state["position"])
+
+
+_NOT_METRICS = ("images", "images_per_second")
