@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,13 @@ def test_every_method_is_listed_in_words() -> None:
 
 def test_the_package_is_still_found_under_the_functions_name() -> None:
     import agglo.methods.atc
+    import agglo.methods.dynamic_vit as dynamic_vit
     from agglo.methods import ATC
 
     assert callable(agglo.methods)
-    assert ATC.__module__ == "agglo.methods.atc"
+    assert ATC is agglo.methods.atc.ATC
+    assert agglo.methods is sys.modules["agglo.methods"]
+    assert agglo.methods.dynamic_vit.distillation_loss is dynamic_vit.distillation_loss
 
 
 def test_the_document_lists_what_there_is() -> None:

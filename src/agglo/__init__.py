@@ -1,22 +1,20 @@
 """Faster vision transformers by exact agglomerative token clustering."""
 
+from typing import TYPE_CHECKING
+
 from agglo.clustering import backends, cluster, cut, linkage
 from agglo.grouping import Grouping
 from agglo.hosts import UnsupportedModelError
-from agglo.methods import LearnedMethod, Method, MethodInfo, Outcome, Setting, View, infos, register
+from agglo.methods import LearnedMethod, Method, MethodInfo, Outcome, Setting, View, register
 from agglo.patching import Reduction, apply, reduction, remove, trace
 from agglo.schedule import Constant, Geometric, Linear, PerBlock, Schedule, Stages
 from agglo.study.drawing import draw
 
+if TYPE_CHECKING:
 
-def methods() -> list[MethodInfo]:
-    """Every method that `agglo.apply` knows by name: what it does, whether it learns, what it needs and can reach.
-
-    >>> [info.kind for info in methods() if info.name == "atc"]
-    ['merges hard']
-    """
-    # In place of the package's own attribute of that name; `from agglo.methods import ...` finds the package as ever.
-    return infos()
+    def methods() -> list[MethodInfo]:
+        """Every method that `agglo.apply` knows by name. At run time the package of that name, which can be called."""
+        ...
 
 
 __version__ = "0.1.0"

@@ -13,8 +13,9 @@ from torch import nn
 from agglo.hosts.base import Layout, ReducedModule, UnsupportedModelError, reduced_class
 from agglo.hosts.registry import applied_modules, applied_towers, find_tower
 from agglo.methods import Method, Setting, create
+from agglo.methods.base import Varies, square
 from agglo.plan import Plan
-from agglo.schedule import Rates, Schedule, Stages, as_schedule
+from agglo.schedule import Rates, Schedule, as_schedule
 from agglo.tracing import Trace
 
 M = TypeVar("M", bound=nn.Module)
@@ -66,16 +67,20 @@ def apply(
     if threshold is not None and not threshold >= 0:
         raise ValueError(f"threshold={threshold!r} must be a cosine distance, 0 to 2")
     if keep_rate is not None:
-        schedule = Stages(keep_rate, blocks)
-    plan = Plan(
-        schedule=None if schedule is None else as_schedule(schedule),
-        threshold=threshold,
-        blocks=None if blocks is None else tuple(blocks),
-        proportional=chosen.proportional if proportional is None else proportional,
-    )
+        schedule = chosen.schedule(keep_rate, blocks)
+    decided = None if schedule is None else as_schedule(schedule)
+    if decided is not None and decided.returning and chosen.tokens_return == "never":
+        raise ValueError(f"{decided!r} is for methods whose tokens return; those that {chosen.name} drops are gone")
     module, host = find_tower(model, tower)
     host.check(module)
     layout = host.layout(module)
+    plan = Plan(
+        schedule=decided,
+        threshold=threshold,
+        blocks=None if blocks is None else tuple(blocks),
+        proportional=chosen.proportional if proportional is None else proportional,
+        grid=layout.grid,
+    )
     setting = _setting(plan, chosen, layout)  # an impossible request raises here, before anything changes
     loop = host.loop(module)
     _require_no_override(loop, host.mixin(module))
@@ -88,12 +93,14 @@ def apply(
 
 
 def _setting(plan: Plan, method: Method, layout: Layout) -> Setting:
-    if method.needs_class_attention and layout.prefix == 0:
-        raise ValueError(f"{method.name} asks what the class token attends to, and this model has none")
     targets = plan.targets(method, layout.patches, layout.depth, layout.grid)
     counts = [] if plan.schedule is None else [target for target in targets if target is not None]
-    stages = tuple(zip([layout.patches, *counts], counts, strict=False))
-    return Setting(stages, layout.width, layout.heads, layout.prefix)
+    before = [layout.patches, *(counts if method.tokens_return == "never" else [layout.patches] * len(counts))]
+    stages = tuple(zip(before, counts, strict=False))
+    blocks = tuple(block for block, target in enumerate(targets) if target is not None)
+    setting = Setting(stages, layout.width, layout.heads, layout.prefix, blocks)
+    method.check(setting)
+    return setting
 
 
 def _build(method: Method, setting: Setting, module: nn.Module) -> None:
@@ -151,7 +158,8 @@ class Reduction:
     """What is applied to a model.
 
     counts: patch tokens really left after each block; None where a threshold makes them differ from image to image.
-    at_most: whether images may keep fewer than the counts.
+    varies: "no"; "at most" where images may keep fewer than the counts; "about" where they may keep more or fewer.
+    returning: whether counts are of tokens that a block processes, while the others pass it by and are not lost.
     prefix: tokens in front that are never merged.
     gflops_before, gflops_after: multiply-adds of one image, in 1e9.
     """
@@ -163,14 +171,17 @@ class Reduction:
     counts: list[int] | None
     gflops_before: float
     gflops_after: float | None
-    at_most: bool = False
+    varies: Varies = "no"
+    returning: bool = False
 
     def __str__(self) -> str:
         if self.counts is None or self.gflops_after is None:
             return f"{self.method}, {self.schedule}: {self.n_tokens} patch tokens, counts differ from image to image"
+        bound = "" if self.varies == "no" else f"{self.varies} "
         return (
-            f"{self.method}, {self.schedule}: {self.n_tokens} -> {'at most ' if self.at_most else ''}{self.counts[-1]} "
-            f"patch tokens {self.counts}, {self.gflops_before:.2f} -> {self.gflops_after:.2f} GFLOPs"
+            f"{self.method}, {self.schedule}: {self.n_tokens} -> {bound}{self.counts[-1]} "
+            f"patch tokens{' processed' if self.returning else ''} {self.counts}, "
+            f"{self.gflops_before:.2f} -> {self.gflops_after:.2f} GFLOPs"
         )
 
 
@@ -182,8 +193,8 @@ def reduction(model: nn.Module, n_tokens: int | None = None) -> Reduction | None
     module, host = applied[0]
     layout, loop = host.layout(module), cast(ReducedModule, host.loop(module))
     plan, method = loop.agglo_plan, loop.agglo_method
-    grid = layout.grid if n_tokens is None else None
     n_tokens = layout.patches if n_tokens is None else n_tokens
+    grid = layout.grid if n_tokens == layout.patches or layout.grid is None else square(n_tokens)
     known = plan.schedule is not None
     counts = plan.counts(method, n_tokens, layout.depth, grid) if known else None
     return Reduction(
@@ -193,8 +204,9 @@ def reduction(model: nn.Module, n_tokens: int | None = None) -> Reduction | None
         prefix=layout.prefix,
         counts=counts,
         gflops_before=layout.gflops([n_tokens] * layout.depth, n_tokens),
-        gflops_after=None if counts is None else layout.gflops(counts, n_tokens),
-        at_most=method.varies,
+        gflops_after=None if counts is None else layout.gflops(counts, n_tokens, method.acts == "before block"),
+        varies=method.varies,
+        returning=method.tokens_return != "never",
     )
 
 

@@ -14,12 +14,14 @@ class Plan:
     threshold: cosine distance up to which groups merge at the threshold's blocks; None where a schedule decides.
     blocks: where the threshold acts; None means a quarter, a half and three quarters of the depth.
     proportional: whether log(size) is added to the attention logits.
+    grid: (rows, columns) of the patches at the model's own input size, for hosts whose loop sees tokens alone.
     """
 
     schedule: Schedule | None
     threshold: float | None = None
     blocks: tuple[int, ...] | None = None
     proportional: bool = True
+    grid: Grid | None = None
 
     def targets(self, method: Method, n_tokens: int, depth: int, grid: Grid | None = None) -> list[int | None]:
         """What the method is to leave at each block: a count it really reaches, or None where it is not asked.
@@ -32,19 +34,32 @@ class Plan:
                 raise ValueError(f"blocks={blocks} do not fit a model of depth {depth}: 0 to {depth - 1} exist")
             return [0 if block in blocks else None for block in range(depth)]
         asked = self.schedule.counts(n_tokens, depth)
-        # Compared with what was asked before, not with what was reached: a rounding is not made up for later, at a
-        # block that was to stay untouched.
-        reducing = [block for block, count in enumerate(asked) if count < (asked[block - 1] if block else n_tokens)]
+        reducing = self._reducing(method, n_tokens, asked)
         targets: list[int | None] = [None] * depth
         reached = method.stages(n_tokens, [asked[block] for block in reducing], grid)
         for block, count in zip(reducing, reached, strict=True):
             targets[block] = count
         return targets
 
+    def _reducing(self, method: Method, n_tokens: int, asked: list[int]) -> list[int]:
+        """Blocks at which the method is asked, given the counts asked for after each block."""
+        assert self.schedule is not None
+        before = [n_tokens, *asked]
+        if method.tokens_return == "after block":
+            return [block for block, count in enumerate(asked) if count < n_tokens]
+        if method.tokens_return == "after stage":
+            starts = self.schedule.starts(n_tokens, len(asked))
+            # A stage of all tokens after one of fewer is where they return.
+            return [block for block in starts if min(asked[block], before[block]) < n_tokens]
+        # Compared with what was asked before, not with what was reached: a rounding is not made up for later, at a
+        # block that was to stay untouched.
+        return [block for block, count in enumerate(asked) if count < before[block]]
+
     def counts(self, method: Method, n_tokens: int, depth: int, grid: Grid | None = None) -> list[int]:
-        """Patch tokens really left after each block; with a threshold as many as there were, since it is not known."""
-        counts = []
+        """Patch tokens really left after each block, or processed by it where they return; with a threshold as many
+        as there were, since it is not known."""
+        counts, left = [], n_tokens
         for target in self.targets(method, n_tokens, depth, grid):
-            n_tokens = target or n_tokens
-            counts.append(n_tokens)
+            left = target or (n_tokens if method.tokens_return == "after block" else left)
+            counts.append(left)
         return counts

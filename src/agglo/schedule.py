@@ -14,7 +14,12 @@ Rates = float | Sequence[float]
 
 
 class Schedule(ABC):
-    """A plan for any number of tokens and any depth."""
+    """A plan for any number of tokens and any depth.
+
+    returning: whether counts may rise again, for methods whose tokens return.
+    """
+
+    returning: bool = False
 
     @abstractmethod
     def _wanted(self, n_tokens: int, depth: int) -> list[int]:
@@ -33,12 +38,17 @@ class Schedule(ABC):
                 raise ValueError(
                     f"{self!r} would leave {count} of {n_tokens} patch tokens after block {block}; at least 1 must stay"
                 )
-            if count > current:
+            if count > current and not (self.returning and count <= n_tokens):
                 raise ValueError(
                     f"{self!r} asks for {count} patch tokens after block {block}, but only {current} are left there"
                 )
             current = count
         return wanted
+
+    def starts(self, n_tokens: int, depth: int) -> list[int]:
+        """Blocks at which a stage begins: where the count changes, unless the schedule has stages of its own."""
+        counts = [n_tokens, *self.counts(n_tokens, depth)]
+        return [block for block in range(depth) if counts[block + 1] != counts[block]]
 
 
 def _ratio(name: str, rate: float) -> tuple[int, int]:
@@ -59,13 +69,13 @@ def _require_start(schedule: Schedule, start: int, depth: int) -> None:
         raise ValueError(f"{schedule!r} would start at block {start} of a model of depth {depth}: it would do nothing")
 
 
-def default_blocks(depth: int) -> tuple[int, ...]:
-    """The paper's blocks 3, 6 and 9 of 12, at the same fractions of any depth.
+def default_blocks(depth: int, parts: int = 4) -> tuple[int, ...]:
+    """The paper's blocks 3, 6 and 9 of 12, at the same fractions of any depth; 4 and 8 if it is cut in three parts.
 
-    >>> default_blocks(12), default_blocks(24)
-    ((3, 6, 9), (6, 12, 18))
+    >>> default_blocks(12), default_blocks(24), default_blocks(12, 3)
+    ((3, 6, 9), (6, 12, 18), (4, 8))
     """
-    return tuple(sorted({depth * quarter // 4 for quarter in (1, 2, 3)}))
+    return tuple(sorted({depth * part // parts for part in range(1, parts)}))
 
 
 class Stages(Schedule):
@@ -76,6 +86,8 @@ class Stages(Schedule):
     counts: instead of keep_rate: patch tokens left after each stage.
     nested: False takes int(N r1 r2 ...) of the initial count N; True takes int(r n) of the count n at hand, so that
         roundings add up, as the paper's detectors do.
+    returning: every stage takes int(N r) of all tokens, by default at a third and two thirds of the depth (4, 8 of 12),
+        for methods whose tokens return after a stage.
     """
 
     def __init__(
@@ -85,6 +97,7 @@ class Stages(Schedule):
         *,
         counts: Sequence[int] | None = None,
         nested: bool = False,
+        returning: bool = False,
     ) -> None:
         if (keep_rate is None) == (counts is None):
             raise ValueError(f"give either keep_rate or counts, not {'neither' if counts is None else 'both'}")
@@ -93,7 +106,9 @@ class Stages(Schedule):
             raise ValueError(f"blocks={tuple(self.blocks)} must increase")
         self.keep_rate = keep_rate
         self.stage_counts = None if counts is None else tuple(_whole("counts", count, least=1) for count in counts)
-        self.nested = nested
+        if nested and returning:
+            raise ValueError("nested counts what is at hand and returning all tokens: give one of them")
+        self.nested, self.returning = nested, returning
         one_rate = isinstance(keep_rate, (int, float))
         rates: Sequence[float] = () if keep_rate is None else (keep_rate,) if one_rate else tuple(keep_rate)  # type: ignore[assignment, arg-type]
         self._ratios = tuple(_ratio("keep_rate", rate) for rate in rates)
@@ -105,10 +120,19 @@ class Stages(Schedule):
     def __repr__(self) -> str:
         what = f"counts={self.stage_counts}" if self.keep_rate is None else repr(self.keep_rate)
         blocks = "" if self.blocks is None else f", blocks={self.blocks}"
-        return f"Stages({what}{blocks}{', nested=True' if self.nested else ''})"
+        more = ", nested=True" if self.nested else ", returning=True" if self.returning else ""
+        return f"Stages({what}{blocks}{more})"
+
+    def _blocks(self, depth: int) -> tuple[int, ...]:
+        if self.blocks is None:
+            return default_blocks(depth, 3 if self.returning else 4)
+        return self.blocks
+
+    def starts(self, n_tokens: int, depth: int) -> list[int]:
+        return list(self._blocks(depth))
 
     def _wanted(self, n_tokens: int, depth: int) -> list[int]:
-        blocks = default_blocks(depth) if self.blocks is None else self.blocks
+        blocks = self._blocks(depth)
         if blocks and blocks[-1] >= depth:
             raise ValueError(f"blocks={blocks} do not fit a model of depth {depth}: 0 to {depth - 1} exist")
         after_stage = self._after_stages(n_tokens, len(blocks))
@@ -134,6 +158,8 @@ class Stages(Schedule):
             if self.nested:
                 numerator, denominator = numerator // denominator, 1
             counts.append(numerator // denominator)
+            if self.returning:
+                numerator, denominator = n_tokens, 1
         return counts
 
 

@@ -99,10 +99,15 @@ class Layout:
     heads: int = 0
     grid: Grid | None = None
 
-    def gflops(self, counts: list[int], n_tokens: int) -> float:
-        """Multiply-adds of an image of n_tokens patches, `counts` left after each block, in 1e9: papers' FLOPs."""
+    def gflops(self, counts: list[int], n_tokens: int, before_block: bool = False) -> float:
+        """Multiply-adds of an image of n_tokens patches, in 1e9: papers' FLOPs, without those of the method itself.
+
+        counts: patches left by each block, between its attention and MLP, or before both.
+        """
         total, tokens = self.head_madds + n_tokens * self.embedding_weights, self.prefix + n_tokens
         for count in counts:
+            if before_block:
+                tokens = self.prefix + count
             total += tokens * self.attention_weights + 2 * tokens * tokens * self.attention_width
             tokens = self.prefix + count
             total += tokens * self.mlp_weights

@@ -73,6 +73,7 @@ class _ReducedTransformer(ReducedModule):
             depth=len(blocks),
             call=checkpointed if self.grad_checkpointing else directly,
             keep=keep,
+            grid=self.agglo_plan.grid,  # open_clip takes no other image size
         )
 
     def forward(self: Any, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
@@ -133,6 +134,7 @@ class OpenClipViT(Host):
             head_madds=_head_madds(module, n_tokens),
             width=width,
             heads=blocks[0].attn.num_heads,
+            grid=(int(module.grid_size[0]), int(module.grid_size[1])),
         )
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:

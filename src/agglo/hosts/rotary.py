@@ -1,4 +1,5 @@
-"""Rotary position embeddings for merged tokens: a merged token takes the size-weighted mean position of its members.
+"""Rotary position embeddings for merged tokens: a merged token takes the size-weighted mean position of its members, a
+soft one the mean position of all tokens by how much of them is in it.
 
 Libraries hand out tables of sines and cosines at the grid's points. Angles are linear in the position, so the step of
 each channel along rows and columns is read off the table, and a mean position between grid points gets its own angle.
@@ -32,14 +33,19 @@ class Rotary:
         table = self.tables[block] if isinstance(self.tables, list) else self.tables
         return table if self.positions is None else rotate_to(self.positions, table, self.grid)
 
-    def merged(self, grouping: Grouping) -> Rotary:
-        """The same after a merge."""
+    def merged(self, grouping: Grouping, weights: Tensor | None = None) -> Rotary:
+        """The same after a merge. weights: (B, K, N), of the patch tokens in the new ones, where they are mixed."""
         positions = self.positions
         if positions is None:
             rows, columns = self.grid
             index = torch.arange(rows * columns, device=grouping.labels.device)
             points = torch.stack([index // columns, index % columns], dim=-1).float()
             positions = points.expand(grouping.labels.shape[0], -1, -1)
+        if weights is not None:
+            shares = weights.detach().float()
+            shares = shares / shares.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+            with torch.autocast(shares.device.type, enabled=False):
+                return Rotary(self.tables, self.grid, self.prefix, shares @ positions)
         padded = torch.cat([positions.new_zeros(positions.shape[0], self.prefix, 2), positions], dim=1)
         return Rotary(self.tables, self.grid, self.prefix, grouping.merge(padded)[:, self.prefix :])
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -14,8 +15,7 @@ from agglo.grouping import Grouping
 from agglo.hosts.base import Parts, Projected, ReducedModule
 from agglo.hosts.rotary import Rotary
 from agglo.hosts.slices import in_slices
-from agglo.methods import Grid, Outcome, View
-from agglo.methods.base import square
+from agglo.methods import Grid, View
 from agglo.tracing import Step
 
 Call = Callable[..., Any]
@@ -90,78 +90,163 @@ def run_blocks(
     call: `directly`, or `checkpointed` for gradient checkpointing. The decision what to merge is never inside, so that
         it is taken once.
     keep: blocks after which full-length tokens are wanted.
-    grid: (rows, columns) of the patches, for methods that ask where they are; None takes them for a square, if they
-        can be one.
+    grid: (rows, columns) of the patches, for methods that ask where they are.
     """
-    plan, method, trace = owner.agglo_plan, owner.agglo_method, owner.agglo_trace
-    n_patches = int(x.shape[1]) - prefix
-    grid = square(n_patches) if grid is None else grid
-    targets = plan.targets(method, n_patches, len(blocks) if depth is None else depth, grid)
-    before_block = method.acts == "before block"
-    total: Grouping | None = None
-    policy: Tensor | None = None
-    received: Tensor | None = None
-    earlier: Earlier = []
-    steps: list[Step] = []
+    run = _Pass(owner, parts, x, prefix, training, rotary, call, grid)
+    targets = run.plan.targets(run.method, run.n_tokens - prefix, len(blocks) if depth is None else depth, grid)
+    asked = [index for index, target in enumerate(targets) if target is not None]
     kept: list[Tensor] = []
+    for index, block in enumerate(blocks):
+        run.block(index, block, targets[index], asked)
+        if index in keep:
+            kept.append(_full_length(run.x, run.total, run.earlier))
+    if owner.agglo_trace is not None:
+        owner.agglo_trace.record(run.steps)
+    return Run(run.x, run.total, kept, run.earlier)
 
-    def view(projected: Projected | None, target: int) -> View:
-        attention = None
-        if projected is not None and method.needs_class_attention:
-            bias = _bias(total, plan.proportional)
-            attention = class_attention(projected.q, projected.k, bias, scale=projected.scale)
-        keys = None if projected is None else projected.k if projected.features is None else projected.features
+
+class _Pass:
+    """The state of one forward pass. It lives as long as `run_blocks` does: two threads may run one model.
+
+    x: tokens (B, G, C) at hand. total: how the first tokens became these. earlier: see `Run`.
+    rotary: their positions; on_grid: those of all tokens.
+    policy, processed: the masks of the latest outcome.
+    received: the attention each token at hand got in the latest block, if the method asks for it.
+    memory: (B, T), what the method remembers of every token, at hand or not.
+    """
+
+    def __init__(
+        self,
+        owner: ReducedModule,
+        parts: Parts,
+        x: Tensor,
+        prefix: int,
+        training: bool,
+        rotary: Rotary | None,
+        call: Call,
+        grid: Grid | None,
+    ) -> None:
+        self.plan, self.method = owner.agglo_plan, owner.agglo_method
+        self.parts, self.prefix, self.training, self.call, self.grid = parts, prefix, training, call, grid
+        self.n_tokens = int(x.shape[1])
+        self.x = x
+        self.rotary = self.on_grid = rotary
+        self.total: Grouping | None = None
+        self.policy: Tensor | None = None
+        self.processed: Tensor | None = None
+        self.received: Tensor | None = None
+        self.memory: Tensor | None = None
+        self.earlier: Earlier = []
+        self.steps: list[Step] = []
+
+    def block(self, index: int, block: nn.Module, target: int | None, asked: list[int]) -> None:
+        """Run one block. target: what to leave at it, if anything. asked: all blocks where the method is asked."""
+        method, call, parts = self.method, self.call, self.parts
+        before_block = method.acts == "before block"
+        if target is not None and method.tokens_return != "never":
+            self._let_return()
+        if target is not None and before_block:
+            self._reduce(index, target, None)
+            target = None
+        wanted = index + 1 in asked if before_block else target is not None
+        gives_received = method.needs_attention_received and wanted
+        remembers = method.remembers and bool(asked) and asked[0] - 1 <= index < asked[-1]
+        table = None if self.rotary is None else self.rotary.table(index)
+        sizes, x = self._sizes(), self.x
+        if target is None and sizes is None and self.policy is None and not gives_received and not remembers:
+            one_table = table is None or table.dim() < x.dim()  # not one for each image
+            self.x = in_slices(call, parts.whole, block, x, table) if one_table else call(parts.whole, block, x, table)
+        else:
+            self.x, projected = call(_attend, parts, block, x, table, sizes, self.policy)
+            if gives_received:
+                self.received = attention_received(projected.q, projected.k, sizes, scale=projected.scale)
+            if remembers:
+                self._remember(projected, sizes)
+            if target is not None:
+                self._reduce(index, target, projected)
+            self.x = in_slices(call, parts.feed, block, self.x)
+        if self.processed is not None:
+            mask = self.processed.to(x.dtype).unsqueeze(-1)
+            self.x = mask * self.x + (1 - mask) * x
+        if method.tokens_return == "after block":
+            self._let_return()
+
+    def _reduce(self, index: int, target: int, projected: Projected | None) -> None:
+        outcome = self.method.reduce(self._view(target, projected))
+        grouping = outcome.grouping
+        if grouping.drops:
+            self.earlier = [*self.earlier, (self.x, self.total)]
+        self.x = grouping.merge(self.x) if outcome.tokens is None else outcome.tokens
+        self.total = grouping if self.total is None else self.total.then(grouping)
+        self.rotary = self.rotary and self.rotary.merged(grouping, outcome.weights)
+        self.policy, self.processed = outcome.policy, outcome.processed
+        self.steps.append(Step(index, outcome, self.total))
+
+    def _let_return(self) -> None:
+        """Tokens that passed by are back at their places; the masks of the latest outcome are over."""
+        if self.total is not None and self.total.drops:
+            self.x = _full_length(self.x, self.total, self.earlier)
+        self.total, self.rotary, self.earlier = None, self.on_grid, []
+        self.policy = self.processed = None
+
+    def _remember(self, projected: Projected, sizes: Tensor | None) -> None:
+        with torch.no_grad():
+            attention = class_attention(projected.q, projected.k, sizes, scale=projected.scale)
+            latest = self.method.remember(attention, self._memory())
+            if self.total is not None:
+                before = None if self.memory is None else self.memory.unsqueeze(-1)
+                latest = self.total.unmerge(latest.unsqueeze(-1), before).squeeze(-1)
+            self.memory = latest
+
+    def _memory(self) -> Tensor | None:
+        """What is remembered of the tokens at hand, (B, G)."""
+        if self.memory is None or self.total is None:
+            return self.memory
+        return self.total.merge(self.memory.unsqueeze(-1)).squeeze(-1)
+
+    def _sizes(self) -> Tensor | None:
+        """The sizes (B, G) that attention must know of: all of them, or where they do not matter which are 0: padding,
+        and tokens that pass by."""
+        some_are_hidden = True
+        if self.processed is not None and self.policy is None:
+            seen = self.processed.detach().float()
+        elif self.total is None:
+            return None
+        else:
+            some_are_hidden = self.total.counts is not None
+            if not self.plan.proportional and not some_are_hidden:
+                return None
+            seen = self.total.sizes if self.plan.proportional else (self.total.sizes > 0).float()
+        if self.prefix == 0 and some_are_hidden:
+            # An image may have nothing to attend to. What it makes of that is not used, but NaN would spread.
+            return seen.where((seen > 0).any(dim=1, keepdim=True), 1.0)
+        return seen
+
+    def _view(self, target: int, projected: Projected | None) -> View:
+        method, total = self.method, self.total
+        attention = keys = None
+        if projected is not None:
+            keys = projected.k if projected.features is None else projected.features
+            if method.needs_class_attention:
+                attention = class_attention(projected.q, projected.k, self._sizes(), scale=projected.scale)
         return View(
-            tokens=x,
+            tokens=self.x,
             keys=keys,
             values=None if projected is None else projected.v,
             class_attention=attention,
             sizes=None if total is None else total.sizes,
             counts=None if total is None else total.counts,
-            prefix=prefix,
+            prefix=self.prefix,
             target=target or None,
-            threshold=plan.threshold,
-            stage=len(steps),
-            training=training,
-            attention_received=received,
-            policy=policy,
-            earlier=tuple(int(step.outcome.grouping.labels.shape[1]) - prefix for step in steps),
-            grid=grid,
+            threshold=self.plan.threshold,
+            stage=len(self.steps),
+            training=self.training,
+            attention_received=self.received,
+            policy=self.policy,
+            earlier=tuple(int(step.outcome.grouping.labels.shape[1]) - self.prefix for step in self.steps),
+            grid=self.grid,
+            memory=self._memory(),
         )
-
-    def reduced(projected: Projected | None, target: int, index: int) -> tuple[Tensor, Grouping, Rotary | None]:
-        outcome = method.reduce(view(projected, target))
-        if outcome.grouping.drops:
-            earlier.append((x, total))
-        tokens, grouping, table = _reduced(x, total, rotary, outcome)
-        steps.append(Step(index, outcome, grouping))
-        return tokens, grouping, table
-
-    for index, block in enumerate(blocks):
-        target = targets[index]
-        if target is not None and before_block:
-            x, total, rotary = reduced(None, target, index)
-            policy, target = steps[-1].outcome.policy, None
-        table = None if rotary is None else rotary.table(index)
-        sizes = _bias(total, plan.proportional)
-        asked_next = index + 1 < len(targets) and targets[index + 1] is not None
-        gives_received = method.needs_attention_received and (asked_next if before_block else target is not None)
-        if target is None and sizes is None and policy is None and not gives_received:
-            one_table = table is None or table.dim() < x.dim()  # not one for each image
-            x = in_slices(call, parts.whole, block, x, table) if one_table else call(parts.whole, block, x, table)
-        else:
-            x, projected = call(_attend, parts, block, x, table, sizes, policy)
-            if gives_received:
-                received = attention_received(projected.q, projected.k, sizes, scale=projected.scale)
-            if target is not None:
-                x, total, rotary = reduced(projected, target, index)
-                policy = steps[-1].outcome.policy
-            x = in_slices(call, parts.feed, block, x)
-        if index in keep:
-            kept.append(_full_length(x, total, earlier))
-    if trace is not None:
-        trace.record(steps)
-    return Run(x, total, kept, earlier)
 
 
 def _attend(
@@ -174,20 +259,3 @@ def _attend(
     else:
         attended = policy_attention(q, k, v, policy, scale=scale)
     return parts.join(block, x, attended, projected), projected
-
-
-def _bias(total: Grouping | None, proportional: bool) -> Tensor | None:
-    """The sizes attention must know of: all of them, or with proportional attention off only which are 0."""
-    if total is None:
-        return None
-    if proportional:
-        return total.sizes
-    return (total.sizes > 0).float() if total.counts is not None else None
-
-
-def _reduced(
-    x: Tensor, total: Grouping | None, rotary: Rotary | None, outcome: Outcome
-) -> tuple[Tensor, Grouping, Rotary | None]:
-    grouping = outcome.grouping
-    tokens = grouping.merge(x) if outcome.tokens is None else outcome.tokens
-    return tokens, grouping if total is None else total.then(grouping), rotary and rotary.merged(grouping)

@@ -38,7 +38,15 @@ _PARTS = _TorchvisionParts()
 class _ReducedEncoder(ReducedModule):
     def forward(self: Any, input: Tensor) -> Tensor:
         x = self.dropout(input + self.pos_embedding)
-        run = run_blocks(self, list(self.layers), x, parts=_PARTS, prefix=_PREFIX, training=self.training)
+        run = run_blocks(
+            self,
+            list(self.layers),
+            x,
+            parts=_PARTS,
+            prefix=_PREFIX,
+            training=self.training,
+            grid=self.agglo_plan.grid,  # torchvision takes no other image size
+        )
         # The norm acts on each token alone: before unmerging it has fewer to do.
         return run.restored(self.ln(run.tokens))
 
@@ -77,6 +85,7 @@ class TorchvisionViT(Host):
             head_madds=matrix_entries(module.heads),
             width=block.self_attention.embed_dim,
             heads=block.self_attention.num_heads,
+            grid=(module.image_size // module.patch_size,) * 2,
         )
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:

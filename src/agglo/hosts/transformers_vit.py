@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from agglo.hosts.base import Host, Layout, ReducedModule, UnsupportedModelError, matrix_entries
 from agglo.hosts.run import Run, checkpointed, directly, run_blocks
 from agglo.hosts.transformers_parts import CLIPParts, DinoParts, LayerParts, OldCLIPParts, ViTParts
+from agglo.methods import Grid
+from agglo.methods.base import square
 
 HiddenStates = tuple[Tensor | None, ...] | None
 
@@ -27,7 +29,7 @@ HiddenStates = tuple[Tensor | None, ...] | None
 class _ReducedTower(ReducedModule):
     """The loop, and what transformers' decorators do around a forward: defaults from the config, and tuples."""
 
-    def _agglo_run(self: Any, x: Tensor, options: dict[str, Any]) -> tuple[Run, HiddenStates]:
+    def _agglo_run(self: Any, x: Tensor, options: dict[str, Any], grid: Grid | None = None) -> tuple[Run, HiddenStates]:
         """Run x (B, T, C) through the layers; hidden states as asked for in the options of `forward`."""
         _refuse(self, options)
         tower = _tower(self)
@@ -45,6 +47,7 @@ class _ReducedTower(ReducedModule):
             training=self.training,
             call=checkpointed if checkpointing else directly,
             keep=keep if asked else (),
+            grid=grid,
         )
         if not asked:
             return run, None
@@ -75,7 +78,8 @@ class _ReducedViT(_ReducedTower):
             bool_masked_pos=bool_masked_pos,
             interpolate_pos_encoding=interpolate_pos_encoding,
         )
-        run, hidden_states = self._agglo_run(x, {**kwargs, "attention_mask": attention_mask})
+        options = {**kwargs, "attention_mask": attention_mask}
+        run, hidden_states = self._agglo_run(x, options, _grid(self.config, pixel_values.shape[-2:]))
         # The norm acts on each token alone: before unmerging it has fewer to do.
         last = run.restored(self.layernorm(run.tokens))
         pooled = None if self.pooler is None else self.pooler(last)
@@ -109,7 +113,11 @@ class _ReducedEncoder(_ReducedTower):
     def forward(self: Any, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any) -> Any:
         from transformers.modeling_outputs import BaseModelOutput
 
-        run, states = self._agglo_run(hidden_states, {**kwargs, "attention_mask": attention_mask})
+        options = {**kwargs, "attention_mask": attention_mask}
+        n_patches, grid = hidden_states.shape[1] - _tower(self).prefix(self), self.agglo_plan.grid
+        # The image is out of sight. DINOv2 takes any size; one that is not the model's own is taken for a square.
+        grid = grid if grid is not None and grid[0] * grid[1] == n_patches else square(n_patches)
+        run, states = self._agglo_run(hidden_states, options, grid)
         output = BaseModelOutput(last_hidden_state=run.restored(), hidden_states=states)
         return self._agglo_output(output, kwargs)
 
@@ -118,12 +126,13 @@ class _ReducedCLIP(_ReducedTower):
     """CLIP's vision model: the pooled class token alone passes the last norm."""
 
     def forward(
-        self: Any, pixel_values: Tensor | None = None, interpolate_pos_encoding: bool | None = False, **kwargs: Any
+        self: Any, pixel_values: Any = None, interpolate_pos_encoding: bool | None = False, **kwargs: Any
     ) -> Any:
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
         embedded = self.embeddings(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
-        run, hidden_states = self._agglo_run(self.pre_layrnorm(embedded), kwargs)
+        grid = _grid(self.config, pixel_values.shape[-2:])
+        run, hidden_states = self._agglo_run(self.pre_layrnorm(embedded), kwargs, grid)
         output = BaseModelOutputWithPooling(
             last_hidden_state=run.restored(),
             pooler_output=self.post_layernorm(run.tokens[:, 0]),
@@ -136,12 +145,12 @@ class _ReducedSigLIP(_ReducedTower):
     """SigLIP's vision model: no class token, attention pooling over all patches."""
 
     def forward(
-        self: Any, pixel_values: Tensor | None = None, interpolate_pos_encoding: bool | None = False, **kwargs: Any
+        self: Any, pixel_values: Any = None, interpolate_pos_encoding: bool | None = False, **kwargs: Any
     ) -> Any:
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
         embedded = self.embeddings(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
-        run, hidden_states = self._agglo_run(embedded, kwargs)
+        run, hidden_states = self._agglo_run(embedded, kwargs, _grid(self.config, pixel_values.shape[-2:]))
         last = run.restored(self.post_layernorm(run.tokens))
         output = BaseModelOutputWithPooling(
             last_hidden_state=last,
@@ -236,9 +245,9 @@ class TransformersViT(Host):
         layers = _layers(module)
         head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         attention_width = config.num_attention_heads * head_width
-        height, width = _pair(config.image_size)
+        grid = _grid(config, _pair(config.image_size))
         patch_height, patch_width = _pair(config.patch_size)
-        embedded = (height // patch_height) * (width // patch_width)
+        embedded = grid[0] * grid[1]
         embedding_weights = config.num_channels * patch_height * patch_width * config.hidden_size
         patches = int(embedded * (1 - getattr(config, "mask_ratio", 0.0)))
         return Layout(
@@ -252,6 +261,7 @@ class TransformersViT(Host):
             head_madds=_head_madds(module, patches),
             width=config.hidden_size,
             heads=config.num_attention_heads,
+            grid=None if tower.mixin is _ReducedMAE else grid,
         )
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:
@@ -260,6 +270,12 @@ class TransformersViT(Host):
 
 def _pair(size: int | Sequence[int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def _grid(config: Any, image: Sequence[int]) -> Grid:
+    """(rows, columns) of the patches of an image of (height, width) pixels."""
+    height, width = _pair(config.patch_size)
+    return int(image[0]) // height, int(image[1]) // width
 
 
 def _head_madds(module: Any, patches: int) -> int:

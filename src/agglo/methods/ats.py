@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from agglo.grouping import Grouping
-from agglo.methods.base import Kind, Method, Outcome, View
+from agglo.methods.base import Kind, Method, Outcome, Varies, View
 from agglo.methods.registry import register
+from agglo.methods.selection import chosen_first
 
 
 @register
@@ -24,7 +25,7 @@ class ATS(Method):
     name: ClassVar[str] = "ats"
     needs_class_attention: ClassVar[bool] = True
     proportional: ClassVar[bool] = False
-    varies: ClassVar[bool] = True
+    varies: ClassVar[Varies] = "at most"
     kind: ClassVar[Kind] = "prunes"
     reach: ClassVar[str] = "any keep rate, as an upper bound: counts differ from image to image"
     reference: ClassVar[str] = "Fayyaz et al., Adaptive Token Sampling, ECCV 2022"
@@ -35,10 +36,7 @@ class ATS(Method):
         assert view.values is not None
         weights = (view.class_attention * view.values.float().norm(dim=-1)).sum(dim=1)[:, view.prefix :]
         sampled = sample(weights.detach(), view.target, view.counts)
-        counts = sampled.sum(dim=1)
-        # The batch is as wide as its widest image; positions after an image's own are padding.
-        order = (~sampled).to(torch.uint8).argsort(dim=1, stable=True)
-        positions = order[:, : int(counts.max())]
+        positions, counts = chosen_first(sampled)
         return Outcome(Grouping.select(positions, sampled.shape[1], view.prefix, view.sizes, counts))
 
 

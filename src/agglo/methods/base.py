@@ -1,10 +1,12 @@
 """What a method sees and what it answers: the one interface of every token-reduction method.
 
 A method is asked once per reducing block. It answers with a `Grouping` of the tokens it was shown (which may drop some
-of them), wrapped in an `Outcome` that may also carry tokens mixed in a way of its own, a mask for the attention of the
-blocks that follow, and an extra loss. Methods without parameters are plain objects and add nothing to `state_dict`.
-Methods that learn inherit from `LearnedMethod`; they are registered under the model they are applied to, so that
-optimisers and checkpoints see them.
+of them), wrapped in an `Outcome` that may also carry tokens mixed in a way of its own, masks for the blocks that
+follow, and an extra loss. Methods whose tokens return drop them for a block or a stage only: these pass by unchanged
+and are back at their places afterwards, to be asked about anew. Methods without parameters are plain objects and add
+nothing to `state_dict`. Methods that learn inherit from `LearnedMethod`; they are registered under the model they are
+applied to, so that optimisers and checkpoints see them. No method keeps anything of a forward pass on itself: what it
+remembers from block to block travels with the pass.
 
 A method is a file in this directory with a class marked `@register` (see `registry.py`).
 """
@@ -20,9 +22,12 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from agglo.grouping import Grouping
+from agglo.schedule import Rates, Schedule, Stages
 
 Grid = tuple[int, int]
-Kind = Literal["prunes", "merges hard", "merges soft"]
+Kind = Literal["prunes", "merges hard", "merges soft", "skips"]
+Return = Literal["never", "after block", "after stage"]
+Varies = Literal["no", "at most", "about"]
 
 
 @dataclass(frozen=True)
@@ -34,12 +39,14 @@ class Setting:
     width: channels C of a token.
     heads: of attention.
     prefix: tokens in front that must stay as they are.
+    blocks: where the method will be asked.
     """
 
     stages: tuple[tuple[int, int], ...]
     width: int
     heads: int
     prefix: int
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,8 @@ class View:
         the first block.
     policy: (B, T), the mask that the method's latest outcome put on attention; None if there is none.
     earlier: patch tokens before each of the reductions that came before this one.
-    grid: (rows, columns) of the patches before any reduction: what the host says, else a square; None if they are none.
+    grid: (rows, columns) of the patches before any reduction; None if the host knows of none.
+    memory: (B, T), what the method remembers of each token; None unless it remembers.
     """
 
     tokens: Tensor
@@ -79,6 +87,7 @@ class View:
     policy: Tensor | None = None
     earlier: tuple[int, ...] = ()
     grid: Grid | None = None
+    memory: Tensor | None = None
 
     @property
     def patches(self) -> Tensor:
@@ -95,12 +104,18 @@ class Outcome:
     loss: a scalar to add to the training loss; collected by `agglo.trace`.
     policy: (B, G), 1 for tokens that attention may see from here on and 0 for others, prefix tokens 1; may carry
         gradients. None leaves attention as it is.
+    processed: (B, G), 1 for tokens that the blocks update from here on, prefix tokens 1, and 0 for those that pass them
+        by: m block(x) + (1 - m) x. They are seen by nobody either, unless a policy says how. Dropping them is the same
+        decision without gradients. For methods that act before a block.
+    weights: (B, K, N), how much of each patch token is in the new ones, for soft methods.
     """
 
     grouping: Grouping
     tokens: Tensor | None = None
     loss: Tensor | None = None
     policy: Tensor | None = None
+    processed: Tensor | None = None
+    weights: Tensor | None = None
 
 
 class Method(ABC):
@@ -110,7 +125,10 @@ class Method(ABC):
     needs_class_attention, needs_attention_received: what to compute for its views.
     takes_threshold: whether a threshold may decide in place of a count.
     proportional: whether attention weighs its tokens by their sizes, unless the user says otherwise.
-    varies: whether images may keep fewer tokens than the target.
+    varies: whether images keep the target, at most as many, or about as many.
+    tokens_return: whether dropped tokens are gone, or pass by one block (the method is then asked at every block to
+        which its schedule gives fewer tokens than all), or one stage (then where its stages begin).
+    remembers: whether `remember` sees the class attention of blocks.
     kind, reach, reference: for `agglo.methods()`; its description is the first sentence of the class's docstring.
     """
 
@@ -120,7 +138,9 @@ class Method(ABC):
     needs_attention_received: ClassVar[bool] = False
     takes_threshold: ClassVar[bool] = False
     proportional: ClassVar[bool] = True
-    varies: ClassVar[bool] = False
+    varies: ClassVar[Varies] = "no"
+    tokens_return: ClassVar[Return] = "never"
+    remembers: ClassVar[bool] = False
     kind: ClassVar[Kind] = "merges hard"
     reach: ClassVar[str] = "any keep rate"
     reference: ClassVar[str] = ""
@@ -137,6 +157,15 @@ class Method(ABC):
             reached.append(n_tokens)
         return reached
 
+    def schedule(self, keep_rate: Rates, blocks: Sequence[int] | None) -> Schedule:
+        """What a keep rate means to this method."""
+        return Stages(keep_rate, blocks)
+
+    def check(self, setting: Setting) -> None:
+        """ValueError for what the method cannot do. Called by `agglo.apply` before anything changes."""
+        if (self.needs_class_attention or self.remembers) and setting.prefix == 0:
+            raise ValueError(f"{self.name} asks what the class token attends to, and this model has none")
+
     def build(self, setting: Setting) -> None:  # noqa: B027 most have nothing to build
         """Make parameters whose shapes depend on the model. Called by `agglo.apply`, which puts back what an instance
         learned before if all shapes are the same."""
@@ -144,6 +173,12 @@ class Method(ABC):
     @abstractmethod
     def reduce(self, view: View) -> Outcome:
         """Decide what becomes of the tokens."""
+
+    def remember(self, class_attention: Tensor, memory: Tensor | None) -> Tensor:
+        """What to remember (B, T) of the tokens at hand, from how the class token attends to them (B, H, T) and what
+        was remembered of them. Called without gradients at every block from the one before the first reduction on;
+        of tokens that pass by, the memory stays."""
+        raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
         """What distinguishes this instance, for reports."""
@@ -158,11 +193,10 @@ class LearnedMethod(Method, nn.Module):
 
 
 def require_grid(method: Method, grid: Grid | None, n_tokens: int) -> Grid:
-    """The grid of n_tokens patches, a square where none is known; ValueError if they do not make one."""
-    grid = square(n_tokens) if grid is None else grid
+    """The grid of n_tokens patches; ValueError if they do not make one."""
     if grid is None or grid[0] * grid[1] != n_tokens:
-        known = "the host knows of none, and they are no square" if grid is None else f"not {grid[0]} x {grid[1]}"
-        raise ValueError(f"{method.name} needs a grid of patches: {n_tokens} are {known}")
+        known = "in no order that the host knows" if grid is None else f"not {grid[0]} x {grid[1]}"
+        raise ValueError(f"{method.name} needs a grid of patches: these {n_tokens} are {known}")
     return grid
 
 

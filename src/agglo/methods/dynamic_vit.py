@@ -60,6 +60,7 @@ class DynamicViT(LearnedMethod):
     proportional: ClassVar[bool] = False
     kind: ClassVar[Kind] = "prunes"
     reference: ClassVar[str] = "Rao et al., DynamicViT, NeurIPS 2021"
+    preserves: ClassVar[bool] = False
 
     def __init__(self, ratio_weight: float = 2.0) -> None:
         super().__init__()
@@ -80,13 +81,27 @@ class DynamicViT(LearnedMethod):
             return Outcome(keep_best(view, decided[..., 0], view.target))
         mask = F.gumbel_softmax(decided, tau=1.0, hard=True)[..., 0] * before
         batch, n_tokens = view.tokens.shape[:2]
+        policy = torch.cat([mask.new_ones(batch, view.prefix), mask], dim=1)
         missed = mask.mean(dim=1) - view.target / mask.shape[1]
         return Outcome(
             Grouping.identity(batch, n_tokens, view.prefix, view.tokens.device),
             tokens=view.tokens,
             loss=missed.pow(2).mean() * (self.ratio_weight / len(self.predictors)),
-            policy=torch.cat([mask.new_ones(batch, view.prefix), mask], dim=1),
+            policy=policy,
+            processed=policy if self.preserves else None,
         )
+
+
+@register
+class PreservingDynamicViT(DynamicViT):
+    """DynamicViT whose dropped tokens keep their last value in training too, for tasks that read all patches.
+
+    At inference that is so for every method that drops tokens; plain DynamicViT goes on updating them as it trains.
+    """
+
+    name: ClassVar[str] = "dynamicvit_prsv"
+    reference: ClassVar[str] = "Liu et al., Revisiting Token Pruning for Object Detection and Instance Segmentation, WACV 2024"
+    preserves: ClassVar[bool] = True
 
 
 def distillation_loss(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agglo.clustering.centres import farthest_points, k_medoids, squared_distances
 from agglo.grouping import Grouping
-from agglo.methods.base import Method, Outcome, View
+from agglo.methods.base import Method, Outcome, Setting, View
 from agglo.methods.registry import register
 
 WEIGHTS = ("attention", "equal")
@@ -44,6 +44,14 @@ class KMedoids(Method):
     def options(self) -> dict[str, Any]:
         return {"weights": self.weights, "iterations": self.iterations, "released": self.released}
 
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        if self.weights == "attention" and 0 in setting.blocks:
+            raise ValueError(
+                "kmedoids weighs tokens by the attention of the block before, and block 0 has none: let a later block "
+                "reduce first, or give weights='equal'"
+            )
+
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
         distances = squared_distances(view.patches).clamp_(min=0).sqrt_()
@@ -60,11 +68,7 @@ class KMedoids(Method):
     def _weights(self, view: View) -> Tensor | None:
         if self.weights == "equal":
             return None
-        if view.attention_received is None:
-            raise ValueError(
-                "kmedoids weighs tokens by the attention of the block before, and block 0 has none: let a later block "
-                "reduce first, or give weights='equal'"
-            )
+        assert view.attention_received is not None
         return view.attention_received[:, view.prefix :].detach().float()
 
     def _start(self, distances: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ class MethodInfo:
     """A method in words: what `agglo.methods()` lists.
 
     learns: whether it has parameters of its own to train.
-    kind: whether it prunes tokens, or merges them, each into one group (hard) or into several (soft).
+    kind: whether it prunes tokens, lets them skip blocks and come back, or merges them, each into one group (hard) or
+        into several (soft).
     reach: the keep rates it can reach at a stage.
     options: the keyword arguments it takes.
     """
@@ -80,7 +81,7 @@ def _info(method: type[Method]) -> MethodInfo:
         description=" ".join((inspect.getdoc(method) or "").split()).split(". ")[0].rstrip("."),
         kind=method.kind,
         learns=issubclass(method, nn.Module),
-        needs_class_attention=method.needs_class_attention,
+        needs_class_attention=method.needs_class_attention or method.remembers,
         reach=method.reach,
         reference=method.reference,
         options=_options_of(method),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from agglo.grouping import Grouping
@@ -16,6 +17,16 @@ def keep_best(view: View, scores: Tensor, n_kept: int) -> Grouping:
 def best(scores: Tensor, n_kept: int) -> Tensor:
     """Positions (B, n_kept) of the highest scores (B, N), ascending."""
     return scores.topk(n_kept, dim=1).indices.sort(dim=1).values
+
+
+def chosen_first(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions (B, K) of the chosen (B, N) bool of each image, ascending, and how many (B,) they are.
+
+    K is the most of any image, at least 1; what comes after an image's own only pads.
+    """
+    counts = chosen.sum(dim=1)
+    order = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)
+    return order[:, : max(1, int(counts.max()))], counts
 
 
 def class_scores(view: View) -> Tensor:

@@ -56,7 +56,8 @@ class SoftMethod(LearnedMethod):
         strongest = weights.detach().argmax(dim=1)
         grouping = Grouping.of(strongest, view.target, view.prefix, view.sizes)
         grouping = replace(grouping, sizes=grouping.sizes.clamp(min=1))
-        return Outcome(grouping, torch.cat([view.tokens[:, : view.prefix], tokens], dim=1))
+        new = torch.cat([view.tokens[:, : view.prefix], tokens], dim=1)
+        return Outcome(grouping, new, weights=weights.detach())
 
 
 def linear(width_in: int, width_out: int, bias: bool = True) -> nn.Linear:

@@ -1,0 +1,66 @@
+"""Evo-ViT (Xu et al., AAAI 2022), as released: tokens the class token looks at little pass a stage by as placeholders.
+
+The paper also moves placeholders along with a representative token; the released DeiT code does not, nor does this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from agglo.methods.base import Kind, Method, Outcome, Return, Setting, View
+from agglo.methods.registry import register
+from agglo.methods.selection import keep_best
+from agglo.schedule import Rates, Schedule, Stages
+
+
+@register
+class EvoViT(Method):
+    """The patches that the class token attended to most so far are processed for a stage, the others pass it by.
+
+    What is remembered of a patch is the class token's attention to it, summed over heads: that of the block before the
+    first stage, then a running mean over the blocks that process it. A keep rate is of all patches, at every stage: at
+    blocks 4 to 7 and 8 to 11 of 12, unless blocks are given.
+
+    momentum: how much of the mean is the latest block's.
+    per_block: choose anew before every block, as the detectors do, and not once a stage.
+    """
+
+    name: ClassVar[str] = "evovit"
+    acts: ClassVar[Literal["after attention", "before block"]] = "before block"
+    proportional: ClassVar[bool] = False
+    remembers: ClassVar[bool] = True
+    tokens_return: ClassVar[Return] = "after stage"
+    kind: ClassVar[Kind] = "skips"
+    reference: ClassVar[str] = "Xu et al., Evo-ViT: Slow-Fast Token Evolution for Dynamic Vision Transformer, AAAI 2022"
+
+    def __init__(self, momentum: float = 0.5, per_block: bool = False) -> None:
+        if not 0 < momentum <= 1:
+            raise ValueError(f"momentum={momentum!r} must be above 0 and up to 1")
+        self.momentum, self.per_block = momentum, per_block
+        self.tokens_return = "after block" if per_block else "after stage"  # type: ignore[misc]
+
+    def options(self) -> dict[str, Any]:
+        return {"momentum": self.momentum, "per_block": self.per_block}
+
+    def schedule(self, keep_rate: Rates, blocks: Sequence[int] | None) -> Schedule:
+        return Stages(keep_rate, blocks, returning=True)
+
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        if 0 in setting.blocks:
+            raise ValueError(
+                "evovit ranks patches by the class attention of earlier blocks, and block 0 has none: let a later "
+                "block reduce first"
+            )
+
+    def remember(self, class_attention: Tensor, memory: Tensor | None) -> Tensor:
+        latest = class_attention.sum(dim=1)
+        return latest if memory is None else (1 - self.momentum) * memory + self.momentum * latest
+
+    def reduce(self, view: View) -> Outcome:
+        assert view.target is not None
+        assert view.memory is not None
+        return Outcome(keep_best(view, view.memory[:, view.prefix :], view.target))

@@ -1,0 +1,81 @@
+"""SViT (Liu et al., WACV 2024), from its published definition: at every block a gate says which tokens it processes.
+
+The others pass the block by unchanged and may be processed again later, so that detectors see a full grid. In training
+all tokens stay, with the decisions as masks that carry gradients; `trace.loss` holds the shares of processed tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from agglo.grouping import Grouping
+from agglo.methods.base import Kind, LearnedMethod, Outcome, Return, Setting, Varies, View
+from agglo.methods.registry import register
+from agglo.methods.selection import chosen_first
+
+
+class Gate(nn.Module):
+    """Log-probabilities (B, N, 2), in float32, to process each of the tokens (B, N, C) and to let it pass by."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=1e-5)
+        self.decide = nn.Sequential(nn.Linear(width, width // 4), nn.GELU(), nn.Linear(width // 4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        decided: Tensor = self.decide(self.norm(x))
+        return decided.float().log_softmax(dim=-1)
+
+
+@register
+class SViT(LearnedMethod):
+    """A learned gate before each block says which tokens it processes; the others pass by and may come back.
+
+    How many is up to each image. Training holds the share over a batch at the schedule's: the loss is the squared
+    difference, averaged over the gated blocks.
+
+    loss_weight: of that loss.
+    sample: draw the decisions at inference too, as the released code does; False takes the likelier one.
+    """
+
+    name: ClassVar[str] = "svit"
+    acts: ClassVar[Literal["after attention", "before block"]] = "before block"
+    proportional: ClassVar[bool] = False
+    varies: ClassVar[Varies] = "about"
+    tokens_return: ClassVar[Return] = "after block"
+    kind: ClassVar[Kind] = "skips"
+    reach: ClassVar[str] = "any keep rate, as what training aims at: counts differ from image to image"
+    reference: ClassVar[str] = "Liu et al., Revisiting Token Pruning for Object Detection and Instance Segmentation, WACV 2024"
+
+    def __init__(self, loss_weight: float = 4.0, sample: bool = False) -> None:
+        super().__init__()
+        self.loss_weight, self.sample = loss_weight, sample
+        self.gates = nn.ModuleList()
+
+    def options(self) -> dict[str, Any]:
+        return {"loss_weight": self.loss_weight, "sample": self.sample}
+
+    def build(self, setting: Setting) -> None:
+        self.gates = nn.ModuleList(Gate(setting.width) for _ in setting.blocks)
+
+    def reduce(self, view: View) -> Outcome:
+        assert view.target is not None
+        decided: Tensor = self.gates[view.stage](view.patches)
+        batch, n_patches = decided.shape[:2]
+        if view.training:
+            mask = F.gumbel_softmax(decided, tau=1.0, hard=True)[..., 0]
+            missed = mask.mean() - view.target / n_patches
+            return Outcome(
+                Grouping.identity(batch, view.prefix + n_patches, view.prefix, view.tokens.device),
+                tokens=view.tokens,
+                loss=missed.pow(2) * (self.loss_weight / len(self.gates)),
+                processed=torch.cat([mask.new_ones(batch, view.prefix), mask], dim=1),
+            )
+        if self.sample:
+            decided = F.gumbel_softmax(decided, tau=1.0, hard=True)
+        positions, counts = chosen_first(decided[..., 0] >= decided[..., 1])
+        return Outcome(Grouping.select(positions, n_patches, view.prefix, view.sizes, counts))
