@@ -109,3 +109,19 @@ def test_padding_is_empty_and_harmless() -> None:
     assert both.counts.tolist() == [2, 1]
     assert both.labels.tolist() == [[0, 1, 1, 2], [0, 1, 1, 1]]
     assert both.sizes.tolist() == [[1, 2, 1], [1, 3, 0]]
+
+
+@given(
+    seed=st.integers(0, 2**31), batch=st.integers(1, 3), n=st.integers(1, 9), k=st.integers(1, 9), drops=st.booleans()
+)
+def test_merge_is_the_same_with_and_without_gradients(seed: int, batch: int, n: int, k: int, drops: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(-1 if drops else 0, k, (batch, n), generator=generator)
+    weights = torch.randint(1, 4, (batch, n + 1), generator=generator).float()
+    x = torch.randn(batch, n + 1, 5, generator=generator)
+    for given_weights in (None, weights):
+        grouping = Grouping.of(labels, k, 1, given_weights, drops=drops)
+        merged = grouping.merge(x.clone().requires_grad_())
+        assert merged.requires_grad
+        torch.testing.assert_close(grouping.merge(x), merged.detach())
+        torch.testing.assert_close(grouping.merge(x.transpose(0, 1).contiguous().transpose(0, 1)), merged.detach())

@@ -19,9 +19,24 @@ def pairwise(features: Tensor, metric: str) -> Tensor:
         if metric == "euclidean":
             # The matrix-product formulation loses close neighbours to cancellation: the very pairs that merge first.
             return torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")
-        # Scaled by the largest entry first, so that squares of tiny or huge features neither vanish nor overflow.
-        features = features / features.abs().amax(dim=-1, keepdim=True)
-        unit = features / features.norm(dim=-1, keepdim=True)
         # Written over the product, so that one matrix is alive and not two.
-        product = torch.bmm(unit, unit.transpose(1, 2))
+        product = products(features)
         return torch.sub(1.0, product, out=product).clamp_(min=0.0)
+
+
+def products(features: Tensor) -> Tensor:
+    """Cosines (B, N, N) between the tokens of features (B, N, D), in float32."""
+    with torch.autocast(features.device.type, enabled=False):
+        unit = _unit_rows(features.detach().to(torch.float32))
+        return torch.bmm(unit, unit.transpose(1, 2))
+
+
+def _unit_rows(features: Tensor) -> Tensor:
+    """Every token at length 1; the same numbers for every backend that runs on a device."""
+    if features.device.type == "cpu":
+        from agglo.clustering.cpu.cosine import unit_rows
+
+        return unit_rows(features)
+    # Scaled by the largest entry first, so that squares of tiny or huge features neither vanish nor overflow.
+    features = features / features.abs().amax(dim=-1, keepdim=True)
+    return features / features.norm(dim=-1, keepdim=True)

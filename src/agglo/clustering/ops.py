@@ -11,16 +11,19 @@ from torch import Tensor
 
 from agglo.clustering import dispatch
 from agglo.clustering.arguments import require_clusterable_distances, require_clusterable_features
-from agglo.clustering.distances import pairwise
+from agglo.clustering.distances import pairwise, products
 
 
-def _distances(data: Tensor, metric: str, check: bool) -> Tensor:
-    """Contiguous float32 distances (B, N, N); features are checked if asked for."""
-    if metric == "precomputed":
-        return data.to(torch.float32).contiguous()
-    if check:
+def _checked(data: Tensor, metric: str, check: bool) -> Tensor:
+    """The data itself; features are checked if asked for."""
+    if check and metric != "precomputed":
         require_clusterable_features(data, metric)
-    return pairwise(data, metric)
+    return data
+
+
+def _distances(data: Tensor, metric: str) -> Tensor:
+    """Contiguous float32 distances (B, N, N)."""
+    return data.to(torch.float32).contiguous() if metric == "precomputed" else pairwise(data, metric)
 
 
 def _check_distances(distances: Tensor, dtype: torch.dtype) -> None:
@@ -41,14 +44,18 @@ def cluster(
 ) -> tuple[Tensor, Tensor]:
     """Labels (B, N) and group counts (B,) of features or distances; k is used where ks and threshold are None."""
     check = data.device.type == "cpu" if check is None else check
-    distances = _distances(data, metric, check)
+    data = _checked(data, metric, check)
     if threshold is None and ks is None:
-        ks = torch.full((distances.shape[0],), k, dtype=torch.int64, device=distances.device)
+        ks = torch.full((data.shape[0],), k, dtype=torch.int64, device=data.device)
     module = dispatch.load(backend, data.device)
-    if check and metric == "precomputed" and module is dispatch.module("cpu"):
-        labels, found = module.labels_and_inspection(distances, linkage, ks, threshold)
+    on_cpu = module is dispatch.module("cpu")
+    if on_cpu and metric == "cosine":
+        labels = module.labels_by_cosine(products(data), linkage, ks, threshold)
+    elif on_cpu and metric == "precomputed" and check:
+        labels, found = module.labels_and_inspection(_distances(data, metric), linkage, ks, threshold)
         require_clusterable_distances(found, data.dtype)
     else:
+        distances = _distances(data, metric)
         if check and metric == "precomputed":
             _check_distances(distances, data.dtype)
         labels = module.labels(distances, linkage, ks, threshold)
@@ -81,7 +88,7 @@ def tree_dtype(device: torch.device) -> torch.dtype:
 def linkage(data: Tensor, metric: str, linkage: str, check: bool | None, backend: str) -> Tensor:
     """The linkage matrices (B, N-1, 4) of features or distances."""
     check = data.device.type == "cpu" if check is None else check
-    distances = _distances(data, metric, check)
+    distances = _distances(_checked(data, metric, check), metric)
     if check and metric == "precomputed":
         _check_distances(distances, data.dtype)
     return dispatch.load(backend, data.device).tree(distances, linkage).to(tree_dtype(data.device))

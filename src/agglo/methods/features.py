@@ -34,7 +34,9 @@ def patch_features(view: View, features: str) -> Tensor:
         return F.normalize(patches, dim=-1).transpose(1, 2).flatten(2)
     # Head by head takes half the time of mean(dim=1), which strides through memory.
     first, *others = patches.unbind(dim=1)
-    total = first.clone()
-    for head in others:
+    if not others:
+        return first
+    total = first + others[0]
+    for head in others[1:]:
         total += head
-    return total / patches.shape[1]
+    return total.div_(patches.shape[1])

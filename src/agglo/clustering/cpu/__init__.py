@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from agglo.clustering.cpu.answers import label_images, number_groups, tree_rows
+from agglo.clustering.cpu.cosine import become_distances
 from agglo.clustering.cpu.image import finish, pairs_are_cheaper, record_merges, rounds_pay
 from agglo.clustering.cpu.inspection import measure_asymmetry, weigh_rows
 from agglo.clustering.cpu.lines import FAR, any_negative, encode, key_of
@@ -69,6 +70,12 @@ def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float |
     return _labels(distances, linkage, k, threshold, None)
 
 
+def labels_by_cosine(products: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
+    """`labels` of the cosine distances that belong to products (B, N, N) of unit vectors, which are written over: an
+    image's just before it is clustered, while it is in cache."""
+    return _labels(products, linkage, k, threshold, None, are_products=True)
+
+
 def labels_and_inspection(
     distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None
 ) -> tuple[Tensor, Inspection | None]:
@@ -79,7 +86,12 @@ def labels_and_inspection(
 
 
 def _labels(
-    distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None, differences: np.ndarray | None
+    distances: Tensor,
+    linkage: str,
+    k: Tensor | None,
+    threshold: float | None,
+    differences: np.ndarray | None,
+    are_products: bool = False,
 ) -> Tensor:
     """Labels (B, N), with the images weighed into differences (parts, B, N) if given."""
     batch, n, _ = distances.shape
@@ -91,6 +103,8 @@ def _labels(
     threads = torch.get_num_threads()
 
     if batch < threads and n >= _TOGETHER_FROM:
+        if are_products:
+            run(become_distances, threads, matrices)
         if differences is not None:
             _weigh(matrices, differences)
         for b in range(batch):
@@ -112,6 +126,8 @@ def _labels(
         stripe = np.empty((1, n), np.float32)
         while (begin := next(chunks)) < batch:
             end = min(begin + at_once, batch)
+            if are_products:
+                become_distances(0, 1, matrices[begin:end])
             if differences is not None:
                 weigh_rows(0, 1, matrices[begin:end], _random_weights(n), stripe, differences[:1, begin:end])
             label_images(matrices, begin, end, counts, limit, single, average, False, result, work)
