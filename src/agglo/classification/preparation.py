@@ -30,6 +30,9 @@ def build_models(settings: Settings, classes: int) -> tuple[nn.Module, nn.Module
     checkpoint = None if settings.checkpoint is None else Path(settings.checkpoint)
     spec = ModelSpec(settings.model, checkpoint, settings.pretrained, None, classes, options, new_head=True)
     model = build(spec)
+    if settings.head_std is not None:
+        head: Any = model.get_submodule("head")
+        nn.init.trunc_normal_(head.weight, std=settings.head_std)
     teacher = None
     if settings.distill:
         at = None if settings.teacher is None else Path(settings.teacher)

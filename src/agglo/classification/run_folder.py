@@ -18,7 +18,8 @@ from agglo.study.records import machine, write_json
 
 
 class RunFolder:
-    """settings.json, log.csv, last/ (state.pt and model.safetensors) and best/ (model.safetensors, result.json)."""
+    """settings.json, log.csv, last/ (state.pt, model.safetensors), best/ (model.safetensors, result.json), and
+    result.json once the run is done."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,10 +32,11 @@ class RunFolder:
             return
         before = json.loads(record.read_text(encoding="utf-8"))
         now = {**asdict(settings), "processes": processes}
-        then = {**before["settings"], "processes": before["processes"]}
-        differing = [name for name in now if name not in INDIFFERENT and now[name] != then.get(name)]
+        # A setting that did not exist then had what is its default now.
+        then = {**asdict(Settings()), **before["settings"], "processes": before["processes"]}
+        differing = [name for name in now if name not in INDIFFERENT and now[name] != then[name]]
         if differing:
-            told = ", ".join(f"{name}={then.get(name)!r} then and {now[name]!r} now" for name in differing)
+            told = ", ".join(f"{name}={then[name]!r} then and {now[name]!r} now" for name in differing)
             raise ValueError(f"output={str(self.path)!r} holds another run: {told}; give another folder, or remove it")
 
     def start(self, settings: Settings, processes: int, data: Path) -> None:
@@ -52,6 +54,15 @@ class RunFolder:
     def save(self, state: Mapping[str, Any]) -> None:
         """Where the run stands now."""
         save_state(self.last / "state.pt", state)
+
+    def finish(self, best: Mapping[str, Any]) -> None:
+        """Say that the run is done, and its best row of the log."""
+        write_json(self.path / "result.json", dict(best))
+
+    def result(self) -> dict[str, Any] | None:
+        """What `finish` wrote, if the run is done."""
+        path = self.path / "result.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def save_log(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """All rows again: a run that goes on repeats none and loses none."""

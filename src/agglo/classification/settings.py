@@ -21,6 +21,8 @@ class Settings:
     """start from timm's published weights (downloads them)"""
     global_pool: str | None = None
     """what the head reads: token, avg; none is the model's own"""
+    head_std: float | None = None
+    """deviation of a new head's starting weights; none is the model's own start"""
     dataset: str = "imagenet"
     """imagenet, nabirds, coco, nuswide, folder, hf, fashion-mnist"""
 
@@ -58,6 +60,8 @@ class Settings:
     warmup_lr: float = 1e-6
     """where warm-up starts; scaled with each group's rate"""
     warmup_epochs: float = 5.0
+    cosine_after_warmup: bool = False
+    """start the cosine when warm-up is over; otherwise warm-up replaces its beginning"""
     weight_decay: float = 0.05
     """not for vectors, biases, position embeddings and class tokens"""
     layer_decay: float = 1.0

@@ -21,7 +21,8 @@ from agglo.classification.batches import Batch, Share, TrainingData
 from agglo.classification.evaluation import evaluate
 from agglo.classification.metrics import metric_for
 from agglo.classification.objective import Objective
-from agglo.classification.parameter_groups import freeze_backbone, parameter_groups
+from agglo.classification.optimisation import optimiser_and_rates
+from agglo.classification.parameter_groups import freeze_backbone
 from agglo.classification.preparation import build_models, open_splits, training_data, validation_loader
 from agglo.classification.randomness import seed_everything
 from agglo.classification.run_folder import RunFolder
@@ -39,18 +40,21 @@ class Position:
 
     step: optimiser steps done. loss_sum: of the steps of the epoch so far.
     rows: of the log, one an evaluation; the first may be of epoch 0, before training.
-    best: the best row's metric so far, of the weights or their average.
     """
 
     step: int = 0
     loss_sum: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
-    best: float = -math.inf
 
     @property
     def evaluated(self) -> int:
         """The latest epoch that was evaluated; -1 if none."""
         return self.rows[-1]["epoch"] if self.rows else -1
+
+    @property
+    def best_row(self) -> dict[str, Any]:
+        """The first of the best rows, by the weights or their average."""
+        return max(self.rows, key=lambda row: row["best_of_both"])
 
 
 def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
@@ -62,7 +66,14 @@ def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
     from accelerate import Accelerator
 
     tracker = None if settings.tracker == "none" else settings.tracker
-    accelerator = Accelerator(mixed_precision=settings.precision, log_with=tracker, project_dir=output)
+    accelerator = Accelerator(
+        # Unless told, Accelerate takes each of several processes without a GPU for a run of its own.
+        cpu=not torch.accelerator.is_available(),
+        mixed_precision=settings.precision,
+        log_with=tracker,
+        project_dir=output,
+    )
+    _require_data_parallel(accelerator)
     folder = RunFolder(output)
     folder.require_same(settings, accelerator.num_processes)
     accelerator.wait_for_everyone()
@@ -78,8 +89,18 @@ def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
         accelerator.init_trackers("agglo", {name: str(value) for name, value in asdict(settings).items()})
     trainer = Trainer(settings, accelerator, folder, model, objective, batches, validation, share)
     best = trainer.run()
+    if accelerator.is_main_process:
+        folder.finish(best)
     accelerator.end_training()
+    accelerator.free_memory()
     return best
+
+
+def _require_data_parallel(accelerator: Any) -> None:
+    """Checkpoints and exports take the weights to be whole in every process."""
+    kind = accelerator.distributed_type.value
+    if kind != "NO" and not kind.startswith("MULTI_"):
+        raise ValueError(f"Accelerate is set to {kind}, which shards weights; data parallel runs are what this can do")
 
 
 class Trainer:
@@ -96,11 +117,11 @@ class Trainer:
         validation: Any,
         share: Share,
     ) -> None:
-        from timm.scheduler import CosineLRScheduler
         from timm.utils import ModelEmaV3
 
         self.settings, self.accelerator, self.folder = settings, accelerator, folder
-        self.objective, self.data, self.validation, self.share = objective, data, validation, share
+        self.objective, self.data, self.validation = objective, data, validation
+        self.multi_label = objective.multi_label
         self.steps_per_epoch = len(data) // share.total
         if self.steps_per_epoch == 0:
             raise ValueError(f"{len(data)} training images do not fill one step of {share.total}: lower batch_size")
@@ -109,22 +130,7 @@ class Trainer:
         self.average = (
             ModelEmaV3(model, settings.ema_decay, use_warmup=settings.ema_warmup) if settings.ema_decay else None
         )
-        groups = parameter_groups(
-            model,
-            weight_decay=settings.weight_decay,
-            layer_decay=settings.layer_decay,
-            backbone_lr_scale=settings.backbone_lr_scale,
-        )
-        rate = settings.lr * share.total / settings.lr_batch
-        self.optimiser = torch.optim.AdamW([{k: v for k, v in g.items() if k != "names"} for g in groups], lr=rate)
-        self.scheduler = CosineLRScheduler(
-            self.optimiser,
-            t_initial=self.total_steps,
-            lr_min=min(settings.min_lr, rate),
-            warmup_t=round(settings.warmup_epochs * self.steps_per_epoch),
-            warmup_lr_init=min(settings.warmup_lr, rate),
-            t_in_epochs=False,
-        )
+        self.optimiser, self.scheduler = optimiser_and_rates(settings, model, share.total, self.steps_per_epoch)
         self.model = model
         self.wrapped, self.stepper = accelerator.prepare(model, self.optimiser)
         for other in (self.average, objective.teacher):
@@ -136,8 +142,10 @@ class Trainer:
     def run(self) -> dict[str, Any]:
         """Train to the end; the best row of the log."""
         self.saved_at = time.monotonic()
-        shown: dict[str, Any] = {"start": self.position.step, "every_seconds": 10, "quiet": not self.accelerator.is_main_process}
-        with progress(self.total_steps, "finetune", **shown) as self.tell:
+        quiet = not self.accelerator.is_main_process
+        with progress(
+            self.total_steps, "finetune", start=self.position.step, every_seconds=10, quiet=quiet
+        ) as self.tell:
             while True:
                 epoch, within = divmod(self.position.step, self.steps_per_epoch)
                 due = epoch if epoch or self.settings.evaluate_first else -1
@@ -147,8 +155,7 @@ class Trainer:
                     self._train(epoch, within)
                 else:
                     break
-        metric = self._metric_name(self.position.rows[-1])
-        return max(self.position.rows, key=lambda row: max(row[metric], row.get(f"ema_{metric}", -math.inf)))
+        return self.position.best_row
 
     def _train(self, epoch: int, first: int) -> None:
         """The rest of an epoch, from step `first` of it on."""
@@ -206,27 +213,22 @@ class Trainer:
             row |= {"train_loss": self.position.loss_sum / self.steps_per_epoch, "lr": self._rate()}
         candidates = [("", self.model)] + ([] if self.average is None else [("ema_", self.average.module)])
         for prefix, model in candidates:
-            found = evaluate(model, self.validation, self._metric(), accelerator=self.accelerator)
+            found = evaluate(model, self.validation, metric_for(self.multi_label), accelerator=self.accelerator)
             row |= {prefix + name: value for name, value in found.items() if name not in _NOT_METRICS}
-        metric = self._metric_name(row)
-        prefix, model = max(candidates, key=lambda candidate: row[candidate[0] + metric])
+        counts = "mAP" if self.multi_label else "top1"
+        prefix, model = max(candidates, key=lambda candidate: row[candidate[0] + counts])
+        row |= {"best_of_both": row[prefix + counts]}
+        better = not self.position.rows or row["best_of_both"] > self.position.best_row["best_of_both"]
         self.position.rows.append(row)
         self.position.loss_sum = 0.0
-        self.accelerator.log({k: v for k, v in row.items() if k != "epoch"}, step=epoch)
-        if row[prefix + metric] > self.position.best:
-            self.position.best = row[prefix + metric]
-            if self.accelerator.is_main_process:
-                self.folder.save_best(model.state_dict(), self._about(), {**row, "average": prefix == "ema_"})
-        self._save()
+        self.accelerator.log({name: value for name, value in row.items() if name != "epoch"}, step=epoch)
         if self.accelerator.is_main_process:
+            if better:
+                self.folder.save_best(model.state_dict(), self._about(), {**row, "average": prefix == "ema_"})
             self.folder.save_last(self.model.state_dict(), self._about())
             self.folder.save_log(self.position.rows)
-
-    def _metric(self) -> Any:
-        return metric_for(self.objective.multi_label)
-
-    def _metric_name(self, row: dict[str, Any]) -> str:
-        return "mAP" if "mAP" in row else "top1"
+        # Last, so that a run killed before this does all of the above again.
+        self._save()
 
     def _rate(self) -> float:
         return max(group["lr"] for group in self.optimiser.param_groups)

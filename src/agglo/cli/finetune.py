@@ -77,11 +77,14 @@ def run(arguments: argparse.Namespace) -> None:
     for option in ("data", "output"):
         if getattr(arguments, option) is None:
             raise ValueError(f"--{option} is missing: name a folder")
+    from accelerate import PartialState
+
     from agglo.classification.training import finetune
     from agglo.demo import embedded  # noqa: F401 timm knows the embedded model from here on
 
     best = finetune(settings, arguments.data, arguments.output)
-    print(", ".join(f"{name} {value:.4g}" for name, value in best.items()))
+    if PartialState().is_main_process:
+        print(f"best: {', '.join(f'{name} {value:.4g}' for name, value in best.items())}; {arguments.output / 'best'}")
 
 
 _CHOICES = ("model", "dataset", "method", "linkage", "keep_rate", "checkpoint")
