@@ -21,6 +21,7 @@ def evaluate(
     metric: TopK | MeanAveragePrecision,
     *,
     accelerator: Accelerator | None = None,
+    prepare: Callable[[Tensor], Tensor] | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """What the metric finds, "images", and "images_per_second" of the model alone: no decoding, no transfer.
@@ -28,6 +29,7 @@ def evaluate(
     metric: fresh; keeps what it saw.
     accelerator: of a run on several processes; loader is then what `accelerator.prepare` gave, model need not be.
         Every process returns the numbers of all images.
+    prepare: what is done to inputs on the model's device before it runs, to normalise bytes say; not timed.
     advance: called with the number of images done after each batch.
 
     The first batch is left out of the time if there are others: it compiles kernels and fills caches. Processes run
@@ -41,7 +43,8 @@ def evaluate(
     try:
         with torch.inference_mode():
             for inputs, targets in loader:
-                inputs, targets = inputs.to(like.device, like.dtype), targets.to(like.device)
+                inputs, targets = inputs.to(like.device), targets.to(like.device)
+                inputs = (inputs if prepare is None else prepare(inputs)).to(like.dtype)
                 spent, logits = _run(model, inputs, accelerator)
                 if first is None:
                     first = spent, len(inputs)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 Transform = Callable[[Any], Tensor]
@@ -28,6 +30,13 @@ class Inputs:
     interpolation: str = "bicubic"
     crop: float = 0.875
     squash: bool = False
+
+    def __str__(self) -> str:
+        height, width = self.image_size
+        if self.squash:
+            return f"resized to {height}x{width} ({self.interpolation}), aspect ignored"
+        resized = " x ".join(str(math.floor(side / self.crop)) for side in sorted(set(self.image_size)))
+        return f"short side resized to {resized} ({self.interpolation}), centre crop {height}x{width}"
 
     def __post_init__(self) -> None:
         if not 0 < self.crop <= 1:
@@ -80,8 +89,8 @@ def inputs_for(model: nn.Module, dataset: str) -> Inputs:
     return replace(found, crop=1.0) if dataset == "fashion-mnist" else found
 
 
-def evaluation_transform(inputs: Inputs) -> Transform:
-    """Resize, centre crop, normalise."""
+def evaluation_transform(inputs: Inputs, *, normalise: bool = True) -> Transform:
+    """Resize, centre crop, normalise; without the last, pixels stay bytes and `Normalise` does it later."""
     from timm.data import create_transform
     from torchvision.transforms import Compose
 
@@ -92,6 +101,7 @@ def evaluation_transform(inputs: Inputs) -> Transform:
         std=inputs.std,
         crop_pct=1.0 if inputs.squash else inputs.crop,
         crop_mode="squash" if inputs.squash else "center",
+        normalize=normalise,
     )
     transform: Transform = Compose([Mode(inputs), prepare])
     return transform
@@ -146,6 +156,17 @@ def _randaugment(inputs: Inputs, policy: str) -> Any:
         "interpolation": str_to_pil_interp(inputs.interpolation),
     }
     return rand_augment_transform(policy, hints)
+
+
+class Normalise:
+    """Bytes (B, C, H, W) on any device -> what `evaluation_transform` would have given."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._mean, self._std = inputs.mean, inputs.std
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        mean, std = (torch.tensor(values, device=pixels.device).view(-1, 1, 1) for values in (self._mean, self._std))
+        return (pixels.float() / 255 - mean) / std
 
 
 class Mode:

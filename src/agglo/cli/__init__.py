@@ -8,17 +8,19 @@ import sys
 from collections.abc import Sequence
 
 import agglo
-from agglo.cli import backends, bench, finetune, visualize
+from agglo.cli import backends, bench, evaluate, finetune, visualize
 from agglo.cli.arguments import USAGE_ERROR, Parser
 
 _TRACEBACKS = "AGGLO_TRACEBACK"
 _INTERRUPTED = 130
+_OF_TRAINING = ("accelerate", "datasets", "torchmetrics", "tensorboard")
 
 _EXAMPLES = f"""\
 examples:
   agglo backends
   agglo visualize cat.jpg --pretrained --keep-rate 0.25 -o groups.png
   agglo visualize cat.jpg --checkpoint deit.safetensors --linkage single average complete -o linkages.png
+  agglo evaluate deit_tiny_patch16_224 --pretrained --data imagenet --keep-rate 0.7 0.5 --json shelf.json
   agglo bench model --keep-rate 0.5 0.25 --linkage average complete --json speed.json --plot speed.png
 
 `agglo <command> --help` tells more. Errors are one line; {_TRACEBACKS}=1 shows where they come from.
@@ -36,6 +38,7 @@ def parser() -> Parser:
     top.add_argument("--version", action="version", version=f"agglo {agglo.__version__}")
     commands = top.add_subparsers(title="commands", metavar="<command>", dest="command", required=True)
     visualize.add_to(commands)
+    evaluate.add_to(commands)
     finetune.add_to(commands)
     bench.add_to(commands)
     backends.add_to(commands)
@@ -59,5 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
-        return f"{error.name} is not installed and needed for this; pip install 'agglo[bench]' brings it"
+        extra = "train" if error.name in _OF_TRAINING else "bench"
+        return f"{error.name} is not installed and needed for this; pip install 'agglo[{extra}]' brings it"
     return " ".join(str(error).split()) or type(error).__name__

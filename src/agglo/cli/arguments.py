@@ -23,12 +23,15 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR, f"agglo: error: {message}; see {self.prog} --help\n")
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """--model, --checkpoint, --pretrained, --image-size, --num-classes."""
+def add_model(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
+    """--model or MODEL, and --checkpoint, --pretrained, --image-size, --num-classes."""
     group = parser.add_argument_group("model")
-    group.add_argument(
-        "--model", default="deit_tiny_patch16_224", metavar="NAME", help="a timm model (default: %(default)s)"
-    )
+    if positional:
+        group.add_argument("model", metavar="MODEL", help="a timm model")
+    else:
+        group.add_argument(
+            "--model", default="deit_tiny_patch16_224", metavar="NAME", help="a timm model (default: %(default)s)"
+        )
     weights = group.add_mutually_exclusive_group()
     weights.add_argument(
         "--checkpoint", type=Path, metavar="F", help="its weights: .safetensors, or a state dict saved by torch"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-_SHOWN = 6
+from agglo.study.checkpoint_files import load_exactly, read_checkpoint, split_method
+
 _ENDS = ("head.", "norm.", "fc_norm.")
-_NESTED_UNDER = ("state_dict", "model")
 
 
 @dataclass(frozen=True)
@@ -21,10 +20,11 @@ class ModelSpec:
     """What a person says about a model.
 
     name: as timm knows it.
-    checkpoint: a .safetensors file or one of torch.save; its names and shapes must be exactly the model's.
+    checkpoint: a .safetensors file or one of torch.save; its names and shapes must be exactly the model's. What a
+        method learned may be there too and is left out (`checkpoint_files.load_method`).
     pretrained: take timm's published weights instead (downloads them).
     image_size: (height, width); None is the model's own. Position embeddings are resampled after loading.
-    num_classes: of the head; None is the model's own.
+    num_classes: of the head; None is the checkpoint's, or else the model's own.
     options: further arguments of the model, by timm's names (drop_path_rate, global_pool, ...).
     new_head: let the checkpoint have another head, final norm or none at all: those start afresh.
     """
@@ -52,10 +52,12 @@ def build(spec: ModelSpec) -> nn.Module:
         raise ValueError(f"model={spec.name!r} is not known to timm{hint}")
     if spec.pretrained and spec.checkpoint is not None:
         raise ValueError(f"give either pretrained weights or checkpoint={str(spec.checkpoint)!r}, not both")
-    state = None if spec.checkpoint is None else read_checkpoint(spec.checkpoint)
-    classes = {} if spec.num_classes is None else {"num_classes": spec.num_classes}
+    state = None if spec.checkpoint is None else split_method(read_checkpoint(spec.checkpoint))[0]
+    options = {} if state is None or spec.new_head else _told_by(state)
+    if spec.num_classes is not None:
+        options["num_classes"] = spec.num_classes
     try:
-        model: nn.Module = timm.create_model(spec.name, pretrained=spec.pretrained, **classes, **spec.options)
+        model: nn.Module = timm.create_model(spec.name, pretrained=spec.pretrained, **{**options, **spec.options})
     except RuntimeError as error:
         raise ValueError(f"model={spec.name!r} cannot be built: {error}") from error
     if state is not None:
@@ -63,6 +65,16 @@ def build(spec: ModelSpec) -> nn.Module:
     if spec.image_size is not None:
         _resize(model, spec.image_size)
     return model.eval()
+
+
+def _told_by(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What the weights of a vision transformer tell about it: its classes, and whether patches are averaged."""
+    told: dict[str, Any] = {}
+    if "head.weight" in state and state["head.weight"].ndim == 2:
+        told["num_classes"] = len(state["head.weight"])
+    if "fc_norm.weight" in state and "norm.weight" not in state:
+        told["global_pool"] = "avg"
+    return told
 
 
 def _with_own_head(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -82,64 +94,6 @@ def _resize(model: Any, image_size: tuple[int, int]) -> None:
     if any(side < 1 or side % p for side, p in zip(image_size, patch, strict=True)):
         raise ValueError(f"image_size={image_size} must be multiples of the patch size {tuple(patch)}")
     model.set_input_size(img_size=image_size)
-
-
-def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file. Nothing in it is executed: safetensors, or torch.load with weights_only=True."""
-    if not path.is_file():
-        raise ValueError(f"checkpoint={str(path)!r} is not a file")
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise ValueError(f"checkpoint={str(path)!r} cannot be read as safetensors: {error}") from error
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # bytes that are no checkpoint fail in as many ways as there are bytes
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"checkpoint={str(path)!r} cannot be read as plain tensors: {reason}") from error
-    return _state_dict(content, path)
-
-
-def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
-    """The state dict in what training scripts save: itself, under a key, or with data-parallel names."""
-    for key in _NESTED_UNDER:
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        found = f"keys {_listed(list(content))}" if isinstance(content, Mapping) else type(content).__name__
-        raise ValueError(
-            f"checkpoint={str(path)!r} holds no state dict but {found}; accepted: names to tensors, "
-            f"as such or under {' or '.join(map(repr, _NESTED_UNDER))}"
-        )
-    parallel = bool(content) and all(name.startswith("module.") for name in content)
-    return {name.removeprefix("module.") if parallel else name: value for name, value in content.items()}
-
-
-def load_exactly(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Load a state dict whose names and shapes are exactly the model's, or raise and leave the model as it was."""
-    own = model.state_dict()
-    problems = {
-        "missing": [name for name in own if name not in state],
-        "unexpected": [name for name in state if name not in own],
-        "of another shape": [
-            f"{name} {tuple(state[name].shape)} where the model has {tuple(own[name].shape)}"
-            for name in own
-            if name in state and state[name].shape != own[name].shape
-        ],
-    }
-    if any(problems.values()):
-        told = "; ".join(f"{what}: {_listed(names)}" for what, names in problems.items() if names)
-        raise ValueError(f"checkpoint={source!r} does not fit {type(model).__name__}: {told}")
-    model.load_state_dict(state)
-
-
-def _listed(names: Sequence[Any]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(str(name) for name in names[:_SHOWN]) + more
 
 
 @dataclass(frozen=True)

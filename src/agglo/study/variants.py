@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,25 +52,30 @@ def cross(
     linkages: Sequence[str] | None = None,
     features: str | None = None,
     blocks: Sequence[int] | None = None,
+    proportional: bool | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> list[Variant]:
     """Every combination, repeated values once; ValueError for unknown values and for options no method takes.
 
     linkages: for the methods that have one; None is their default.
+    options: further ones, by name, for the methods that have them.
     """
     for rate in keep_rates:
         Stages(rate, blocks)  # raises for what is no rate, before a model is built
-    chosen = [method for name in dict.fromkeys(names) for method in _instances(name, linkages, features)]
-    for option, value in (("linkage", linkages), ("features", features)):
+    given = {**(options or {}), **({} if features is None else {"features": features})}
+    chosen = [method for name in dict.fromkeys(names) for method in _instances(name, linkages, given)]
+    for option, value in {"linkage": linkages, **given}.items():
         if value is not None and not any(option in method.options() for _, method in chosen):
             raise ValueError(f"{option}={value!r} goes with none of the methods {', '.join(map(repr, names))}")
+    how_far = [{"keep_rate": rate} for rate in dict.fromkeys(keep_rates)]
+    how_far += [{"threshold": threshold} for threshold in dict.fromkeys(thresholds)]
     where = None if blocks is None else tuple(blocks)
-    by_rate = [Variant(n, m, keep_rate=r, blocks=where) for r in dict.fromkeys(keep_rates) for n, m in chosen]
-    return by_rate + [Variant(n, m, threshold=t, blocks=where) for t in dict.fromkeys(thresholds) for n, m in chosen]
+    return [Variant(n, m, **far, blocks=where, proportional=proportional) for far in how_far for n, m in chosen]
 
 
-def _instances(name: str, linkages: Sequence[str] | None, features: str | None) -> list[tuple[str, Method]]:
+def _instances(name: str, linkages: Sequence[str] | None, given: Mapping[str, Any]) -> list[tuple[str, Method]]:
     accepted = create(name).options()
-    options: dict[str, Any] = {"features": features} if features is not None and "features" in accepted else {}
+    options = {option: value for option, value in given.items() if option in accepted}
     if "linkage" not in accepted:
         return [(name, create(name, **options))]
     each = dict.fromkeys(linkages or [accepted["linkage"]])

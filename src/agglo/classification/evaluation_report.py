@@ -1,0 +1,156 @@
+"""An evaluation as tables and as a picture, all from what its JSON file holds."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+METRICS = {"top1": "top-1", "top5": "top-5", "mAP": "mAP"}
+_LEFT = ("keep", "variant", "tokens left")
+_COLOURS = ("#2f6fb0", "#c8553d", "#3a9679", "#7a5ba6", "#d99a2b", "#5f9ed1", "#8c5a3c", "#555555")
+_MARKERS = "osD^vPX*"
+
+
+def text(report: dict[str, Any]) -> str:
+    """For a terminal: what ran, a row for each cell, and for a real grid the paper's kind of table."""
+    parts = ["\n".join(headlines(report)), _rows(report)]
+    rates = {result["keep_rate"] for result in report["results"]} - {None}
+    names = {result["name"] for result in report["results"]} - {"dense"}
+    if len(rates) > 1 and len(names) > 1:
+        parts.append(_pivot(report))
+    if notes := _notes(report):
+        parts.append("\n".join(notes))
+    return "\n\n".join(parts)
+
+
+def headlines(report: dict[str, Any]) -> list[str]:
+    """What ran, on what, and where."""
+    model, data, settings = (report[part] for part in ("model", "data", "settings"))
+    return [
+        f"{model['name']} ({model['weights']}) on {data['name']} ({data['chosen']}): {data['images']} images of "
+        f"{data['classes']} classes, {report['inputs']['in_words']}",
+        f"{_where(report)}, batch {settings['batch_size']}, {settings['dtype']}; img/s is the model alone, without "
+        "reading images",
+    ]
+
+
+def _where(report: dict[str, Any]) -> str:
+    machine, settings = report["machine"], report["settings"]
+    several = f", {settings['processes']} processes" if settings["processes"] > 1 else ""
+    return (machine["gpu"] or f"{machine['cpu']}, {settings['threads']} threads") + several
+
+
+def _rows(report: dict[str, Any]) -> str:
+    results = report["results"]
+    metrics = [name for name in METRICS if any(name in result for result in results)]
+    dense = next((result["images_per_second"] for result in results if result["name"] == "dense"), None)
+    titles = ["keep", "variant", "tokens left", "GFLOPs", *(METRICS[name] for name in metrics), "img/s"]
+    table = [[*titles, "x dense"] if dense else titles]
+    for result in results:
+        row = ["" if result["keep_rate"] is None else f"{result['keep_rate']:g}", result["name"]]
+        if "cannot" in result:
+            row += ["cannot", *[""] * (len(metrics) + 2)]
+        else:
+            speed = result["images_per_second"]
+            row += [_tokens(result), "" if result["gflops"] is None else f"{result['gflops']:.2f}"]
+            row += [f"{result[name]:.2f}" for name in metrics] + [f"{speed:.1f}"]
+        table.append([*row, "" if "cannot" in result else f"{speed / dense:.2f}"] if dense else row)
+    return _aligned(table, _LEFT)
+
+
+def _tokens(result: dict[str, Any]) -> str:
+    if result["counts"] is None:
+        return "differ"
+    counts = " ".join(str(count) for count, _ in groupby(result["counts"]))
+    return counts if result["varies"] == "no" else f"{result['varies']} {counts}"
+
+
+def _pivot(report: dict[str, Any]) -> str:
+    """Methods by keep rates, as in the paper's off-the-shelf table."""
+    results = report["results"]
+    metric = main_metric(report)
+    rates = sorted({result["keep_rate"] for result in results} - {None}, reverse=True)
+    table = [[METRICS[metric], *(f"{rate:g}" for rate in rates)]]
+    for name in dict.fromkeys(result["name"] for result in results):
+        found = {result["keep_rate"]: result for result in results if result["name"] == name}
+        if name == "dense":
+            table.append([name, f"{found[None][metric]:.2f}", *[""] * (len(rates) - 1)])
+        else:
+            table.append([name, *(f"{found[r][metric]:.2f}" if metric in found[r] else "cannot" for r in rates)])
+    return _aligned(table, (table[0][0],))
+
+
+def _aligned(table: list[list[str]], left: tuple[str, ...]) -> str:
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    lines = []
+    for row in table:
+        cells = zip(table[0], row, widths, strict=True)
+        lines.append("  ".join(cell.ljust(w) if title in left else cell.rjust(w) for title, cell, w in cells).rstrip())
+    return "\n".join(lines)
+
+
+def _notes(report: dict[str, Any]) -> list[str]:
+    data = report["data"]
+    notes = []
+    top1 = [result["top1"] for result in report["results"] if "top1" in result]
+    if top1:
+        error = max(sampling_error(value, data["images"]) for value in top1)
+        notes.append(f"sampling error of top-1 on {data['images']} images: up to {error:.2f} points")
+    notes += data["remarks"]
+    if data["skipped"]:
+        notes.append(f"skipped {len(data['skipped'])}: {'; '.join(data['skipped'][:3])}")
+    for result in report["results"]:
+        if "cannot" in result:
+            notes.append(f"cannot: {result['name']} at {result['keep_rate']:g}: {result['cannot']}")
+    return notes
+
+
+def sampling_error(percent: float, images: int) -> float:
+    """Standard error, in points, of an accuracy that so many images gave."""
+    return 100 * math.sqrt(percent / 100 * (1 - percent / 100) / images)
+
+
+def main_metric(report: dict[str, Any]) -> str:
+    """The first of METRICS that the results have."""
+    return next(name for name in METRICS if any(name in result for result in report["results"]))
+
+
+def plot(report: dict[str, Any], path: Path) -> None:
+    """Accuracy against keep rate and against speed: a line for each variant, the dense model as a grey level."""
+    from matplotlib.figure import Figure
+
+    metric = main_metric(report)
+    done = [result for result in report["results"] if "cannot" not in result]
+    names = [name for name in dict.fromkeys(result["name"] for result in done) if name != "dense"]
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    by_rate, by_speed = figure.subplots(1, 2, sharey=True)
+    for number, name in enumerate(names):
+        of_name = sorted((r for r in done if r["name"] == name), key=lambda result: result["keep_rate"])
+        look = {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)], "markersize": 5}
+        values = [result[metric] for result in of_name]
+        by_rate.plot([result["keep_rate"] for result in of_name], values, label=name, **look)
+        by_speed.plot([result["images_per_second"] for result in of_name], values, **look)
+    for result in done:
+        if result["name"] == "dense":
+            by_rate.axhline(result[metric], color="#8a8a8a", linestyle="--", linewidth=1, label="dense")
+            by_speed.axhline(result[metric], color="#8a8a8a", linestyle="--", linewidth=1)
+            by_speed.plot(result["images_per_second"], result[metric], color="#8a8a8a", marker="o", markersize=6)
+    by_rate.set_xlabel("keep rate at each stage")
+    by_rate.set_ylabel(f"{METRICS[metric]} (%)")
+    by_rate.set_xticks(sorted({result["keep_rate"] for result in done} - {None}))
+    by_speed.set_xlabel("images a second (model alone)")
+    by_speed.set_xlim(left=0)
+    for axes in (by_rate, by_speed):
+        axes.grid(color="#e6e6e6")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    by_rate.legend(frameon=False, fontsize=9, loc="lower right")
+    data, settings = report["data"], report["settings"]
+    where = report["machine"]["gpu"] or f"{report['machine']['cpu']}, {settings['threads']} threads"
+    title = (
+        f"{report['model']['name']}, {data['name']}, {data['images']} images\n{where}, batch {settings['batch_size']}"
+    )
+    figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+    figure.savefig(path, dpi=150)

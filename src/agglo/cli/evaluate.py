@@ -1,0 +1,184 @@
+"""agglo evaluate"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from agglo.cli.arguments import add_model, model_spec, number, positive
+
+_ABOUT = "accuracy and speed of a classifier, dense and reduced, on a data set"
+
+_DETAILS = """\
+Top-1 and top-5, or mAP where images have several labels, of a model as it is and with its tokens reduced. Several
+methods, linkages and keep rates make a grid; what a method cannot reach is shown as "cannot", with the reason. With
+--json a run that was stopped goes on where it was: type the same command again.
+
+Data sets, by the layout of DIR: imagenet and folder (class folders, as such or below val/), nabirds, coco (2014),
+nuswide (nus_wid_data.csv), hf (Hugging Face, on disk), fashion-mnist (idx files). docs/evaluate.md has the details.
+Images are resized to 8/7 of the model's size and cropped in the middle; coco and nuswide are resized without a crop.
+"""
+
+_EXAMPLES = """\
+examples:
+  agglo evaluate deit_tiny_patch16_224 --checkpoint deit_tiny.safetensors --data imagenet --keep-rate 0.5
+  agglo evaluate deit_small_patch16_224 --pretrained --data imagenet --method atc tome \\
+      --linkage single average complete --keep-rate 0.9 0.7 0.5 0.25 --json shelf.json --plot shelf.png
+  agglo evaluate vit_base_patch16_224 --checkpoint mae_finetuned_vit_base.pth --data imagenet --proportional off
+  agglo evaluate deit_small_patch16_224 --checkpoint birds.pth --data nabirds --method evit --keep-rate 0.7 --no-dense
+  accelerate launch --num_processes 4 -m agglo evaluate deit_base_patch16_224 --pretrained --data imagenet --device cuda
+"""
+
+
+def add_to(commands: Any) -> None:
+    parser = commands.add_parser(
+        "evaluate",
+        help=_ABOUT,
+        description=_DETAILS,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model(parser, positional=True)
+    _add_data(parser)
+    _add_reduction(parser)
+    how = parser.add_argument_group("how it runs")
+    how.add_argument("--batch-size", type=positive, default=64, metavar="N", help="(default: %(default)s)")
+    how.add_argument("--workers", type=int, default=2, metavar="N", help="that read images (default: %(default)s)")
+    how.add_argument("--threads", type=positive, metavar="N", help="CPU threads of the model (default: torch's)")
+    how.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: %(default)s)")
+    how.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 (default: %(default)s)")
+    how.add_argument(
+        "--cache",
+        type=number,
+        default=4.0,
+        metavar="GB",
+        help="keep images in memory for the next cell if all of them fit (default: %(default)g GB a process)",
+    )
+    out = parser.add_argument_group("output, besides the table")
+    out.add_argument("--json", type=Path, metavar="F", help="all results, complete after every cell; goes on if there")
+    out.add_argument("--plot", type=Path, metavar="F", help="accuracy by keep rate and speed, as .png, .svg or .pdf")
+    parser.set_defaults(run=run)
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("data")
+    group.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of the data set")
+    group.add_argument(
+        "--dataset",
+        metavar="NAME",
+        help="imagenet, nabirds, coco, nuswide, folder, hf, fashion-mnist (default: found by the files of DIR)",
+    )
+    group.add_argument("--images", type=positive, metavar="N", help="only N images, evenly spread (default: all)")
+    group.add_argument(
+        "--crop-pct",
+        type=number,
+        metavar="P",
+        help="side of the crop, as a fraction of the resized image's (default: 0.875, as DeiT; 0.9 is timm's for it)",
+    )
+    group.add_argument(
+        "--skip-bad",
+        action="store_true",
+        help="leave out missing and unreadable images and count them; reads all images once more",
+    )
+
+
+def _add_reduction(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("reduction")
+    group.add_argument("--method", nargs="+", default=["atc"], metavar="M", help="atc, tome, evit, ... (default: atc)")
+    group.add_argument("--linkage", nargs="+", metavar="L", help="single, average, complete; of atc (default: average)")
+    group.add_argument(
+        "--keep-rate",
+        nargs="+",
+        type=number,
+        metavar="R",
+        help="fraction of patch tokens that stays at each stage (default: none, the dense model alone)",
+    )
+    group.add_argument(
+        "--blocks",
+        nargs="+",
+        type=int,
+        metavar="B",
+        help="0-based blocks that reduce (default: a quarter, a half and three quarters of the depth)",
+    )
+    group.add_argument("--features", metavar="F", help="what atc and tome compare tokens by (default: keys)")
+    group.add_argument(
+        "--proportional",
+        choices=["on", "off"],
+        help="whether a merged token weighs in attention as much as its members did (default: the method's)",
+    )
+    group.add_argument(
+        "--option",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any other option of a method, for those that have it",
+    )
+    group.add_argument("--no-dense", action="store_true", help="do not evaluate the model without reduction too")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    import agglo.demo.embedded  # noqa: F401 registers a model with timm
+    from agglo.classification.evaluation_grid import Settings
+    from agglo.classification.evaluation_grid import run as evaluate
+    from agglo.classification.evaluation_report import plot, text
+    from agglo.study.benchmark_report import require_plot_name
+    from agglo.study.records import require_folder
+    from agglo.study.variants import cross
+
+    if arguments.plot is not None:
+        require_plot_name(arguments.plot)
+    if arguments.json is not None:
+        require_folder(arguments.json)
+    if arguments.no_dense and not arguments.keep_rate:
+        raise ValueError("--no-dense leaves nothing to evaluate without --keep-rate")
+    variants = cross(
+        arguments.method,
+        keep_rates=arguments.keep_rate or [],
+        linkages=arguments.linkage,
+        features=arguments.features,
+        blocks=arguments.blocks,
+        proportional=None if arguments.proportional is None else arguments.proportional == "on",
+        options=dict(map(_option, arguments.option)),
+    )
+    settings = Settings(
+        model=model_spec(arguments),
+        data=arguments.data,
+        variants=variants,
+        dense=not arguments.no_dense,
+        dataset=arguments.dataset,
+        images=arguments.images,
+        crop=arguments.crop_pct,
+        skip_bad=arguments.skip_bad,
+        batch_size=arguments.batch_size,
+        workers=arguments.workers,
+        threads=arguments.threads,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        cache_gigabytes=arguments.cache,
+    )
+    if settings.model.has_random_weights:
+        print("agglo: weights are random, and so are the answers; give --checkpoint or --pretrained", file=sys.stderr)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"agglo: {message}", file=sys.stderr)
+        report = evaluate(settings, arguments.json)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    print(text(report))
+    if arguments.plot is not None:
+        plot(report, arguments.plot)
+
+
+def _option(given: str) -> tuple[str, Any]:
+    name, equals, value = given.partition("=")
+    if not name or not equals:
+        raise ValueError(f"--option {given!r} is not NAME=VALUE")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
