@@ -80,3 +80,29 @@ def test_atc_says_that_onnx_cannot_hold_it(request_: dict[str, Any], dynamo: boo
         torch.onnx.export(model, (IMAGE,), io.BytesIO(), dynamo=dynamo, verbose=False)
     with torch.no_grad():
         assert model(IMAGE).isfinite().all()  # and still runs
+
+
+@EXPORTERS
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("kmedoids", "medoids"),
+        ("dpc_knn", "density peaks"),
+        ("ats", "counts that differ"),
+        ("svit", "counts that diff"),
+    ],
+)
+def test_others_say_so_too(name: str, what: str, dynamo: bool) -> None:
+    model = agglo.apply(build("timm"), name, keep_rate=0.5)
+    with pytest.raises(RuntimeError, match=rf"ONNX has no operator for .*{what}.*method='tome' exports"):
+        torch.onnx.export(model, (IMAGE,), io.BytesIO(), dynamo=dynamo, verbose=False)
+
+
+@EXPORTERS
+@pytest.mark.parametrize("name", ["evovit", "pool"])
+def test_what_only_gathers_and_averages_exports(name: str, dynamo: bool, tmp_path: Path) -> None:
+    model, path = agglo.apply(build("timm"), name, keep_rate=0.5), str(tmp_path / "model.onnx")
+    torch.onnx.export(model, (IMAGE,), path, dynamo=dynamo, verbose=False)
+    session = runtime.InferenceSession(path)
+    (output,) = session.run(None, {session.get_inputs()[0].name: IMAGE.numpy()})
+    assert_same(torch.from_numpy(output), model(IMAGE).detach(), atol=1e-5)

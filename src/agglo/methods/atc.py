@@ -12,16 +12,11 @@ from agglo.clustering.arguments import LINKAGES
 from agglo.clustering.distances import pairwise
 from agglo.grouping import Grouping
 from agglo.methods.base import Method, Outcome, View
+from agglo.methods.exporting import refuse_onnx
 from agglo.methods.features import patch_features, require_known
 from agglo.methods.registry import register
 
 _OUT_OF_REACH = 3.0  # cosine distances end at 2
-
-
-@torch.compiler.assume_constant_result
-def _is_becoming_onnx() -> bool:
-    """Asked outside the graph, where torch.compile takes it for False, since the exporter tries that road too."""
-    return torch.onnx.is_in_onnx_export()
 
 
 @register
@@ -46,8 +41,7 @@ class ATC(Method):
         return {"linkage": self.linkage, "features": self.features}
 
     def reduce(self, view: View) -> Outcome:
-        if _is_becoming_onnx():
-            raise RuntimeError("ONNX has no operator for agglomerative clustering; a model with method='tome' exports")
+        refuse_onnx("agglomerative clustering")
         # Unchecked: NaN in a model means NaN out of it, as without reduction, and a loss scaler skips such a step. The
         # labels are then without meaning, but must be labels.
         features = patch_features(view, self.features)

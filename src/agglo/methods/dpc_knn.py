@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from agglo.clustering.centres import density_peaks, squared_distances
 from agglo.grouping import Grouping
 from agglo.methods.base import LearnedMethod, Outcome, Setting, View
+from agglo.methods.exporting import refuse_onnx
 from agglo.methods.registry import register
 from agglo.methods.soft import linear
 
@@ -49,6 +50,7 @@ class DPCKNN(LearnedMethod):
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
+        refuse_onnx("clustering around density peaks")
         squares = squared_distances(view.patches)
         _, labels = density_peaks(squares, view.target, self.neighbours, width=view.patches.shape[-1])
         grouping = Grouping.of(labels, view.target, view.prefix, view.sizes)

@@ -100,7 +100,9 @@ class PreservingDynamicViT(DynamicViT):
     """
 
     name: ClassVar[str] = "dynamicvit_prsv"
-    reference: ClassVar[str] = "Liu et al., Revisiting Token Pruning for Object Detection and Instance Segmentation, WACV 2024"
+    reference: ClassVar[str] = (
+        "Liu et al., Revisiting Token Pruning for Object Detection and Instance Segmentation, WACV 2024"
+    )
     preserves: ClassVar[bool] = True
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from agglo.clustering.centres import farthest_points, k_medoids, squared_distances
 from agglo.grouping import Grouping
 from agglo.methods.base import Method, Outcome, Setting, View
+from agglo.methods.exporting import refuse_onnx
 from agglo.methods.registry import register
 
 WEIGHTS = ("attention", "equal")
@@ -54,6 +55,7 @@ class KMedoids(Method):
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
+        refuse_onnx("clustering around medoids")
         distances = squared_distances(view.patches).clamp_(min=0).sqrt_()
         weights = self._weights(view)
         if weights is not None:

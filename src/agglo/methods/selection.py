@@ -7,6 +7,7 @@ from torch import Tensor
 
 from agglo.grouping import Grouping
 from agglo.methods.base import View
+from agglo.methods.exporting import refuse_onnx
 
 
 def keep_best(view: View, scores: Tensor, n_kept: int) -> Grouping:
@@ -24,6 +25,7 @@ def chosen_first(chosen: Tensor) -> tuple[Tensor, Tensor]:
 
     K is the most of any image, at least 1; what comes after an image's own only pads.
     """
+    refuse_onnx("counts that differ from image to image")
     counts = chosen.sum(dim=1)
     order = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)
     return order[:, : max(1, int(counts.max()))], counts

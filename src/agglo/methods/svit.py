@@ -49,7 +49,9 @@ class SViT(LearnedMethod):
     tokens_return: ClassVar[Return] = "after block"
     kind: ClassVar[Kind] = "skips"
     reach: ClassVar[str] = "any keep rate, as what training aims at: counts differ from image to image"
-    reference: ClassVar[str] = "Liu et al., Revisiting Token Pruning for Object Detection and Instance Segmentation, WACV 2024"
+    reference: ClassVar[str] = (
+        "Liu et al., Revisiting Token Pruning for Object Detection and Instance Segmentation, WACV 2024"
+    )
 
     def __init__(self, loss_weight: float = 4.0, sample: bool = False) -> None:
         super().__init__()
