@@ -114,6 +114,8 @@ class Settings:
     """mixed precision: no, bf16, fp16"""
     evaluate_first: bool = True
     """before training too"""
+    evaluate_every: int = 1
+    """epochs from one evaluation to the next; after the last one always"""
     evaluation_batch_size: int = 256
     workers: int = 2
     """processes that load images"""
@@ -159,7 +161,7 @@ AUGMENTATION_SETTINGS = ("randaugment", "colour_jitter", "erasing", "cutout", "f
 
 _AT_LEAST = {
     **dict.fromkeys(("epochs", "batch_size", "accumulation", "lr_batch", "repeated_augmentation"), 1),
-    **dict.fromkeys(("evaluation_batch_size",), 1),
+    **dict.fromkeys(("evaluation_batch_size", "evaluate_every"), 1),
     **dict.fromkeys(("removed", "lr", "min_lr", "warmup_lr", "warmup_epochs", "weight_decay", "frozen_epochs"), 0),
     **dict.fromkeys(("backbone_lr_scale", "clip_grad", "mixup", "cutmix", "full_token_epochs", "colour_jitter"), 0),
     **dict.fromkeys(("seed", "workers", "checkpoint_minutes", "layer_decay"), 0),

@@ -38,7 +38,7 @@ class NonFiniteLossError(ValueError):
 class Position:
     """Where a run stands: what a checkpoint holds besides weights and moments.
 
-    step: optimiser steps done. loss_sum: of the steps of the epoch so far.
+    step: optimiser steps done. loss_sum: of the steps since the latest evaluation.
     rows: of the log, one an evaluation; the first may be of epoch 0, before training.
     """
 
@@ -148,14 +148,20 @@ class Trainer:
         ) as self.tell:
             while True:
                 epoch, within = divmod(self.position.step, self.steps_per_epoch)
-                due = epoch if epoch or self.settings.evaluate_first else -1
-                if within == 0 and self.position.evaluated < due:
+                if within == 0 and self._is_evaluation_due(epoch):
                     self._evaluate(epoch)
                 elif self.position.step < self.total_steps:
                     self._train(epoch, within)
                 else:
                     break
         return self.position.best_row
+
+    def _is_evaluation_due(self, epoch: int) -> bool:
+        """Whether, after so many epochs, an evaluation comes before the next one."""
+        if epoch == 0:
+            return self.settings.evaluate_first and not self.position.rows
+        in_turn = epoch % self.settings.evaluate_every == 0 or epoch == self.settings.epochs
+        return in_turn and self.position.evaluated < epoch
 
     def _train(self, epoch: int, first: int) -> None:
         """The rest of an epoch, from step `first` of it on."""
@@ -210,7 +216,8 @@ class Trainer:
         """Add a row to the log, keep the weights if they are the best so far, and save where the run stands."""
         row: dict[str, Any] = {"epoch": epoch}
         if epoch:
-            row |= {"train_loss": self.position.loss_sum / self.steps_per_epoch, "lr": self._rate()}
+            steps = (epoch - max(self.position.evaluated, 0)) * self.steps_per_epoch
+            row |= {"train_loss": self.position.loss_sum / steps, "lr": self._rate()}
         candidates = [("", self.model)] + ([] if self.average is None else [("ema_", self.average.module)])
         for prefix, model in candidates:
             found = evaluate(model, self.validation, metric_for(self.multi_label), accelerator=self.accelerator)
