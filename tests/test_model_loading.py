@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import agglo
+from agglo.study.checkpoint_files import load_method, read_checkpoint, split_method
 from agglo.study.model_loading import ModelSpec, build, preparation
 
 timm = pytest.importorskip("timm")
@@ -33,6 +36,57 @@ def test_every_kind_of_file_gives_the_same_weights(state: dict[str, Tensor], tmp
         model = build(ModelSpec(NAME, checkpoint=path))
         assert not model.training
         assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items()), path.name
+
+
+@pytest.mark.parametrize("average_is_better", [False, True])
+def test_files_of_the_studys_trainer(state: dict[str, Tensor], tmp_path: Path, average_is_better: bool) -> None:
+    average = {name: value + 1 for name, value in state.items()}
+    content = {
+        "model": state,
+        "optimizer": {"state": {}, "param_groups": [{"lr": 1e-3}]},
+        "lr_scheduler": {"t_initial": 30},
+        "epoch": 29,
+        "model_ema": average,
+        "scaler": {"scale": 65536.0},
+        "args": Namespace(model="deit_tiny", lr=1e-3, resume="", dataset_keep=[0.5]),
+        "ema_best": average_is_better,
+    }
+    torch.save(content, tmp_path / "checkpoint.pth")
+    model = build(ModelSpec(NAME, checkpoint=tmp_path / "checkpoint.pth"))
+    expected = average if average_is_better else state
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+    torch.save({**content, "model_ema": None, "ema_best": True}, tmp_path / "lost.pth")
+    with pytest.raises(ValueError, match="says ema_best but holds no model_ema"):
+        build(ModelSpec(NAME, checkpoint=tmp_path / "lost.pth"))
+
+
+def test_weights_tell_the_classes_and_the_pooling(tmp_path: Path) -> None:
+    averaging = timm.create_model(NAME, num_classes=11, global_pool="avg")
+    assert "fc_norm.weight" in averaging.state_dict()
+    torch.save({"model": averaging.state_dict()}, tmp_path / "a.pth")
+    model = build(ModelSpec(NAME, checkpoint=tmp_path / "a.pth"))
+    images = torch.rand(2, 3, 160, 160)
+    torch.testing.assert_close(model(images), averaging.eval()(images))
+    with pytest.raises(ValueError, match=r"head.weight \(11, 64\) where the model has \(5, 64\)"):
+        build(ModelSpec(NAME, checkpoint=tmp_path / "a.pth", num_classes=5))
+
+
+def test_what_a_method_learned_is_apart_from_the_model(tmp_path: Path) -> None:
+    reduced = agglo.apply(timm.create_model(NAME), "dynamicvit", keep_rate=0.5).eval()
+    save_file(reduced.state_dict(), tmp_path / "a.safetensors")
+    model = build(ModelSpec(NAME, checkpoint=tmp_path / "a.safetensors"))
+    own, learned = split_method(read_checkpoint(tmp_path / "a.safetensors"))
+    assert set(own) == set(model.state_dict()) and learned
+    agglo.apply(model, "dynamicvit", keep_rate=0.5)
+    images = torch.rand(2, 3, 160, 160)
+    assert not torch.equal(model(images), reduced(images))
+    load_method(model, learned, "a.safetensors")
+    torch.testing.assert_close(model(images), reduced(images))
+    with pytest.raises(ValueError, match="this method learns, and b holds no weights of it"):
+        load_method(model, {}, "b")
+    with pytest.raises(ValueError, match=r"weights of another method, .*: missing: agglo_method.predictors"):
+        load_method(model, {"agglo_method.other": torch.zeros(1)}, "b")
+    load_method(agglo.remove(model), learned, "a.safetensors")
 
 
 def test_a_mismatch_lists_the_keys_and_stops(state: dict[str, Tensor], tmp_path: Path) -> None:

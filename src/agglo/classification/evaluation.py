@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,24 +33,21 @@ def evaluate(
     prepare: what is done to inputs on the model's device before it runs, to normalise bytes say; not timed.
     advance: called with the number of images done after each batch.
 
-    The first batch is left out of the time if there are others: it compiles kernels and fills caches. Processes run
-    side by side, so their speeds add up.
+    The speed is the median over batches, so that a machine that stalls now and then does not spoil it, without the
+    first one if there are others: it compiles kernels and fills caches. Speeds of several processes add up.
     """
     like = next(model.parameters())
     was_training = model.training
     model.eval()
-    seconds, timed, images = 0.0, 0, 0
-    first: tuple[float, int] | None = None
+    speeds: list[float] = []
+    images = 0
     try:
         with torch.inference_mode():
             for inputs, targets in loader:
                 inputs, targets = inputs.to(like.device), targets.to(like.device)
                 inputs = (inputs if prepare is None else prepare(inputs)).to(like.dtype)
                 spent, logits = _run(model, inputs, accelerator)
-                if first is None:
-                    first = spent, len(inputs)
-                else:
-                    seconds, timed = seconds + spent, timed + len(inputs)
+                speeds.append(len(inputs) / spent)
                 if accelerator is not None:
                     logits, targets = accelerator.gather_for_metrics((logits, targets))
                 metric.update(logits, targets)
@@ -58,9 +56,7 @@ def evaluate(
                     advance(len(targets))
     finally:
         model.train(was_training)
-    if first is not None and not timed:
-        seconds, timed = first
-    speed = timed / seconds if seconds else 0.0
+    speed = median(speeds[1:] or speeds or [0.0])
     if accelerator is not None:
         speed = float(accelerator.reduce(torch.tensor([speed], device=like.device), "sum"))
     return {**metric.compute(), "images": images, "images_per_second": speed}
