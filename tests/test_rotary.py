@@ -43,3 +43,17 @@ def test_a_merged_token_takes_the_size_weighted_mean_position() -> None:
     position = torch.tensor([[(0 + 0 + 1 + 0) / 4, (0 + 1 + 0 + 2) / 4], [1, 1], [1, 2]]).unsqueeze(0)
     torch.testing.assert_close(merged.positions, position)
     torch.testing.assert_close(merged.table(0), axial_table(position, frequencies).unsqueeze(1), rtol=0, atol=1e-5)
+
+
+def test_a_soft_token_sits_at_the_mean_of_what_is_in_it() -> None:
+    weights = torch.rand(2, 3, 12, generator=torch.Generator().manual_seed(0))
+    weights[:, 2] *= 1e-3  # nobody's strongest, and sums far from 1
+    grouping = Grouping.of(weights.argmax(dim=1), 3, prefix=1)
+    assert (grouping.labels < 3).all()
+    placed = Rotary(torch.zeros(12, 8), (3, 4), prefix=1).merged(grouping, weights).positions
+    assert placed is not None
+    points = grid_points(3, 4)
+    for b in range(2):
+        for k in range(3):
+            expected = sum(weights[b, k, n] * points[n] for n in range(12)) / weights[b, k].sum()
+            torch.testing.assert_close(placed[b, k], expected)

@@ -89,7 +89,8 @@ class Grouping:
             padding = numbers >= prefix + counts.unsqueeze(1)
             sizes = sizes.masked_fill(padding, 0)
             target = chosen.masked_fill(padding, total)  # one column beyond the tokens, cut off below
-        labels = torch.full((batch, total + 1), -1, device=device).scatter(1, target, numbers)[:, :total]
+        labels = torch.full((batch, total + 1), -1, dtype=torch.int64, device=device).scatter(1, target, numbers)
+        labels = labels[:, :total]
         return Grouping(labels, sizes, prefix, weights, counts, drops=True, chosen=chosen)
 
     @staticmethod

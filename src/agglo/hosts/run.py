@@ -92,6 +92,7 @@ def run_blocks(
     keep: blocks after which full-length tokens are wanted.
     grid: (rows, columns) of the patches, for methods that ask where they are.
     """
+    grid = None if grid is None else (int(grid[0]), int(grid[1]))  # tensors, while TorchScript watches
     run = _Pass(owner, parts, x, prefix, training, rotary, call, grid)
     targets = run.plan.targets(run.method, run.n_tokens - prefix, len(blocks) if depth is None else depth, grid)
     asked = [index for index, target in enumerate(targets) if target is not None]

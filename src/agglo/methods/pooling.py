@@ -27,7 +27,7 @@ class Pooling(Method):
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
         assert view.grid is not None
-        batch, n_patches = (int(length) for length in view.patches.shape[:2])  # tensors, while TorchScript watches
+        batch, n_patches = view.patches.shape[0], int(view.patches.shape[1])  # a tensor, while TorchScript watches
         shapes = [_coarser(view.grid)[count] for count in (*view.earlier, n_patches, view.target)]
         rows, columns = (_cells([shape[axis] for shape in shapes]) for axis in (0, 1))
         labels = torch.tensor([row * shapes[-1][1] + column for row in rows for column in columns])
