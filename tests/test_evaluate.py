@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,23 @@ def test_one_pass_finds_what_the_model_answers() -> None:
     twice = evaluate(model, loader, TopK(), prepare=lambda inputs: 2 * inputs)
     with torch.no_grad():
         assert twice["top1"] == pytest.approx(100 * float((model(2 * images).argmax(1) == targets).float().mean()))
+
+
+def test_a_batch_that_is_alone_is_timed_when_warm() -> None:
+    class SlowAtFirst(torch.nn.Linear):
+        calls = 0
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            if self.calls == 1:
+                time.sleep(0.5)
+            return super().forward(inputs)
+
+    for batches, calls in ((1, 2), (3, 3)):
+        model = SlowAtFirst(2, 2)
+        found = evaluate(model, [(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))] * batches, TopK())
+        assert found["images"] == 4 * batches and model.calls == calls
+        assert found["images_per_second"] > 4 / 0.5
 
 
 def test_the_mode_is_put_back_when_a_pass_fails() -> None:
@@ -275,7 +293,8 @@ def test_options_reach_the_methods(
 ) -> None:
     more = ["--method", "kmedoids", "atc", "--keep-rate", "0.5", "--option", "iterations=2", "--features", "values"]
     more += ["--proportional", "off", "--blocks", "2", "--no-dense", "--json", str(tmp_path / "found.json")]
-    run(capsys, *command(data, checkpoint, *more))
+    out, _ = run(capsys, *command(data, checkpoint, *more))
+    assert "iterations=2" in out and "at blocks 2, proportional attention off" in out
     kmedoids, atc = json.loads((tmp_path / "found.json").read_text())["results"]
     assert "iterations=2" in kmedoids["method"] and "features='values'" in atc["method"]
     assert atc["counts"] == [100, 100, 50, 50, 50, 50] and atc["blocks"] == [2] and atc["proportional"] is False
@@ -314,8 +333,7 @@ def test_two_processes_find_what_one_finds(
     launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu"]
     launch += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     launch += ["--main_process_port", "0", "-m", "agglo"]
-    # Accelerate starts several processes for GPUs only, unless told that the CPU is meant.
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
         [*launch, *command(data, checkpoint, *more, str(tmp_path / "two.json"))],
         env=environment,

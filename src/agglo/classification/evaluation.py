@@ -34,7 +34,8 @@ def evaluate(
     advance: called with the number of images done after each batch.
 
     The speed is the median over batches, so that a machine that stalls now and then does not spoil it, without the
-    first one if there are others: it compiles kernels and fills caches. Speeds of several processes add up.
+    first one, which compiles kernels and fills caches; a batch that is alone runs twice. Speeds of several processes
+    add up.
     """
     like = next(model.parameters())
     was_training = model.training
@@ -54,9 +55,11 @@ def evaluate(
                 images += len(targets)
                 if advance is not None:
                     advance(len(targets))
+            if len(speeds) == 1:
+                speeds.append(len(inputs) / _run(model, inputs, accelerator)[0])
     finally:
         model.train(was_training)
-    speed = median(speeds[1:] or speeds or [0.0])
+    speed = median(speeds[1:] or [0.0])
     if accelerator is not None:
         speed = float(accelerator.reduce(torch.tensor([speed], device=like.device), "sum"))
     return {**metric.compute(), "images": images, "images_per_second": speed}

@@ -215,7 +215,8 @@ def _accelerator(device: str) -> Accelerator | None:
         return None
     from accelerate import Accelerator
 
-    return Accelerator(cpu=torch.device(device).type == "cpu")
+    # What Accelerate was configured for is training: precision is here what --dtype says.
+    return Accelerator(cpu=torch.device(device).type == "cpu", mixed_precision="no")
 
 
 def _spread(data: ClassificationData, images: int | None) -> Any:

@@ -28,12 +28,26 @@ def text(report: dict[str, Any]) -> str:
 def headlines(report: dict[str, Any]) -> list[str]:
     """What ran, on what, and where."""
     model, data, settings = (report[part] for part in ("model", "data", "settings"))
-    return [
+    lines = [
         f"{model['name']} ({model['weights']}) on {data['name']} ({data['chosen']}): {data['images']} images of "
         f"{data['classes']} classes, {report['inputs']['in_words']}",
         f"{_where(report)}, batch {settings['batch_size']}, {settings['dtype']}; img/s is the model alone, without "
         "reading images",
     ]
+    return lines + _reductions(report)
+
+
+def _reductions(report: dict[str, Any]) -> list[str]:
+    """The methods with all their options, which the names in the table leave out."""
+    reduced = [result for result in report["results"] if result["method"] is not None]
+    if not reduced:
+        return []
+    told = list(dict.fromkeys(result["method"] for result in reduced))
+    if reduced[0]["blocks"] is not None:
+        told.append(f"at blocks {' '.join(map(str, reduced[0]['blocks']))}")
+    if reduced[0]["proportional"] is not None:
+        told.append(f"proportional attention {'on' if reduced[0]['proportional'] else 'off'}")
+    return [", ".join(told)]
 
 
 def _where(report: dict[str, Any]) -> str:

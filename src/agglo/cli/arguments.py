@@ -44,7 +44,12 @@ def add_model(parser: argparse.ArgumentParser, *, positional: bool = False) -> N
         metavar="N",
         help="pixels: one number, or height and width (default: the model's own)",
     )
-    group.add_argument("--num-classes", type=positive, metavar="N", help="classes of the head (default: the model's)")
+    group.add_argument(
+        "--num-classes",
+        type=positive,
+        metavar="N",
+        help="classes of the head (default: the checkpoint's, or else the model's)",
+    )
 
 
 def model_spec(arguments: argparse.Namespace) -> ModelSpec:
