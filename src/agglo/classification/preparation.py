@@ -16,6 +16,7 @@ from agglo.classification.batches import ImageBatches, MemoryBatches, Share, Tra
 from agglo.classification.randomness import seed_everything
 from agglo.classification.settings import AUGMENTATION_SETTINGS, Settings
 from agglo.classification.transforms import AUGMENTATION, evaluation_transform, inputs_for, train_transform
+from agglo.study.checkpoint_files import read_checkpoint
 from agglo.study.model_loading import ModelSpec, build
 
 
@@ -35,12 +36,35 @@ def build_models(settings: Settings, classes: int) -> tuple[nn.Module, nn.Module
         nn.init.trunc_normal_(head.weight, std=settings.head_std)
     teacher = None
     if settings.distill:
-        at = None if settings.teacher is None else Path(settings.teacher)
-        teacher = deepcopy(model) if at is None else build(ModelSpec(settings.model, at, num_classes=classes))
-        teacher.eval().requires_grad_(False)
+        teacher = _teacher(settings, model, checkpoint, classes)
     if settings.method != "none":
         reduce(model, settings)
     return model, teacher
+
+
+def _teacher(settings: Settings, model: nn.Module, checkpoint: Path | None, classes: int) -> nn.Module:
+    """A dense model that knows the classes: of its own weights, or the model to be trained before it is."""
+    if settings.teacher is not None:
+        pool = {} if settings.global_pool is None else {"global_pool": settings.global_pool}
+        teacher = build(ModelSpec(settings.model, Path(settings.teacher), num_classes=classes, options=pool))
+    else:
+        if checkpoint is not None:
+            known = head_classes(checkpoint)
+        else:
+            known = model.pretrained_cfg["num_classes"] if settings.pretrained else None  # type: ignore[index, assignment]
+        if known != classes:
+            raise ValueError(
+                f"distill=true needs a teacher that knows the {classes} classes of the data; the starting weights "
+                f"know {known or 'none'}: give teacher=F, the dense model trained on this data"
+            )
+        teacher = deepcopy(model)
+    return teacher.eval().requires_grad_(False)
+
+
+def head_classes(checkpoint: Path) -> int | None:
+    """How many classes the head of a file tells apart; None if it has no head."""
+    head = read_checkpoint(checkpoint).get("head.weight")
+    return None if head is None else len(head)
 
 
 def reduce(model: nn.Module, settings: Settings) -> None:

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from agglo.classification.settings import AUGMENTATION_SETTINGS, Settings, checked, require_name
+from agglo.classification.settings import AUGMENTATION_SETTINGS, Settings, checked, explanations
 from agglo.classification.transforms import AUGMENTATION
 
 if sys.version_info >= (3, 11):
@@ -23,21 +23,18 @@ else:
 class Case:
     """Settings that hold where others have certain values, and what is to be said about them."""
 
-    when: Mapping[str, Any]
+    when: Mapping[str, Sequence[Any]]
     values: Mapping[str, Any]
     note: str | None
 
     def holds(self, settings: Mapping[str, Any]) -> bool:
-        """Whether every named setting has the value, or one of the values, that the case is for."""
-        return all(
-            settings.get(name) in (wanted if isinstance(wanted, list) else [wanted])
-            for name, wanted in self.when.items()
-        )
+        """Whether every named setting has one of the values that the case is for."""
+        return all(settings[name] in wanted for name, wanted in self.when.items())
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of a family of runs. Later cases go before earlier ones."""
+    """Settings of a family of runs. Cases are taken from first to last; each sees what the earlier ones set."""
 
     name: str
     about: str
@@ -46,15 +43,18 @@ class Recipe:
 
     def resolve(self, choices: Mapping[str, Any]) -> tuple[Settings, list[str]]:
         """The settings when a person chose some of them, and the notes of the cases that hold."""
-        chosen = {**asdict(Settings()), **self.values, **checked(choices, "command line")}
-        values: dict[str, Any] = {**_augmentation(chosen["dataset"]), **self.values}
+        chosen = checked(choices, "command line")
+        if chosen.get("checkpoint") is not None:
+            chosen = {"pretrained": False, **chosen}
+        values: dict[str, Any] = {**asdict(Settings(from_scratch=True)), "from_scratch": False, **self.values}
+        values = {**values, **_augmentation({**values, **chosen}["dataset"]), **self.values}
         notes = []
         for case in self.cases:
-            if case.holds(chosen):
+            if case.holds({**values, **chosen}):
                 values.update(case.values)
                 if case.note:
                     notes.append(case.note)
-        return Settings(**{**values, **checked(choices, "command line")}), notes
+        return Settings(**{**values, **chosen}), notes
 
 
 def names() -> list[str]:
@@ -86,16 +86,24 @@ def parse(text: str, name: str) -> Recipe:
         raise ValueError(f"{source}: {sorted(unknown)[0]!r} is unknown; a recipe has about, settings and case")
     cases = []
     for case in content.get("case", []):
-        when = {require_name(key, source): value for key, value in case.get("when", {}).items()}
+        when = {name: _values(name, wanted, source) for name, wanted in case.get("when", {}).items()}
         cases.append(Case(when, checked(case.get("set", {}), source), case.get("note")))
     return Recipe(name, content.get("about", ""), checked(content.get("settings", {}), source), cases)
 
 
+def _values(name: str, wanted: Any, source: str) -> list[Any]:
+    """The values of a setting that a case is for, one or several."""
+    each = wanted if isinstance(wanted, list) else [wanted]
+    return [checked({name: value}, source)[name] for value in each]
+
+
 def shown(settings: Settings, notes: Sequence[str]) -> str:
-    """Settings as they would stand in a recipe, after their notes."""
+    """Settings as they would stand in a recipe, after their notes, each with what it means."""
     lines = [f"# {note}" for note in notes]
+    meanings = explanations()
     for name, value in asdict(settings).items():
-        lines.append(f"{name} = {'none' if value is None else json.dumps(value)}")
+        assigned = f"{name} = {json.dumps('none' if value is None else value)}"
+        lines.append(f"{assigned:<40} # {meanings[name]}" if name in meanings else assigned)
     return "\n".join(lines)
 
 

@@ -33,7 +33,7 @@ class RunFolder:
         before = json.loads(record.read_text(encoding="utf-8"))
         now = {**asdict(settings), "processes": processes}
         # A setting that did not exist then had what is its default now.
-        then = {**asdict(Settings()), **before["settings"], "processes": before["processes"]}
+        then = {**asdict(Settings(from_scratch=True)), **before["settings"], "processes": before["processes"]}
         differing = [name for name in now if name not in INDIFFERENT and now[name] != then[name]]
         if differing:
             told = ", ".join(f"{name}={then[name]!r} then and {now[name]!r} now" for name in differing)

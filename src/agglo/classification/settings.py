@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, get_args, get_type_hints
+from itertools import pairwise
+from typing import Any, cast, get_args, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Settings:
     """what the head reads: token, avg; none is the model's own"""
     head_std: float | None = None
     """deviation of a new head's starting weights; none is the model's own start"""
+    from_scratch: bool = False
+    """start from random weights"""
     dataset: str = "imagenet"
     """imagenet, nabirds, coco, nuswide, folder, hf, fashion-mnist"""
 
@@ -111,7 +116,7 @@ class Settings:
     # Running
     seed: int = 0
     precision: str = "no"
-    """mixed precision: no, bf16, fp16"""
+    """mixed precision: no, bf16, fp16, or auto: fp16 on GPUs and none on CPUs"""
     evaluate_first: bool = True
     """before training too"""
     evaluate_every: int = 1
@@ -150,12 +155,15 @@ class Settings:
             raise ValueError("in_memory=true needs a shift, and goes without randaugment, colour_jitter and cutout")
         if self.checkpoint is not None and self.pretrained:
             raise ValueError(f"give either pretrained=true or checkpoint={self.checkpoint!r}, not both")
+        if self.from_scratch == (self.pretrained or self.checkpoint is not None):
+            problem = "weights and from_scratch=true exclude each other" if self.from_scratch else "no starting weights"
+            raise ValueError(f"{problem}: give one of checkpoint=F, pretrained=true and from_scratch=true")
         if self.warmup_epochs > self.epochs:
             raise ValueError(f"warmup_epochs={self.warmup_epochs:g} must not exceed epochs={self.epochs}")
 
 
 # What may change between two starts of one run: it decides nothing about the weights.
-INDIFFERENT = frozenset({"workers", "checkpoint_minutes", "tracker", "evaluation_batch_size"})
+INDIFFERENT = frozenset({"workers", "checkpoint_minutes", "tracker", "evaluation_batch_size", "from_scratch"})
 # What `transforms.Augmentation` knows by the same names.
 AUGMENTATION_SETTINGS = ("randaugment", "colour_jitter", "erasing", "cutout", "flip", "shift")
 
@@ -170,9 +178,23 @@ _FRACTIONS = (
     *("drop_path", "label_smoothing", "mixup_probability", "mixup_switch"),
     *("ema_decay", "patch_drop_rate", "erasing", "flip"),
 )
-_ONE_OF: dict[str, tuple[Any, ...]] = {"precision": ("no", "bf16", "fp16"), "schedule": (None, "constant", "linear")}
+_ONE_OF: dict[str, tuple[Any, ...]] = {
+    "precision": ("no", "bf16", "fp16", "auto"),
+    "schedule": (None, "constant", "linear"),
+}
 _TYPES = get_type_hints(Settings)
 _DEFAULTS = {item.name for item in fields(Settings)}
+
+
+def explanations() -> dict[str, str]:
+    """What each setting means, from the text below it in the class."""
+    body = cast(ast.ClassDef, ast.parse(inspect.getsource(Settings)).body[0]).body
+    return {
+        item.target.id: text.value.value
+        for item, text in pairwise(body)
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
 
 
 def checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -65,11 +65,13 @@ def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
     """
     from accelerate import Accelerator
 
+    # Of the machine, so not part of what the settings say.
+    automatic = "fp16" if torch.cuda.is_available() else "no"
     tracker = None if settings.tracker == "none" else settings.tracker
     accelerator = Accelerator(
         # Unless told, Accelerate takes each of several processes without a GPU for a run of its own.
         cpu=not torch.accelerator.is_available(),
-        mixed_precision=settings.precision,
+        mixed_precision=automatic if settings.precision == "auto" else settings.precision,
         log_with=tracker,
         project_dir=output,
     )
@@ -175,6 +177,8 @@ class Trainer:
             self.tell(f"epoch {epoch + 1}/{self.settings.epochs} loss {loss:.3f}")
             if time.monotonic() - self.saved_at >= 60 * self.settings.checkpoint_minutes:
                 self._save()
+        if not self._is_evaluation_due(epoch + 1):
+            self._save()
 
     def _step(self, epoch: int, batches: Iterator[Batch]) -> float:
         """One step of the optimiser; its loss, a mean over all processes."""

@@ -1,4 +1,4 @@
-"""agglo finetune"""
+"""agglo finetune, agglo sweep"""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _DETAILS = """\
 Train a classifier as a recipe says: dense, or with tokens reduced by any method from the first step on.
 
 The same command goes on where an earlier one was stopped or killed, and ends with the same weights. The folder of
-the run holds settings.json, log.csv, best/model.safetensors, last/model.safetensors and last/state.pt.
+the run holds settings.json, log.csv, best/model.safetensors, last/model.safetensors, last/state.pt (to go on from),
+and result.json once the run is done.
 On several GPUs or machines: accelerate launch -m agglo finetune ..., or torchrun -m agglo finetune ...
 """
 
@@ -22,8 +23,26 @@ examples:
   agglo finetune deit --show --method atc --linkage average --keep-rate 0.5
   agglo finetune fashion_mnist --data fashion-mnist --output runs/fashion
   agglo finetune deit --model deit_small_patch16_224 --dataset imagenet --data imagenet --output runs/atc50 \\
-      --method atc --linkage average --keep-rate 0.5 --set pretrained=true precision=bf16
+      --method atc --linkage average --keep-rate 0.5
+  accelerate launch --num_processes 8 -m agglo finetune mae --checkpoint mae_pretrain_vit_base.pth \\
+      --data imagenet --output runs/mae --set linkage=complete tracker=tensorboard
 """
+
+_SWEEP = """\
+Run a recipe with every combination of some settings, each in a folder of its own, and rank them.
+
+The same command goes on where an earlier one was stopped. sweep.json holds the ranking so far after every run.
+Without --over, the combinations are those of the paper: warm-up of 5 or 20 epochs, the backbone at a hundredth of the
+rate or all of it, frozen for 5 epochs or not at all.
+"""
+
+_SWEEP_EXAMPLES = """\
+examples:
+  agglo sweep deit --data imagenet --output sweeps/atc25 --method atc --keep-rate 0.25
+  agglo sweep fashion_mnist --data fashion-mnist --output sweeps/lr --over lr=5e-4,1e-3,2e-3 weight_decay=0,0.05
+"""
+
+_CHOICES = ("model", "dataset", "method", "linkage", "keep_rate", "checkpoint")
 
 
 def add_to(commands: Any) -> None:
@@ -35,11 +54,38 @@ def add_to(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="its name, or the path of a .toml file")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data set")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="folder of the run")
+    _add_folders(parser, "folder of the run")
     look = parser.add_argument_group("look at recipes")
     look.add_argument("--list", action="store_true", help="the recipes there are")
-    look.add_argument("--show", action="store_true", help="the settings that a run would have")
+    look.add_argument("--show", action="store_true", help="the settings that a run would have, and what they mean")
+    _add_choices(parser)
+    parser.set_defaults(run=run)
+    _add_sweep(commands)
+
+
+def _add_sweep(commands: Any) -> None:
+    parser = commands.add_parser(
+        "sweep",
+        help="train with every combination of some settings, and rank them",
+        description=_SWEEP,
+        epilog=_SWEEP_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="its name, or the path of a .toml file")
+    _add_folders(parser, "folder of the sweep")
+    parser.add_argument(
+        "--over", nargs="+", action="extend", default=[], metavar="NAME=V,V", help="settings and the values to try"
+    )
+    _add_choices(parser)
+    parser.set_defaults(run=run_sweep)
+
+
+def _add_folders(parser: argparse.ArgumentParser, output: str) -> None:
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data set")
+    parser.add_argument("--output", type=Path, metavar="DIR", help=output)
+
+
+def _add_choices(parser: argparse.ArgumentParser) -> None:
     choices = parser.add_argument_group("settings that recipes go by")
     choices.add_argument("--model", metavar="NAME", help="a timm model")
     choices.add_argument(
@@ -48,16 +94,32 @@ def add_to(commands: Any) -> None:
     choices.add_argument("--method", metavar="M", help="atc, tome, evit, ...; none trains the dense model")
     choices.add_argument("--linkage", metavar="L", help="of atc: single, average, complete")
     choices.add_argument("--keep-rate", type=number, metavar="R", help="fraction of patch tokens kept at each stage")
-    choices.add_argument("--checkpoint", metavar="F", help="starting weights")
+    choices.add_argument("--checkpoint", metavar="F", help="starting weights; a head of other classes is replaced")
     choices.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="any setting that --show lists"
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any setting that `agglo finetune RECIPE --show` lists",
     )
-    parser.set_defaults(run=run)
+
+
+def _chosen(arguments: argparse.Namespace) -> dict[str, Any]:
+    from agglo.classification.recipes import assignment
+
+    typed = {name: getattr(arguments, name) for name in _CHOICES if getattr(arguments, name) is not None}
+    return {**typed, **dict(assignment(text) for text in arguments.set)}
+
+
+def _require_folders(arguments: argparse.Namespace) -> None:
+    for option in ("data", "output"):
+        if getattr(arguments, option) is None:
+            raise ValueError(f"--{option} is missing: name a folder")
 
 
 def run(arguments: argparse.Namespace) -> None:
     from agglo.classification import recipes
-    from agglo.classification.recipes import assignment
 
     if arguments.list:
         for name in recipes.names():
@@ -65,18 +127,11 @@ def run(arguments: argparse.Namespace) -> None:
         return
     if arguments.recipe is None:
         raise ValueError(f"name a recipe: {', '.join(recipes.names())}, or a .toml file")
-    settings, notes = recipes.load(arguments.recipe).resolve(
-        {
-            **{name: getattr(arguments, name) for name in _CHOICES if getattr(arguments, name) is not None},
-            **dict(assignment(text) for text in arguments.set),
-        }
-    )
+    settings, notes = recipes.load(arguments.recipe).resolve(_chosen(arguments))
     if arguments.show:
         print(recipes.shown(settings, notes))
         return
-    for option in ("data", "output"):
-        if getattr(arguments, option) is None:
-            raise ValueError(f"--{option} is missing: name a folder")
+    _require_folders(arguments)
     from accelerate import PartialState
 
     from agglo.classification.training import finetune
@@ -87,4 +142,24 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"best: {', '.join(f'{name} {value:.4g}' for name, value in best.items())}; {arguments.output / 'best'}")
 
 
-_CHOICES = ("model", "dataset", "method", "linkage", "keep_rate", "checkpoint")
+def run_sweep(arguments: argparse.Namespace) -> None:
+    from agglo.classification import recipes
+
+    recipe = recipes.load(arguments.recipe)
+    _require_folders(arguments)
+    from accelerate import PartialState
+
+    from agglo.classification.sweep import PAPER, sweep, table
+    from agglo.demo import embedded  # noqa: F401 timm knows the embedded model from here on
+
+    over = dict(_values(text) for text in arguments.over) or PAPER
+    ranked = sweep(recipe, _chosen(arguments), over, arguments.data, arguments.output)
+    if PartialState().is_main_process:
+        print(table(ranked))
+
+
+def _values(text: str) -> tuple[str, list[Any]]:
+    from agglo.classification.recipes import assignment
+
+    name, _, values = text.partition("=")
+    return name, [assignment(f"{name}={value}")[1] for value in values.split(",")]

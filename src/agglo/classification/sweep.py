@@ -1,0 +1,80 @@
+"""Every combination of some settings, each in a folder of its own, ranked. Goes on where it was, as each run does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agglo.classification.recipes import Recipe
+from agglo.classification.run_folder import RunFolder
+from agglo.classification.settings import Settings
+from agglo.classification.training import NonFiniteLossError, finetune
+from agglo.study.records import write_json
+
+# Those of the paper's search that it selected somewhere: warm-up, backbone rate, frozen epochs.
+PAPER: dict[str, list[Any]] = {"warmup_epochs": [5, 20], "backbone_lr_scale": [0.01, 1.0], "frozen_epochs": [0, 5]}
+
+
+def cells(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination, the last setting changing fastest.
+
+    >>> cells({"lr": [0.1, 0.2], "frozen_epochs": [0]})
+    [{'lr': 0.1, 'frozen_epochs': 0}, {'lr': 0.2, 'frozen_epochs': 0}]
+    """
+    return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
+
+
+def sweep(
+    recipe: Recipe, choices: Mapping[str, Any], over: Mapping[str, Sequence[Any]], data: Path, output: Path
+) -> list[dict[str, Any]]:
+    """Run every cell that is not done yet; the cells from best to worst, which sweep.json in `output` holds too.
+
+    choices: of a person, for all cells. over: settings and the values to try.
+    A cell whose loss stops being a number is ranked last; anything else that goes wrong stops the sweep.
+    """
+    planned: list[tuple[dict[str, Any], Settings]] = []
+    for cell in cells(over):
+        settings, _ = recipe.resolve({**choices, **cell})  # all of them, so that a bad value is told before any run
+        planned.append((cell, settings))
+    rows = []
+    for cell, settings in planned:
+        folder = RunFolder(output / cell_name(cell))
+        rows.append({**cell, **_outcome(settings, data, folder), "folder": folder.path.name})
+        ranked = sorted(rows, key=lambda row: (row["best_of_both"] is not None, row["best_of_both"]), reverse=True)
+        if _is_main():
+            write_json(output / "sweep.json", {"over": dict(over), "cells": len(planned), "ranked": ranked})
+    return ranked
+
+
+def _outcome(settings: Settings, data: Path, folder: RunFolder) -> dict[str, Any]:
+    done = folder.result()
+    try:
+        best = done if done is not None else finetune(settings, data, folder.path)
+    except NonFiniteLossError as error:
+        return {"best_of_both": None, "epoch": None, "note": str(error)}
+    return {name: best[name] for name in ("best_of_both", "epoch")}
+
+
+def cell_name(cell: Mapping[str, Any]) -> str:
+    """A folder's name: what distinguishes the cell.
+
+    >>> cell_name({"warmup_epochs": 5, "backbone_lr_scale": 0.01})
+    'warmup_epochs=5,backbone_lr_scale=0.01'
+    """
+    return ",".join(f"{name}={value}" for name, value in cell.items())
+
+
+def table(ranked: Sequence[Mapping[str, Any]]) -> str:
+    """One line a cell, best first."""
+    names = [name for name in ranked[0] if name not in ("folder", "note")]
+    lines = [names] + [["diverged" if row[name] is None else f"{row[name]}" for name in names] for row in ranked]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(names))]
+    return "\n".join("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def _is_main() -> bool:
+    from accelerate import PartialState
+
+    return bool(PartialState().is_main_process)

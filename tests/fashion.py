@@ -1,0 +1,43 @@
+"""Small made-up data in Fashion-MNIST's format, and settings under which the embedded model trains in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agglo.classification.settings import Settings
+from agglo.demo import embedded
+
+
+def write_fashion(root: Path, n_train: int = 48, n_validation: int = 21) -> Path:
+    """The four idx files; each class has a bright row of its own."""
+    root.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(0)
+    for prefix, n in (("train", n_train), ("t10k", n_validation)):
+        labels = np.arange(n, dtype=np.uint8) % 10
+        images = random.integers(0, 100, (n, 28, 28), dtype=np.uint8)
+        images[np.arange(n), 2 * labels + 4] = 255
+        head = bytes((0, 0, 8, 3)) + b"".join(size.to_bytes(4, "big") for size in images.shape)
+        (root / f"{prefix}-images-idx3-ubyte").write_bytes(head + images.tobytes())
+        (root / f"{prefix}-labels-idx1-ubyte").write_bytes(
+            bytes((0, 0, 8, 1)) + n.to_bytes(4, "big") + labels.tobytes()
+        )
+    return root
+
+
+def quick(**changes: Any) -> Settings:
+    """Two epochs of three steps that draw from every source of randomness there is, with a checkpoint at each step."""
+    what = {"model": embedded.NAME, "from_scratch": True, "dataset": "fashion-mnist", "in_memory": True, "workers": 0}
+    how = {"epochs": 2, "batch_size": 16, "lr_batch": 16, "lr": 2e-3, "warmup_epochs": 1.0, "clip_grad": 1.0}
+    random = {"mixup": 0.8, "cutmix": 1.0, "drop_path": 0.2, "erasing": 0.5, "patch_drop_rate": 0.75, "shift": 2}
+    kept = {"checkpoint_minutes": 0.0, "evaluation_batch_size": 8, "evaluate_first": False, "ema_decay": 0.9}
+    values: dict[str, Any] = {**what, **how, **random, **kept, **changes}
+    return Settings(**values)
+
+
+def plain(**changes: Any) -> Settings:
+    """As quick, but nothing is drawn except the order of the images, and nothing is averaged."""
+    still = {"mixup": 0.0, "cutmix": 0.0, "drop_path": 0.0, "erasing": 0.0, "patch_drop_rate": 0.0, "shift": 0}
+    return quick(**{**still, "flip": 0.0, "ema_decay": 0.0, "clip_grad": 0.0, "checkpoint_minutes": 60.0, **changes})
