@@ -10,7 +10,6 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
-from agglo.attention import proportional_attention
 from agglo.hosts.base import Parts, Projected
 
 
@@ -120,15 +119,6 @@ class CLIPParts(LayerParts):
 
     def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
         return x + cast(Tensor, block.self_attn.out_proj(attended.transpose(1, 2).flatten(2)))
-
-
-class OldCLIPParts(CLIPParts):
-    """Up to transformers 5.0 how many masks a layer must be given changed from version to version."""
-
-    def whole(self, block: Any, x: Tensor, rotary: Tensor | None) -> Tensor:
-        p = self.project(block, x, rotary)
-        attended = proportional_attention(p.q, p.k, p.v, None, scale=p.scale, dropout=p.dropout)
-        return self.feed(block, self.join(block, x, attended, p))
 
 
 def _first(module: Any, *names: str) -> Any:

@@ -1,12 +1,9 @@
 """transformers' ViT, DeiT, ViTMAE, DINOv2 (with registers too), CLIP and SigLIP vision models.
 
 Each is reduced where its loop over layers lies, so classifiers, backbones, contrastive models and VLMs that hold one
-work as they are, in transformers 4.50 to 5.22. Hidden states are full-length. Attention maps are not given: a reduced
+work as they are, in transformers 5.6 to 5.22. Hidden states are full-length. Attention maps are not given: a reduced
 model attends between groups of tokens. ViTMAE reduces the patches its random masking leaves, and gives as many back.
 The chosen attention implementation runs the layers before the first reduction; after it proportional attention does.
-
-Where a version collects by hooks from outside the loop's owner (4.57: SigLIP's classifier its hidden states, DINOv2
-its attention maps), they are missing or not full.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from torch import Tensor, nn
 
 from agglo.hosts.base import Host, Layout, ReducedModule, UnsupportedModelError, matrix_entries
 from agglo.hosts.run import Run, checkpointed, directly, run_blocks
-from agglo.hosts.transformers_parts import CLIPParts, DinoParts, LayerParts, OldCLIPParts, ViTParts
+from agglo.hosts.transformers_parts import CLIPParts, DinoParts, LayerParts, ViTParts
 from agglo.methods import Grid
 from agglo.methods.base import square
 
@@ -180,9 +177,6 @@ _TOWERS = {
     "Dinov2WithRegistersEncoder": _Tower(_ReducedEncoder, DinoParts(), 1),
     "CLIPVisionModel": _Tower(_ReducedCLIP, CLIPParts(), 1),
     "SiglipVisionModel": _Tower(_ReducedSigLIP, CLIPParts(), 0),
-    # Once inside the two above.
-    "CLIPVisionTransformer": _Tower(_ReducedCLIP, OldCLIPParts(), 1),
-    "SiglipVisionTransformer": _Tower(_ReducedSigLIP, OldCLIPParts(), 0),
 }
 
 
