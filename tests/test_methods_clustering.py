@@ -425,7 +425,6 @@ def test_bad_options() -> None:
         (lambda: KMedoids(iterations=-1), "iterations=-1"),
         (lambda: DPCKNN("heavy"), "weights='heavy'.*'learned', 'equal'"),
         (lambda: DPCKNN(neighbours=0), "neighbours=0"),
-        (lambda: KMedoids().reduce(view(attention_received=None)), "block 0 has none.*weights='equal'"),
     ]:
         with pytest.raises(ValueError, match=message):
             wrong()

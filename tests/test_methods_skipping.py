@@ -211,7 +211,7 @@ def test_svit_gradients_are_those_of_the_definition() -> None:
 def test_svit_loss_is_the_mean_over_blocks_of_squared_misses() -> None:
     model = applied("svit", {"loss_weight": 3.0}).train()
     with agglo.trace(model) as trace:
-        model(images())
+        logits = model(images())
     report = agglo.reduction(model)
     assert report is not None and report.counts is not None
     assert report.counts == [64, 38, 38, 23, 13, 13]
@@ -223,6 +223,9 @@ def test_svit_loss_is_the_mean_over_blocks_of_squared_misses() -> None:
     assert len(misses) == 5
     assert trace.loss is not None
     assert float(trace.loss) == pytest.approx(3 * sum(misses) / 5, rel=1e-4)
+    (logits.sum() + trace.loss).backward()
+    for name, parameter in model.agglo_method.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
 
 
 @METHODS

@@ -112,10 +112,11 @@ class Grouping:
         if self.chosen is not None:
             kept = x.gather(1, self.chosen.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
             return kept if self.counts is None else kept.masked_fill((self.sizes == 0).unsqueeze(-1), 0)
-        if _is_plain_numbers(x):
+        if _are_plain_numbers(x, self.weights):
             from agglo.clustering.cpu.means import group_means  # compiled kernels load when they are needed
 
-            return group_means(x.detach(), self.labels, self.weights, self.sizes)
+            weights = None if self.weights is None else self.weights.detach()
+            return group_means(x.detach(), self.labels, weights, self.sizes)
         x32 = x.float()
         weighted = x32 if self.weights is None else x32 * self.weights.unsqueeze(-1)
         if self.drops:
@@ -151,9 +152,11 @@ class Grouping:
         return Grouping(labels, later.sizes, self.prefix, self.weights, later.counts, drops)
 
 
-def _is_plain_numbers(x: Tensor) -> bool:
-    """Whether x is float32 in CPU memory that nobody differentiates, compiles or exports: a kernel may read it."""
-    watched = (torch.is_grad_enabled() and x.requires_grad) or torch.compiler.is_compiling() or torch.jit.is_tracing()
+def _are_plain_numbers(x: Tensor, weights: Tensor | None) -> bool:
+    """Whether x is float32 in CPU memory, and nobody differentiates, compiles or exports it or its weights: a kernel
+    may read them."""
+    differentiated = x.requires_grad or (weights is not None and weights.requires_grad)  # a method may learn weights
+    watched = (torch.is_grad_enabled() and differentiated) or torch.compiler.is_compiling() or torch.jit.is_tracing()
     return type(x) is Tensor and x.device.type == "cpu" and x.dtype == torch.float32 and not watched
 
 
