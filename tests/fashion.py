@@ -1,4 +1,4 @@
-"""Small made-up data in Fashion-MNIST's format, and settings under which the embedded model trains in seconds."""
+"""Made-up data in Fashion-MNIST's format, and a smaller model than the embedded one that trains in a second."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from timm.models import register_model
+from timm.models.vision_transformer import VisionTransformer
 
 from agglo.classification.settings import Settings
 from agglo.demo import embedded
+
+
+@register_model
+def agglo_test_vit(pretrained: bool = False, **options: Any) -> VisionTransformer:
+    """The embedded model with 4 blocks and 7 x 7 patches."""
+    return embedded.agglo_fashion_vit(pretrained, depth=4, patch_size=4, **options)
 
 
 def write_fashion(root: Path, n_train: int = 48, n_validation: int = 21) -> Path:
@@ -29,11 +37,12 @@ def write_fashion(root: Path, n_train: int = 48, n_validation: int = 21) -> Path
 
 def quick(**changes: Any) -> Settings:
     """Two epochs of three steps that draw from every source of randomness there is, with a checkpoint at each step."""
-    what = {"model": embedded.NAME, "from_scratch": True, "dataset": "fashion-mnist", "in_memory": True, "workers": 0}
+    what = {"model": "agglo_test_vit", "from_scratch": True, "dataset": "fashion-mnist", "in_memory": True}
     how = {"epochs": 2, "batch_size": 16, "lr_batch": 16, "lr": 2e-3, "warmup_epochs": 1.0, "clip_grad": 1.0}
-    random = {"mixup": 0.8, "cutmix": 1.0, "drop_path": 0.2, "erasing": 0.5, "patch_drop_rate": 0.75, "shift": 2}
+    # Erasing would seed for every image and so hide what else does not.
+    random = {"mixup": 0.8, "cutmix": 1.0, "drop_path": 0.2, "patch_drop_rate": 0.75, "shift": 2, "erasing": 0.0}
     kept = {"checkpoint_minutes": 0.0, "evaluation_batch_size": 8, "evaluate_first": False, "ema_decay": 0.9}
-    values: dict[str, Any] = {**what, **how, **random, **kept, **changes}
+    values: dict[str, Any] = {**what, **how, **random, **kept, "workers": 0, **changes}
     return Settings(**values)
 
 

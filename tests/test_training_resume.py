@@ -110,13 +110,15 @@ def test_killed_while_files_are_written(data: Path, whole: tuple[dict[str, Any],
 
 def test_killed_at_any_moment(data: Path, whole: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     output = tmp_path / "run"
+    state = output / "last" / "state.pt"
     kills = 0
-    for patience in (0.3, 0.9, 1.4, 0.7):
+    for delay in (0.0, 0.02, 0.01, 0.03):
+        before = state.stat().st_mtime_ns if state.exists() else None
         process = start(quick(), data, output)
-        # Counted from when it has begun, or its start would be all that is ever tested.
-        while not (output / "last" / "state.pt").exists() and process.is_alive():
-            time.sleep(0.01)
-        process.join(patience)
+        # From its next checkpoint on, or its start would be all that is ever disturbed.
+        while process.is_alive() and (state.stat().st_mtime_ns if state.exists() else None) == before:
+            time.sleep(0.001)
+        time.sleep(delay)
         kills += process.is_alive()
         process.kill()
         process.join()
