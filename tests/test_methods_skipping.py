@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import agglo
-from agglo.methods import Setting, View, create
+from agglo.grouping import Grouping
+from agglo.methods import Method, Outcome, Setting, View, create
 from agglo.methods.evo_vit import EvoViT
 from agglo.methods.svit import SViT
 from agglo.plan import Plan
@@ -275,6 +276,31 @@ def test_gates_may_let_everything_pass_or_nothing(class_token: bool) -> None:
         torch.testing.assert_close(features[:, patches], first[:, patches], rtol=0, atol=2e-5)
         features.sum().backward()
         assert all(p.grad is None or p.grad.isfinite().all() for p in mode.parameters())
+
+
+class Together(Method):
+    """Of a user: neighbours pass a block in pairs, and part again."""
+
+    name = "together"
+    acts = "before block"
+    tokens_return = "after block"
+    proportional = False
+
+    def reduce(self, view: View) -> Outcome:
+        labels = torch.arange(view.patches.shape[1]).expand(len(view.tokens), -1) // 2
+        return Outcome(Grouping.of(labels, int(labels.max()) + 1, view.prefix, view.sizes))
+
+
+@torch.no_grad()
+def test_groups_may_part_again_too() -> None:
+    model, x = vit(depth=3), images()
+    tokens = model.blocks[0](model._pos_embed(model.patch_embed(x)))
+    for block in model.blocks[1:]:
+        pairs = tokens[:, 1:].unflatten(1, (32, 2)).mean(2)
+        tokens = block(torch.cat([tokens[:, :1], pairs], dim=1))
+        tokens = torch.cat([tokens[:, :1], tokens[:, 1:].repeat_interleave(2, dim=1)], dim=1)
+    agglo.apply(model, Together(), keep_rate=0.5, blocks=(1,))
+    torch.testing.assert_close(model.forward_features(x), model.norm(tokens), rtol=0, atol=2e-5)
 
 
 @torch.no_grad()

@@ -184,8 +184,8 @@ class _Pass:
         self.steps.append(Step(index, outcome, self.total))
 
     def _let_return(self) -> None:
-        """Tokens that passed by are back at their places; the masks of the latest outcome are over."""
-        if self.total is not None and self.total.drops:
+        """Tokens that passed by, or in a group, are back at their places; the masks of the latest outcome are over."""
+        if self.total is not None and (self.total.drops or self.total.n_groups < self.n_tokens):
             self.x = _full_length(self.x, self.total, self.earlier)
         self.total, self.rotary, self.earlier = None, self.on_grid, []
         self.policy = self.processed = None
