@@ -217,13 +217,13 @@ def test_svit_loss_is_the_mean_over_blocks_of_squared_misses() -> None:
     assert report is not None and report.counts is not None
     assert report.counts == [64, 38, 38, 23, 13, 13]
     misses = [
-        (float(step.outcome.processed[:, 1:].mean()) - report.counts[step.block] / 64) ** 2
+        (float(step.outcome.processed[:, 1:].detach().mean()) - report.counts[step.block] / 64) ** 2
         for step in trace.steps
         if step.outcome.processed is not None
     ]
     assert len(misses) == 5
     assert trace.loss is not None
-    assert float(trace.loss) == pytest.approx(3 * sum(misses) / 5, rel=1e-4)
+    assert float(trace.loss.detach()) == pytest.approx(3 * sum(misses) / 5, rel=1e-4)
     (logits.sum() + trace.loss).backward()
     for name, parameter in model.agglo_method.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
