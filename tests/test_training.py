@@ -24,6 +24,7 @@ from agglo.classification.evaluation import evaluate
 from agglo.classification.metrics import TopK
 from agglo.classification.objective import Objective
 from agglo.classification.preparation import build_models, in_memory, open_splits, reduce, validation_loader
+from agglo.classification.run_folder import RunFolder
 from agglo.classification.settings import Settings
 from agglo.classification.sweep import sweep, table
 from agglo.classification.training import finetune
@@ -219,6 +220,24 @@ def test_images_one_by_one_and_a_tracker(data: Path, tmp_path: Path) -> None:
     finetune(settings, data, tmp_path / "run")
     assert [row["epoch"] for row in log(tmp_path / "run")] == ["0", "1"]
     assert list((tmp_path / "run").rglob("events.out.tfevents*"))
+
+
+def test_evaluation_every_so_many_epochs_and_a_checkpoint_after_each(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = []
+    save = RunFolder.save
+
+    def watched(self: RunFolder, state: Any) -> None:
+        saved.append(state["position"]["step"])
+        save(self, state)
+
+    monkeypatch.setattr(RunFolder, "save", watched)
+    finetune(plain(epochs=3, evaluate_every=2), data, tmp_path / "run")
+    rows = log(tmp_path / "run")
+    assert [row["epoch"] for row in rows] == ["2", "3"]
+    assert saved == [3, 6, 9]
+    assert float(rows[0]["train_loss"]) > float(rows[1]["train_loss"]) > 1  # means a step, of two epochs and of one
 
 
 def test_too_few_images_for_one_step(data: Path, tmp_path: Path) -> None:

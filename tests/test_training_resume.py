@@ -126,6 +126,15 @@ def test_killed_at_any_moment(data: Path, whole: tuple[dict[str, Any], Path], tm
     require_equal(train(quick(), data, output), whole[0])
 
 
+def test_half_precision_goes_on_too(data: Path, whole: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    settings = quick(precision="bf16")
+    undisturbed = train(settings, data, tmp_path / "whole")
+    start(settings, data, tmp_path / "run", die_at_replacement, 4).join()
+    require_equal(train(settings, data, tmp_path / "run"), undisturbed)
+    exact, rounded = (state["position"]["rows"][0]["train_loss"] for state in (whole[0], undisturbed))
+    assert exact != rounded and exact == pytest.approx(rounded, rel=0.01)
+
+
 def test_finished_run_is_left_alone(data: Path, whole: tuple[dict[str, Any], Path]) -> None:
     before = (whole[1] / "last" / "state.pt").stat()
     require_equal(train(quick(), data, whole[1]), whole[0])

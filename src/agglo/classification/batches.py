@@ -83,11 +83,11 @@ class ImageBatches:
 
     def batches(self, epoch: int, first_step: int, n_steps: int) -> Iterator[Batch]:
         order = epoch_order(len(self), self.seed, epoch, self.repeats)
-        sampler = [
+        sampler = (
             [(order[place], place) for place in places]
             for step in range(first_step, n_steps)
             for places in self.share.places(step)
-        ]
+        )
         loader = DataLoader(
             _Seeded(self.data, self.seed, epoch),
             batch_sampler=sampler,
