@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 _UNFINISHED = ".unfinished"
+_FULL = 1 << 20  # bytes left on a disk on which a checkpoint of some MB just failed
 
 
 @contextmanager
@@ -72,8 +74,19 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, 
 def _written(path: Path, write: Callable[[Path], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with replacing(path) as unfinished:
+        with replacing(path) as unfinished, _full_disk_told(path.parent):
             write(unfinished)
-    except Exception as error:  # writers in C++ and Rust report a full disk by errors of their own
+    except Exception as error:
         left = "the one before is intact" if path.exists() else "there was none before"
         raise OSError(f"checkpoint {str(path)!r} could not be written, {left}: {error}") from error
+
+
+@contextmanager
+def _full_disk_told(folder: Path) -> Iterator[None]:
+    """Writers in C++ and Rust report a full disk by errors that do not say so: look, while what they wrote is there."""
+    try:
+        yield
+    except Exception as error:
+        if shutil.disk_usage(folder).free < _FULL:
+            raise OSError("the disk is full") from error
+        raise
