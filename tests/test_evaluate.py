@@ -259,7 +259,7 @@ def test_bad_images_stop_the_run_or_are_counted(
         (tmp_path / path.parent.name).mkdir(exist_ok=True)
         (tmp_path / path.parent.name / path.name).symlink_to(path)
     (tmp_path / "class3" / "bad.jpg").write_text("no picture")
-    assert main(command(tmp_path, checkpoint, "--workers", "1")) == 2
+    assert main(command(tmp_path, checkpoint)) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("agglo: error: image '") and "class3/bad.jpg' cannot be read" in error
     out, err = run(capsys, *command(tmp_path, checkpoint, "--skip-bad"))
