@@ -16,6 +16,7 @@ import torch
 from fashion import quick, write_fashion
 
 from agglo.classification import checkpoints
+from agglo.classification.objective import Objective
 from agglo.classification.settings import Settings
 from agglo.classification.training import NonFiniteLossError, finetune
 
@@ -167,11 +168,36 @@ def test_full_disk_leaves_the_checkpoint_before(data: Path, tmp_path: Path) -> N
 
 def test_loss_that_is_not_a_number_stops_before_it_spoils_anything(data: Path, tmp_path: Path) -> None:
     settings = quick(lr=1e30, warmup_epochs=0.5, warmup_lr=0.0, clip_grad=0.0, ema_decay=0.0)
-    with pytest.raises(NonFiniteLossError, match=r"the loss is (nan|inf) in epoch 1, step \d: .*try a lower lr"):
+    with pytest.raises(
+        NonFiniteLossError, match=r"the (loss|gradient's norm) is (nan|inf) in epoch 1, step \d: .*try a lower lr"
+    ):
         finetune(settings, data, tmp_path / "run")
     state = checkpoints.load_state(tmp_path / "run" / "last" / "state.pt")
     assert state is not None and state["position"]["step"] >= 1
     assert all(torch.isfinite(value).all() for value in state["model"].values())
+
+
+def test_gradient_that_is_not_a_number_stops_it_too(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss_of = Objective.__call__
+
+    def steep(self: Objective, forward: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = loss_of(self, forward, inputs, targets)
+        bias = self.model.get_parameter("head.bias")
+        # Adds 0, whose slope is infinite, from the second step on: the bias starts as 0 and then is not.
+        return loss + (bias * 0).abs().sqrt().sum() if bias.abs().sum() > 0 else loss
+
+    monkeypatch.setattr(Objective, "__call__", steep)
+    for clip_grad in (0.0, 1.0):
+        output = tmp_path / str(clip_grad)
+        with pytest.raises(
+            NonFiniteLossError, match=r"the gradient's norm is nan in epoch 1, step 1: .* is from before"
+        ):
+            finetune(quick(clip_grad=clip_grad, warmup_epochs=0.0), data, output)
+        state = checkpoints.load_state(output / "last" / "state.pt")
+        assert state is not None and state["position"]["step"] == 1
+        assert all(torch.isfinite(value).all() for value in state["model"].values())
 
 
 def test_unreadable_checkpoint_is_told(tmp_path: Path) -> None:

@@ -61,6 +61,15 @@ def _teacher(settings: Settings, model: nn.Module, checkpoint: Path | None, clas
     return teacher.eval().requires_grad_(False)
 
 
+def fresh_names(settings: Settings, model: nn.Module) -> list[str]:
+    """Parameters of a model that its checkpoint does not have, or has in another shape: these start afresh."""
+    if settings.checkpoint is None:
+        return []
+    state = read_checkpoint(Path(settings.checkpoint))
+    shapes = {name: value.shape for name, value in state.items()}
+    return [name for name, parameter in model.named_parameters() if shapes.get(name) != parameter.shape]
+
+
 def head_classes(checkpoint: Path) -> int | None:
     """How many classes the head of a file tells apart; None if it has no head."""
     head = read_checkpoint(checkpoint).get("head.weight")

@@ -7,6 +7,7 @@ step (timm's schedulers), and the checkpoint holds the rest. So a run that was k
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import get_total_norm
 
 from agglo.classification.batches import Batch, Share, TrainingData
 from agglo.classification.evaluation import evaluate
@@ -23,7 +25,13 @@ from agglo.classification.metrics import metric_for
 from agglo.classification.objective import Objective
 from agglo.classification.optimisation import optimiser_and_rates
 from agglo.classification.parameter_groups import freeze_backbone
-from agglo.classification.preparation import build_models, open_splits, training_data, validation_loader
+from agglo.classification.preparation import (
+    build_models,
+    fresh_names,
+    open_splits,
+    training_data,
+    validation_loader,
+)
 from agglo.classification.randomness import seed_everything
 from agglo.classification.run_folder import RunFolder
 from agglo.classification.settings import Settings
@@ -31,7 +39,7 @@ from agglo.study.progress import progress
 
 
 class NonFiniteLossError(ValueError):
-    """Training went astray."""
+    """Training went astray: the loss or its gradient is no number."""
 
 
 @dataclass
@@ -83,6 +91,9 @@ def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
         folder.start(settings, accelerator.num_processes, data)
     splits = open_splits(settings, data)
     model, teacher = build_models(settings, splits.classes)
+    fresh = fresh_names(settings, model)
+    if fresh and accelerator.is_main_process:
+        print(f"not in {settings.checkpoint}, so started afresh: {', '.join(fresh)}", file=sys.stderr)
     share = Share(settings.batch_size, settings.accumulation, accelerator.num_processes, accelerator.process_index)
     batches = training_data(settings, splits, model, share)
     objective = Objective(settings, model, splits.classes, splits.multi_label, teacher)
@@ -198,18 +209,33 @@ class Trainer:
             total += loss.detach()
         # One process's loss that is not a number spoils everybody's gradients: all of them stop.
         mean = float(self.accelerator.reduce(total, "mean"))
-        if not math.isfinite(mean):
-            raise NonFiniteLossError(
-                f"the loss is {mean} in epoch {epoch + 1}, step {self.position.step}: training went astray; the last "
-                f"checkpoint in {str(self.folder.last)!r} is from before; try a lower lr, clip_grad=1 or precision=no"
-            )
-        if self.settings.clip_grad:
-            self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.clip_grad)
+        self._require_finite("loss", mean, epoch)
+        self._require_finite("gradient's norm", self._clipped_norm(), epoch)
         self.stepper.step()
         self.stepper.zero_grad()
         if self.average is not None:
             self.average.update(self.model, step=self.position.step + 1 if self.settings.ema_warmup else None)
         return mean
+
+    def _clipped_norm(self) -> float:
+        """The norm of the gradient before it is clipped; 0 under a scaler, which leaves out steps that overflow."""
+        if self.settings.clip_grad:
+            norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.clip_grad)
+        else:
+            norm = get_total_norm(p.grad for p in self.model.parameters() if p.grad is not None)
+        return 0.0 if self.accelerator.scaler is not None else float(norm)
+
+    def _require_finite(self, what: str, value: float, epoch: int) -> None:
+        """Stop before a step that would spoil the weights, and with them the next checkpoint."""
+        if not math.isfinite(value):
+            last = self.folder.last / "state.pt"
+            left = (
+                f"the last checkpoint, {str(last)!r}, is from before" if last.exists() else "no checkpoint was due yet"
+            )
+            raise NonFiniteLossError(
+                f"the {what} is {value} in epoch {epoch + 1}, step {self.position.step}: training went astray; {left}; "
+                "try a lower lr, clip_grad=1 or precision=no"
+            )
 
     def _set_patch_drop(self, epoch: int) -> None:
         if self.settings.patch_drop_rate:
