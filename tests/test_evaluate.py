@@ -147,6 +147,8 @@ def test_a_grid_in_a_table_a_file_and_a_picture(
     # ToMe cannot take more than half: 25 become 13, and that is what is shown.
     assert found["tome", 0.5]["counts"][-1] == 13
     assert found["dense", None]["gflops"] > found["atc average", 0.5]["gflops"]
+    (cannot,) = content["cannot"]
+    assert cannot["name"] == "tome" and cannot["keep_rate"] == 0.25 and "at least 50 stay" in cannot["cannot"]
     assert content["data"]["name"] == "folder" and content["data"]["images"] == 17
     assert "folder (found by its files): 17 images of 7 classes, short side resized to 182" in out
     assert "cannot: tome at 0.25: " in out and "100 50 25 13" in out

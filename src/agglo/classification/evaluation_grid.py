@@ -103,6 +103,7 @@ class Grid:
     def run(self, json_path: Path | None) -> dict[str, Any]:
         cells = self._cells()
         record = Record(self._about(), json_path, self.accelerator)
+        record.add_cannot([{**cell.about, "cannot": cell.reason} for cell in cells if cell.reason is not None])
         self._evaluate([cell for cell in cells if cell.reason is None and record.find(cell.about) is None], record)
         results = [record.find(cell.about) or {**cell.about, "cannot": cell.reason} for cell in cells]
         return {**record.about, "results": results}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,8 +37,9 @@ class Record:
         self.about: dict[str, Any] = json.loads(json.dumps(about))
         self._path, self._accelerator = path, accelerator
         self._results: list[dict[str, Any]] = []
+        self._cannot: list[dict[str, Any]] = []
         if path is not None and path.exists():
-            self._results = self._continued(path)
+            self._results, self._cannot = self._continued(path)
         if accelerator is not None:
             # Every process has read the file before the first one writes it.
             accelerator.wait_for_everyone()
@@ -51,13 +52,22 @@ class Record:
     def add(self, result: Mapping[str, Any]) -> None:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._results.append(json.loads(json.dumps({**result, "date": now})))
-        if self._path is not None and (self._accelerator is None or self._accelerator.is_main_process):
-            write_json(self._path, {**self.about, "results": self._results})
+        self._write()
 
-    def _continued(self, path: Path) -> list[dict[str, Any]]:
+    def add_cannot(self, cells: Sequence[Mapping[str, Any]]) -> None:
+        """Note what cannot run, each cell with its reason, beside the results."""
+        self._cannot += [new for new in json.loads(json.dumps(cells)) if new not in self._cannot]
+        if self._results and cells:
+            self._write()
+
+    def _write(self) -> None:
+        if self._path is not None and (self._accelerator is None or self._accelerator.is_main_process):
+            write_json(self._path, {**self.about, "results": self._results, "cannot": self._cannot})
+
+    def _continued(self, path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
-            results: list[dict[str, Any]] = before["results"]
+            results, cannot = before["results"], before.get("cannot", [])
             differs = [
                 f"{part} {name}: {before[part][name]!r} there, {self.about[part][name]!r} now"
                 for part, names in _MUST_AGREE.items()
@@ -70,7 +80,7 @@ class Record:
             raise ValueError(
                 f"{str(path)!r} holds another evaluation ({'; '.join(differs)}); give another --json or remove it"
             )
-        return results
+        return results, cannot
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:

@@ -1,4 +1,4 @@
-"""An evaluation as tables and as a picture, all from what its JSON file holds."""
+"""An evaluation as tables and as a picture: of what `evaluation_grid.run` gives, or of what its JSON file holds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from agglo.study.records import load_warning
+
 METRICS = {"top1": "top-1", "top5": "top-5", "mAP": "mAP"}
 _LEFT = ("keep", "variant", "tokens left")
 _COLOURS = ("#2f6fb0", "#c8553d", "#3a9679", "#7a5ba6", "#d99a2b", "#5f9ed1", "#8c5a3c", "#555555")
-_MARKERS = "osD^vPX*"
+_MARKERS = "osD^vPX"  # fewer than colours, so that no pair of both comes twice soon
+_STYLES = ("-", "--", ":")
 
 
 def text(report: dict[str, Any]) -> str:
@@ -92,8 +95,12 @@ def _pivot(report: dict[str, Any]) -> str:
         if name == "dense":
             table.append([name, f"{found[None][metric]:.2f}", *[""] * (len(rates) - 1)])
         else:
-            table.append([name, *(f"{found[r][metric]:.2f}" if metric in found[r] else "cannot" for r in rates)])
+            table.append([name, *(_value(found.get(rate), metric) for rate in rates)])
     return _aligned(table, (table[0][0],))
+
+
+def _value(result: dict[str, Any] | None, metric: str) -> str:
+    return "" if result is None else f"{result[metric]:.2f}" if metric in result else "cannot"
 
 
 def _aligned(table: list[list[str]], left: tuple[str, ...]) -> str:
@@ -112,6 +119,8 @@ def _notes(report: dict[str, Any]) -> list[str]:
     if top1:
         error = max(sampling_error(value, data["images"]) for value in top1)
         notes.append(f"sampling error of top-1 on {data['images']} images: up to {error:.2f} points")
+    if busy := load_warning(report["machine"]):
+        notes.append(busy)
     notes += data["remarks"]
     if data["skipped"]:
         notes.append(f"skipped {len(data['skipped'])}: {'; '.join(data['skipped'][:3])}")
@@ -137,19 +146,28 @@ def plot(report: dict[str, Any], path: Path) -> None:
 
     metric = main_metric(report)
     done = [result for result in report["results"] if "cannot" not in result]
-    names = [name for name in dict.fromkeys(result["name"] for result in done) if name != "dense"]
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    # A file may hold a method twice, with other options: by its name alone two lines would be one.
+    lines = list(dict.fromkeys((result["name"], result["method"]) for result in done if result["name"] != "dense"))
+    names = [name for name, _ in lines]
+    figure = Figure(figsize=(10, max(4.2, 1.2 + 0.22 * len(lines))), layout="constrained")
     by_rate, by_speed = figure.subplots(1, 2, sharey=True)
-    for number, name in enumerate(names):
-        of_name = sorted((r for r in done if r["name"] == name), key=lambda result: result["keep_rate"])
-        look = {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)], "markersize": 5}
-        values = [result[metric] for result in of_name]
-        by_rate.plot([result["keep_rate"] for result in of_name], values, label=name, **look)
-        by_speed.plot([result["images_per_second"] for result in of_name], values, **look)
+    for number, (name, method) in enumerate(lines):
+        label = name if names.count(name) == 1 else method
+        of_line = sorted((r for r in done if r["method"] == method), key=lambda result: result["keep_rate"])
+        look = {
+            "color": _COLOURS[number % len(_COLOURS)],
+            "marker": _MARKERS[number % len(_MARKERS)],
+            "linestyle": _STYLES[number // len(_COLOURS) % len(_STYLES)],
+            "markersize": 5,
+            "linewidth": 1.3,
+        }
+        values = [result[metric] for result in of_line]
+        by_rate.plot([result["keep_rate"] for result in of_line], values, label=label, **look)
+        by_speed.plot([result["images_per_second"] for result in of_line], values, **look)
     for result in done:
         if result["name"] == "dense":
-            by_rate.axhline(result[metric], color="#8a8a8a", linestyle="--", linewidth=1, label="dense")
-            by_speed.axhline(result[metric], color="#8a8a8a", linestyle="--", linewidth=1)
+            by_rate.axhline(result[metric], color="#8a8a8a", linestyle=(0, (6, 3)), linewidth=1, label="dense")
+            by_speed.axhline(result[metric], color="#8a8a8a", linestyle=(0, (6, 3)), linewidth=1)
             by_speed.plot(result["images_per_second"], result[metric], color="#8a8a8a", marker="o", markersize=6)
     by_rate.set_xlabel("keep rate at each stage")
     by_rate.set_ylabel(f"{METRICS[metric]} (%)")
@@ -160,7 +178,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
         axes.grid(color="#e6e6e6")
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    by_rate.legend(frameon=False, fontsize=9, loc="lower right")
+    figure.legend(frameon=False, fontsize=9, loc="outside right center")
     data, settings = report["data"], report["settings"]
     where = report["machine"]["gpu"] or f"{report['machine']['cpu']}, {settings['threads']} threads"
     title = (

@@ -7,11 +7,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from agglo.study.records import require_folder
+from agglo.study.records import load_warning, require_folder
 
 _COLUMNS = ("keep", "variant", "tokens left", "GFLOPs", "img/s", "min", "max", "x dense", "of free")
 _LEFT = ("keep", "variant", "tokens left")
-_QUIET = 0.3  # load a core
 _COLOURS = {"dense": "#9a9a9a", "free": "#d9d9d9", "tome": "#e0912f"}
 _FURTHER_COLOURS = ("#2f6fb0", "#5f9ed1", "#1f4e79", "#3aa6a0", "#7a5ba6")
 
@@ -28,9 +27,8 @@ def table(report: dict[str, Any]) -> str:
         ]
         lines.append("  ".join(padded).rstrip())
     lines.append(f"noise: timed twice in this run, the dense model was up to {report['noise']:.1%} off itself")
-    load, cores = report["machine"]["load"], report["machine"]["cores"]
-    if load is not None and load > _QUIET * cores:
-        lines.append(f"beware: the load was {load:g} on {cores} cores when this started; others were at work")
+    if busy := load_warning(report["machine"]):
+        lines.append(busy)
     lines += [f"not run: {skip['name']} at {skip['keep_rate']:g}: {skip['reason']}" for skip in report["skipped"]]
     return "\n".join(lines)
 

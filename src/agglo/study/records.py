@@ -17,6 +17,8 @@ import torch
 
 import agglo
 
+_QUIET = 0.3  # load a core
+
 
 def machine(device: torch.device | None = None) -> dict[str, Any]:
     """Where and with what a measurement ran; threads are those torch uses now, load what others run."""
@@ -35,6 +37,14 @@ def machine(device: torch.device | None = None) -> dict[str, Any]:
         "commit": commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def load_warning(found: dict[str, Any]) -> str | None:
+    """A line about others at work when `machine` looked; None if the machine was as good as idle."""
+    load, cores = found["load"], found["cores"]
+    if load is None or load <= _QUIET * cores:
+        return None
+    return f"beware: the load was {load:g} on {cores} cores when this started; others were at work"
 
 
 def cpu_model() -> str:
