@@ -16,19 +16,34 @@ from torch import Tensor
 _ROUNDING = 1e-4  # relative: costs nearer than this are equal, as those of two tokens on their own are by symmetry
 
 
-def squared_distances(tokens: Tensor) -> Tensor:
-    """Squared Euclidean distances (B, N, N) in float32 between tokens (B, N, C), without gradient.
+def euclidean_distances(tokens: Tensor, *, squared: bool = False) -> Tensor:
+    """Euclidean distances (B, N, N) in float32 between tokens (B, N, C), or their squares, without gradient.
 
     One matrix product of the centred tokens: many times as fast as differences and, other than in a dendrogram, no
-    merge depends on the last digits of the smallest ones. The diagonal is exactly 0; others may round below it.
+    merge depends on the last digits of the smallest ones. The diagonal is exactly 0.
     """
     with torch.autocast(tokens.device.type, enabled=False):
         tokens = tokens.detach().float()
         centred = tokens - tokens.mean(dim=1, keepdim=True)
         product = torch.bmm(centred, centred.transpose(1, 2))
-        norms = product.diagonal(dim1=1, dim2=2).clone()
-        # Written over the product, so that one matrix is alive and not three.
-        return product.mul_(-2).add_(norms.unsqueeze(1)).add_(norms.unsqueeze(2))
+    # Written over the product, so that one matrix is alive and not three.
+    return become_euclidean(product, squared)
+
+
+@torch.library.custom_op("agglo::become_euclidean", mutates_args=("products",))
+def _become_euclidean(products: Tensor, squared: bool) -> None:
+    _on(products.device).become_euclidean(products, squared)
+
+
+@_become_euclidean.register_fake
+def _(products: Tensor, squared: bool) -> None:
+    pass
+
+
+def become_euclidean(products: Tensor, squared: bool) -> Tensor:
+    """Products (B, N, N) of vectors, made into their distances |x|^2 + |y|^2 - 2xy, or the roots, in place."""
+    _become_euclidean(products, squared)
+    return products
 
 
 def _on(device: torch.device) -> ModuleType:

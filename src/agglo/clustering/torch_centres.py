@@ -8,6 +8,13 @@ from torch import Tensor
 _OUT_OF_REACH = 1e30  # times the number of tokens still a float32
 
 
+def become_euclidean(products: Tensor, squared: bool) -> None:
+    norms = products.diagonal(dim1=1, dim2=2).clone()
+    products.mul_(-2).add_(norms.unsqueeze(1)).add_(norms.unsqueeze(2)).clamp_(min=0)
+    if not squared:
+        products.sqrt_()
+
+
 def nearest(distances: Tensor, centres: Tensor) -> Tensor:
     """Labels (B, N): for every token the nearest of the centres (B, K), the first of equals; a centre is its own."""
     batch, n_centres = centres.shape

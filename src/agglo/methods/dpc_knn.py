@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from agglo.clustering.centres import density_peaks, squared_distances
+from agglo.clustering.centres import density_peaks, euclidean_distances
 from agglo.grouping import Grouping
 from agglo.methods.base import LearnedMethod, Outcome, Setting, View
 from agglo.methods.exporting import refuse_onnx
@@ -51,7 +51,7 @@ class DPCKNN(LearnedMethod):
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
         refuse_onnx("clustering around density peaks")
-        squares = squared_distances(view.patches)
+        squares = euclidean_distances(view.patches, squared=True)
         _, labels = density_peaks(squares, view.target, self.neighbours, width=view.patches.shape[-1])
         grouping = Grouping.of(labels, view.target, view.prefix, view.sizes)
         if self.weights == "learned":

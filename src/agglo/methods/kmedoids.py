@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from agglo.clustering.centres import farthest_points, k_medoids, squared_distances
+from agglo.clustering.centres import euclidean_distances, farthest_points, k_medoids
 from agglo.grouping import Grouping
 from agglo.methods.base import Method, Outcome, Setting, View
 from agglo.methods.exporting import refuse_onnx
@@ -56,7 +56,7 @@ class KMedoids(Method):
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
         refuse_onnx("clustering around medoids")
-        distances = squared_distances(view.patches).clamp_(min=0).sqrt_()
+        distances = euclidean_distances(view.patches)
         weights = self._weights(view)
         if weights is not None:
             first = weights.argsort(dim=1, descending=True, stable=True)[:, : view.target]

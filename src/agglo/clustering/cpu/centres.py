@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from agglo.clustering.cpu.jit import inner, kernel
+from agglo.clustering.cpu.lines import first_index_of
 from agglo.clustering.cpu.threads import run
 
 
@@ -46,6 +47,22 @@ def choose_cheapest(costs, labels, rounding, least, medoids):
 
 
 @kernel
+def write_distances(part, parts, products, squared, floats):
+    batch, n, _ = products.shape
+    norms = floats[part, 0]
+    for b in range(part, batch, parts):
+        for i in range(n):
+            norms[i] = products[b, i, i]
+        for i in range(n):
+            row, norm = products[b, i], norms[i]
+            for j in range(n):
+                row[j] = max(norm + norms[j] - np.float32(2) * row[j], np.float32(0))
+            if not squared:
+                for j in range(n):
+                    row[j] = np.sqrt(row[j])
+
+
+@kernel
 def move_medoids(part, parts, distances, weights, iterations, over_all, rounding, medoids, labels, floats, ints):
     batch, n, _ = distances.shape
     best, costs, least, label = floats[part, 0], floats[part, 1], floats[part, 2], ints[part, 0]
@@ -73,25 +90,39 @@ def move_medoids(part, parts, distances, weights, iterations, over_all, rounding
             labels[b, i] = label[i]
 
 
+@inner
+def first_largest(keys):
+    """The first index of the largest key: integers, since no vector instructions come of comparing floats."""
+    largest = keys[0]
+    for i in range(keys.shape[0]):
+        largest = max(largest, keys[i])
+    return first_index_of(keys, largest)
+
+
 @kernel
 def go_far(part, parts, distances, from_all, chosen, floats):
     batch, n, _ = distances.shape
     reach = floats[part, 0]
+    keys = reach.view(np.int32)  # of distances that are not negative, and of -inf, these sort like the floats
     for b in range(part, batch, parts):
         first = distances[b, chosen[b, 0]]
         for i in range(n):
             reach[i] = first[i]
         for c in range(1, chosen.shape[1]):
-            for before in range(c):
-                reach[chosen[b, before]] = -np.inf
-            latest = 0
-            for i in range(n):
-                if reach[i] > reach[latest]:
-                    latest = i
+            if from_all:
+                reach[chosen[b, c - 1]] = -np.inf  # and stays the least of whatever comes
+            else:
+                for before in range(c):
+                    reach[chosen[b, before]] = -np.inf
+            latest = first_largest(keys)
             chosen[b, c] = latest
             row = distances[b, latest]
-            for i in range(n):
-                reach[i] = min(reach[i], row[i]) if from_all else max(reach[i], row[i])
+            if from_all:
+                for i in range(n):
+                    reach[i] = row[i] if row[i] < reach[i] else reach[i]
+            else:
+                for i in range(n):
+                    reach[i] = row[i] if row[i] > reach[i] else reach[i]
 
 
 @inner
@@ -168,6 +199,13 @@ def find_peaks(part, parts, squares, width, centres, labels, closest, floats, in
 def _scratch(batch: int, n: int) -> tuple[int, np.ndarray, np.ndarray]:
     parts = max(1, min(torch.get_num_threads(), batch))
     return parts, np.empty((parts, 4, n), np.float32), np.empty((parts, 3, n), np.int32)
+
+
+def become_euclidean(products: Tensor, squared: bool) -> None:
+    """Products (B, N, N), written over."""
+    batch, n, _ = products.shape
+    parts, floats, _ = _scratch(batch, n)
+    run(write_distances, parts, products.numpy(), squared, floats)
 
 
 def k_medoids(
