@@ -89,6 +89,7 @@ def test_what_a_person_chooses_goes_before_cases() -> None:
     found = resolve("deit", method="atc", linkage="single", keep_rate=0.9, warmup_epochs=3)
     assert (found.warmup_epochs, found.backbone_lr_scale) == (3, 1)
     assert resolve("deit", checkpoint="own.pth").pretrained is False
+    assert resolve("fashion_mnist", checkpoint="own.pth").from_scratch is False
 
 
 @pytest.mark.parametrize(

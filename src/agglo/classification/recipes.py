@@ -45,7 +45,7 @@ class Recipe:
         """The settings when a person chose some of them, and the notes of the cases that hold."""
         chosen = checked(choices, "command line")
         if chosen.get("checkpoint") is not None:
-            chosen = {"pretrained": False, **chosen}
+            chosen = {"pretrained": False, "from_scratch": False, **chosen}
         values: dict[str, Any] = {**asdict(Settings(from_scratch=True)), "from_scratch": False, **self.values}
         values = {**values, **_augmentation({**values, **chosen}["dataset"]), **self.values}
         notes = []
