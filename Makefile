@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint types pytest bench-clustering lock clean
+.PHONY: help setup demo test lint types pytest bench-clustering bench-model off-the-shelf mini-study lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -17,8 +17,8 @@ $(READY): requirements.lock pyproject.toml
 
 setup: $(READY)  ## create .venv with the pinned versions
 
-demo: $(READY)  ## set up, then cluster a photograph, draw it and time it against scikit-learn
-	$(BIN)/python examples/picture.py
+demo: $(READY)  ## set up, then show what token reduction does to the embedded model
+	$(BIN)/agglo demo
 
 test: lint types pytest  ## set up, then lint, type check and run the whole test suite
 
@@ -34,6 +34,25 @@ pytest: $(READY)  ## the tests alone
 
 bench-clustering: $(READY)  ## the clustering against scikit-learn, SciPy and fastcluster, in one run
 	$(BIN)/python benchmarks/clustering.py --output benchmarks/results/clustering.json
+
+# The longer studies. CHECKPOINT and IMAGES are a DeiT-Tiny and ImageNet's validation images, DATA is Fashion-MNIST's folder.
+CHECKPOINT ?= deit_tiny_patch16_224.safetensors
+IMAGES     ?= imagenet
+DATA       ?= /usr/share/datasets/fashion-mnist
+SHELF      := $(BIN)/agglo evaluate deit_tiny_patch16_224 --checkpoint $(CHECKPOINT) --data $(IMAGES) \
+	--json benchmarks/results/off-the-shelf.json --keep-rate 0.9 0.7 0.5 0.25
+
+bench-model: $(READY)  ## images a second of DeiT-Tiny: dense, ToMe, ATC and the ceiling (CHECKPOINT=)
+	$(BIN)/agglo bench model --checkpoint $(CHECKPOINT) --keep-rate 1 0.5 0.25 --repeats 11 \
+		--json benchmarks/results/model.json --plot docs/images/model-speed.png
+
+off-the-shelf: $(READY)  ## accuracy of every method without parameters on DeiT-Tiny (CHECKPOINT=, IMAGES=; 20 minutes)
+	$(SHELF) --method atc tome kmedoids pool topk evit ats l1 l2 linf random evovit --linkage single average complete
+	$(SHELF) --method dpc_knn kmedoids --option weights=equal --no-dense
+	$(SHELF) --method dpc_knn kmedoids --option weights=equal --no-dense --proportional on
+
+mini-study: $(READY)  ## all methods on the embedded model, off the shelf and fine-tuned (DATA=; an hour or two)
+	$(BIN)/python benchmarks/mini_study.py --data $(DATA)
 
 lock:  ## pin the newest versions again (needs `make setup` first)
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 --no-header --no-annotate \

@@ -12,7 +12,6 @@ results/mini-study/ then holds off-the-shelf.json, fine-tuned.json, tables.md, a
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,11 +19,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import mini_study_report
-import numpy as np
 
 import agglo
 from agglo.classification import evaluation_grid, recipes
-from agglo.classification.datasets.fashion_mnist import find_idx, read_idx
+from agglo.classification.datasets.fashion_mnist import find_idx, read_idx, write_idx
 from agglo.classification.run_folder import RunFolder
 from agglo.classification.training import finetune
 from agglo.demo.show import EMBEDDED
@@ -87,8 +85,7 @@ def write_subset(source: Path, target: Path) -> Path:
     for prefix, count in IMAGES.items():
         for kind, dimensions in (("images-idx3", 3), ("labels-idx1", 1)):
             values = read_idx(find_idx(source, f"{prefix}-{kind}-ubyte"), dimensions)[:count]
-            head = bytes((0, 0, 8, values.ndim)) + np.asarray(values.shape, ">i4").tobytes()
-            (target / f"{prefix}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + values.tobytes(), mtime=0))
+            write_idx(target / f"{prefix}-{kind}-ubyte.gz", values)
     return target
 
 

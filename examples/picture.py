@@ -1,4 +1,4 @@
-"""make demo: cluster the patches of a photograph with every linkage, draw the groups, time it against scikit-learn."""
+"""Cluster the patches of a photograph with every linkage, draw the groups, time it against scikit-learn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agglo.study.sheet import Panel, Row, compose
 GRID = (26, 40)
 PATCH = 16
 KEEP_RATES = (0.5, 0.25, 0.05)
-OUTPUT = Path("demo-output")
+OUTPUT = Path("example-output")
 
 
 def photograph() -> np.ndarray:
