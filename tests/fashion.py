@@ -40,7 +40,7 @@ def quick(**changes: Any) -> Settings:
     what = {"model": "agglo_test_vit", "from_scratch": True, "dataset": "fashion-mnist", "in_memory": True}
     how = {"epochs": 2, "batch_size": 16, "lr_batch": 16, "lr": 2e-3, "warmup_epochs": 1.0, "clip_grad": 1.0}
     # Erasing would seed for every image and so hide what else does not.
-    random = {"mixup": 0.8, "cutmix": 1.0, "drop_path": 0.2, "patch_drop_rate": 0.75, "shift": 2, "erasing": 0.0}
+    random = {"mixup": 0.8, "cutmix": 1.0, "drop_path": 0.2, "patch_drop_rates": [0.75, 0.75], "shift": 2, "erasing": 0.0}
     kept = {"checkpoint_minutes": 0.0, "evaluation_batch_size": 8, "evaluate_first": False, "ema_decay": 0.9}
     values: dict[str, Any] = {**what, **how, **random, **kept, "workers": 0, **changes}
     return Settings(**values)
@@ -48,5 +48,5 @@ def quick(**changes: Any) -> Settings:
 
 def plain(**changes: Any) -> Settings:
     """As quick, but nothing is drawn except the order of the images, and nothing is averaged."""
-    still = {"mixup": 0.0, "cutmix": 0.0, "drop_path": 0.0, "erasing": 0.0, "patch_drop_rate": 0.0, "shift": 0}
+    still = {"mixup": 0.0, "cutmix": 0.0, "drop_path": 0.0, "erasing": 0.0, "patch_drop_rates": [], "shift": 0}
     return quick(**{**still, "flip": 0.0, "ema_decay": 0.0, "clip_grad": 0.0, "checkpoint_minutes": 60.0, **changes})

@@ -111,7 +111,7 @@ def test_what_a_person_chooses_goes_before_cases() -> None:
         ({"pretrained": False}, "no starting weights: give one of"),
         ({"from_scratch": True}, "weights and from_scratch=true exclude each other"),
         ({"checkpoint": "f", "pretrained": True}, "give either pretrained=true or checkpoint='f', not both"),
-        ({"method": "atc", "keep_rate": 0.5, "patch_drop_rate": 0.5}, "exclude each other"),
+        ({"method": "atc", "keep_rate": 0.5, "patch_drop_rates": [0.5]}, "exclude each other"),
         ({"in_memory": True}, "in_memory=true needs a shift"),
     ],
 )

@@ -136,7 +136,7 @@ def test_patches_are_dropped_but_in_the_last_epochs(
         return left
 
     monkeypatch.setattr(PatchDropout, "forward", watched)
-    finetune(quick(full_token_epochs=1), data, tmp_path / "run")
+    finetune(quick(patch_drop_rates=[0.75]), data, tmp_path / "run")
     assert seen == [12] * 3 + [49] * 3
 
 

@@ -24,8 +24,8 @@ def build_models(settings: Settings, classes: int) -> tuple[nn.Module, nn.Module
     """The model to train, reduced as settings say, and its dense teacher if it has one."""
     seed_everything(settings.seed, "model")
     options: dict[str, Any] = {"drop_path_rate": settings.drop_path}
-    if settings.patch_drop_rate:
-        options["patch_drop_rate"] = settings.patch_drop_rate
+    if any(settings.patch_drop_rates):
+        options["patch_drop_rate"] = max(settings.patch_drop_rates)
     if settings.global_pool is not None:
         options["global_pool"] = settings.global_pool
     checkpoint = None if settings.checkpoint is None else Path(settings.checkpoint)

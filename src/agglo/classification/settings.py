@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,8 @@ class Settings:
     """of the average of the weights; 0 is none"""
     ema_warmup: bool = False
     """let the average forget faster at first"""
-    patch_drop_rate: float = 0.0
-    """fraction of patches left out of each training image"""
-    full_token_epochs: int = 0
-    """last epochs, which see all patches"""
+    patch_drop_rates: list[float] = field(default_factory=list)
+    """fraction of patches left out of each training image, epoch by epoch; epochs after these see all patches"""
 
     # Augmentation (of each data set, unless a recipe says otherwise)
     randaugment: str | None = None
@@ -149,8 +147,10 @@ class Settings:
             for name in ("keep_rate", "schedule", "linkage", "proportional", "distill"):
                 if getattr(self, name):
                     raise ValueError(f"{name}={getattr(self, name)!r} needs a method; method is 'none'")
-        if reducing and self.patch_drop_rate:
-            raise ValueError(f"patch_drop_rate={self.patch_drop_rate} and method={self.method!r} exclude each other")
+        if any(not 0 <= rate < 1 for rate in self.patch_drop_rates):
+            raise ValueError(f"patch_drop_rates={self.patch_drop_rates} must lie in 0 to 1, without 1")
+        if reducing and self.patch_drop_rates:
+            raise ValueError(f"patch_drop_rates={self.patch_drop_rates} and method={self.method!r} exclude each other")
         if self.in_memory and (self.randaugment or self.colour_jitter or self.cutout or self.shift is None):
             raise ValueError("in_memory=true needs a shift, and goes without randaugment, colour_jitter and cutout")
         if self.checkpoint is not None and self.pretrained:
@@ -171,12 +171,12 @@ _AT_LEAST = {
     **dict.fromkeys(("epochs", "batch_size", "accumulation", "lr_batch", "repeated_augmentation"), 1),
     **dict.fromkeys(("evaluation_batch_size", "evaluate_every"), 1),
     **dict.fromkeys(("removed", "lr", "min_lr", "warmup_lr", "warmup_epochs", "weight_decay", "frozen_epochs"), 0),
-    **dict.fromkeys(("backbone_lr_scale", "clip_grad", "mixup", "cutmix", "full_token_epochs", "colour_jitter"), 0),
+    **dict.fromkeys(("backbone_lr_scale", "clip_grad", "mixup", "cutmix", "colour_jitter"), 0),
     **dict.fromkeys(("seed", "workers", "checkpoint_minutes", "layer_decay"), 0),
 }
 _FRACTIONS = (
     *("drop_path", "label_smoothing", "mixup_probability", "mixup_switch"),
-    *("ema_decay", "patch_drop_rate", "erasing", "flip"),
+    *("ema_decay", "erasing", "flip"),
 )
 _ONE_OF: dict[str, tuple[Any, ...]] = {
     "precision": ("no", "bf16", "fp16", "auto"),
@@ -219,7 +219,9 @@ def _as_type(name: str, value: Any, source: str) -> Any:
     kinds = get_args(accepted) if type(None) in get_args(accepted) else (accepted,)
     if type(None) in kinds and (value is None or value == "none"):
         return None
-    plain = tuple(dict if kind not in (int, float, bool, str, type(None)) else kind for kind in kinds)
+    plain = tuple(get_origin(kind) or kind for kind in kinds)
+    if list in plain and isinstance(value, list):
+        return [_number(name, item, source) for item in value]
     if float in plain and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain):
@@ -228,11 +230,18 @@ def _as_type(name: str, value: Any, source: str) -> Any:
     return value
 
 
+def _number(name: str, value: Any, source: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{source}: {name} holds {value!r}, which must be a number")
+    return float(value)
+
+
 _WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
     str: "text",
     dict: "a table",
+    list: "a list of numbers",
     type(None): "none",
 }

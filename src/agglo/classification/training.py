@@ -238,9 +238,9 @@ class Trainer:
             )
 
     def _set_patch_drop(self, epoch: int) -> None:
-        if self.settings.patch_drop_rate:
-            full = epoch >= self.settings.epochs - self.settings.full_token_epochs
-            self.model.patch_drop.prob = 0.0 if full else self.settings.patch_drop_rate  # type: ignore[union-attr]
+        rates = self.settings.patch_drop_rates
+        if any(rates):
+            self.model.patch_drop.prob = rates[epoch] if epoch < len(rates) else 0.0  # type: ignore[union-attr]
 
     def _evaluate(self, epoch: int) -> None:
         """Add a row to the log, keep the weights if they are the best so far, and save where the run stands."""
