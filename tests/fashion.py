@@ -40,7 +40,8 @@ def quick(**changes: Any) -> Settings:
     what = {"model": "agglo_test_vit", "from_scratch": True, "dataset": "fashion-mnist", "in_memory": True}
     how = {"epochs": 2, "batch_size": 16, "lr_batch": 16, "lr": 2e-3, "warmup_epochs": 1.0, "clip_grad": 1.0}
     # Erasing would seed for every image and so hide what else does not.
-    random = {"mixup": 0.8, "cutmix": 1.0, "drop_path": 0.2, "patch_drop_rates": [0.75, 0.75], "shift": 2, "erasing": 0.0}
+    random: dict[str, Any] = {"mixup": 0.8, "cutmix": 1.0, "drop_path": 0.2, "shift": 2, "erasing": 0.0}
+    random["patch_drop_rates"] = [0.75, 0.75]
     kept = {"checkpoint_minutes": 0.0, "evaluation_batch_size": 8, "evaluate_first": False, "ema_decay": 0.9}
     values: dict[str, Any] = {**what, **how, **random, **kept, "workers": 0, **changes}
     return Settings(**values)

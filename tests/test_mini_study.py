@@ -13,8 +13,8 @@ import agglo
 from agglo.classification.datasets.fashion_mnist import read_idx, write_idx
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import mini_study  # noqa: E402
-import mini_study_report as report  # noqa: E402
+import mini_study
+import mini_study_report as report
 
 
 def test_every_method_takes_part() -> None:
