@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import rankdata
 
+# Of other authors, as the paper counts them: plain pooling is a yardstick.
 HARD = ("kmedoids", "dpc_knn", "dpc_knn equal", "tome")
 SOFT = ("sit", "patch_merger", "sinkhorn")
 ATC = ("atc single", "atc average", "atc complete")

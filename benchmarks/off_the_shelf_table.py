@@ -28,8 +28,12 @@ def table(results: list[dict[str, Any]], cell: Callable[[dict[str, Any]], str]) 
     lines = [f"| method | {' | '.join(f'{rate:.0%}' for rate in rates)} |", f"|{'---|' * (len(rates) + 1)}"]
     for name in dict.fromkeys(label(result) for result in results if result["keep_rate"] is not None):
         found = {result["keep_rate"]: result for result in results if label(result) == name}
-        lines.append(f"| {name} | {' | '.join(cell(found[rate]) if rate in found else 'cannot' for rate in rates)} |")
+        lines.append(f"| {name} | {' | '.join(text(found.get(rate), cell) for rate in rates)} |")
     return "\n".join(lines)
+
+
+def text(result: dict[str, Any] | None, cell: Callable[[dict[str, Any]], str]) -> str:
+    return "not run" if result is None else "cannot" if "cannot" in result else cell(result)
 
 
 def tokens(result: dict[str, Any]) -> str:

@@ -63,9 +63,9 @@ def test_data_sets_augment_as_the_study_did() -> None:
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        ("vit_base_patch16_224", (100, 5e-4, 0.65, 0.1, 16)),
-        ("vit_large_patch16_224", (50, 1e-3, 0.75, 0.2, 8)),
-        ("vit_huge_patch14_224", (50, 1e-3, 0.75, 0.3, 7)),
+        ("vit_base_patch16_224.mae", (100, 5e-4, 0.65, 0.1, 16)),
+        ("vit_large_patch16_224.mae", (50, 1e-3, 0.75, 0.2, 8)),
+        ("vit_huge_patch14_224.mae", (50, 1e-3, 0.75, 0.3, 7)),
     ],
 )
 def test_mae(model: str, expected: tuple[float, ...]) -> None:
@@ -82,7 +82,7 @@ def test_methods_that_are_named_exist_and_all_others_have_settings_too() -> None
         for case in recipes.load(name).cases:
             assert set(case.when.get("method", [])) <= known | {"none"}
     for method in known:
-        assert resolve("deit", method=method, keep_rate=0.7).distill == (method == "dynamicvit")
+        assert resolve("deit", method=method, keep_rate=0.7).distill == method.startswith("dynamicvit")
 
 
 def test_what_a_person_chooses_goes_before_cases() -> None:

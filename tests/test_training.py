@@ -37,6 +37,7 @@ from agglo.classification.run_folder import RunFolder
 from agglo.classification.settings import Settings
 from agglo.classification.sweep import sweep, table
 from agglo.classification.training import finetune
+from agglo.classification.transforms import Inputs
 from agglo.study.model_loading import ModelSpec, build
 
 
@@ -66,7 +67,7 @@ def log(output: Path) -> list[dict[str, str]]:
 
 def batches(settings: Settings, data: Path, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """What an epoch sees where nothing is augmented."""
-    images, targets = in_memory(open_split("fashion-mnist", data, "train"))
+    images, targets = in_memory(open_split("fashion-mnist", data, "train"), Inputs((28, 28), (0.5,), (0.5,)))
     order = torch.tensor(epoch_order(len(images), settings.seed, epoch))
     for step in range(len(images) // settings.batch_size):
         chosen = order[step * settings.batch_size :][: settings.batch_size]
@@ -289,6 +290,45 @@ def test_too_few_images_for_one_step(data: Path, tmp_path: Path) -> None:
         finetune(plain(batch_size=64), data, tmp_path / "run")
     with pytest.raises(ValueError, match="batch_size=15 must be even with mixup"):
         finetune(quick(batch_size=15), data, tmp_path / "odd")
+
+
+def test_images_in_memory_must_be_what_the_model_takes(data: Path) -> None:
+    images = open_split("fashion-mnist", data, "train")
+    with pytest.raises(ValueError, match=r"\(3, 224, 224\), as the model does; fashion-mnist has \[\(1, 28, 28\)\]"):
+        in_memory(images, Inputs((224, 224), (0.5,) * 3, (0.5,) * 3))
+
+
+def test_both_splits_must_have_the_same_classes(tmp_path: Path) -> None:
+    for place in ("train/ant", "train/bee", "train/cat", "val/ant", "val/cat"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / place / "0.png")
+    with pytest.raises(ValueError, match=r"1 classes are in only one of the splits .*: bee"):
+        open_splits(plain(dataset="folder", in_memory=False, shift=None), tmp_path)
+
+
+def test_what_a_method_learned_is_where_training_starts(data: Path, tmp_path: Path) -> None:
+    settings = plain(method="dynamicvit", keep_rate=0.5, epochs=1, warmup_epochs=0.0)
+    finetune(settings, data, tmp_path / "first")
+    weights = str(tmp_path / "first" / "last" / "model.safetensors")
+    model, _ = build_models(plain(method="dynamicvit", keep_rate=0.5, checkpoint=weights, from_scratch=False), 10)
+    learned = {name: value for name, value in checkpoints_of(weights).items() if "agglo_method" in name}
+    assert learned
+    for name, value in learned.items():
+        assert torch.equal(model.state_dict()[name], value)
+
+
+def checkpoints_of(path: str) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def test_a_sweep_does_not_take_cells_of_other_settings(data: Path, tmp_path: Path) -> None:
+    recipe = recipes.parse('[settings]\nmodel = "agglo_test_vit"', "mine")
+    common = {key: value for key, value in vars(plain(epochs=1, warmup_epochs=0.0)).items() if key != "lr"}
+    sweep(recipe, common, {"lr": [1e-3]}, data, tmp_path)
+    with pytest.raises(ValueError, match=r"holds another run: weight_decay"):
+        sweep(recipe, {**common, "weight_decay": 0.3}, {"lr": [1e-3]}, data, tmp_path)
 
 
 def test_sweep_ranks_goes_on_and_survives_a_run_that_does_not(data: Path, tmp_path: Path) -> None:

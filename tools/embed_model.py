@@ -10,6 +10,7 @@ log of the run is kept beside the results of the benchmarks.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from agglo.classification.datasets.fashion_mnist import find_idx, read_idx, write_idx
 from agglo.demo.embedded import IMAGES, WEIGHTS
+from agglo.study.records import write_json
 
 LOG = Path(__file__).parents[1] / "benchmarks" / "results" / "embedded-model"
 
@@ -35,8 +37,10 @@ def main() -> None:
     for name, dimensions in (("t10k-images-idx3-ubyte", 3), ("t10k-labels-idx1-ubyte", 1)):
         write_idx(IMAGES / f"{name}.gz", read_idx(find_idx(arguments.data, name), dimensions)[: arguments.images])
     LOG.mkdir(exist_ok=True)
-    for name in ("log.csv", "settings.json"):
-        shutil.copy(arguments.run / name, LOG / name)
+    shutil.copy(arguments.run / "log.csv", LOG / "log.csv")
+    settings = json.loads((arguments.run / "settings.json").read_text(encoding="utf-8"))
+    write_json(LOG / "settings.json", {name: value for name, value in settings.items() if name != "data"})
+    WEIGHTS.chmod(0o644)
     for path in (WEIGHTS, *sorted(IMAGES.iterdir()), *sorted(LOG.iterdir())):
         print(f"{path.stat().st_size:>9,} bytes  {path}")
 

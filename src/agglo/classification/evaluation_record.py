@@ -75,10 +75,12 @@ class Record:
                 if before[part][name] != self.about[part][name]
             ]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{str(path)!r} exists and is no evaluation of agglo's; give another --json") from error
+            raise ValueError(
+                f"{str(path)!r} exists and is no evaluation of agglo's; remove it, or write to another place"
+            ) from error
         if differs:
             raise ValueError(
-                f"{str(path)!r} holds another evaluation ({'; '.join(differs)}); give another --json or remove it"
+                f"{str(path)!r} holds another evaluation ({'; '.join(differs)}); remove it, or write to another place"
             )
         return results, cannot
 

@@ -45,6 +45,8 @@ class ImageStore:
         """Decode everything now; called with the number of images after each batch."""
         kept: dict[int, tuple[Any, Any]] = {}
         for numbers, images, targets in self._load(_Numbered(self._data), self._workers):
+            # What workers send lies in shared memory, with open files for as long as it is kept.
+            images, targets = images.clone(), targets.clone()
             for number, image, target in zip(numbers.tolist(), images, targets, strict=True):
                 kept[number] = (image, target)
             advance(len(numbers))

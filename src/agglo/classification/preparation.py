@@ -15,8 +15,8 @@ import agglo
 from agglo.classification.batches import ImageBatches, MemoryBatches, Share, TrainingData, normalised
 from agglo.classification.randomness import seed_everything
 from agglo.classification.settings import AUGMENTATION_SETTINGS, Settings
-from agglo.classification.transforms import AUGMENTATION, evaluation_transform, inputs_for, train_transform
-from agglo.study.checkpoint_files import read_checkpoint
+from agglo.classification.transforms import AUGMENTATION, Inputs, evaluation_transform, inputs_for, train_transform
+from agglo.study.checkpoint_files import load_method, read_checkpoint, split_method
 from agglo.study.model_loading import ModelSpec, build
 
 
@@ -39,6 +39,8 @@ def build_models(settings: Settings, classes: int) -> tuple[nn.Module, nn.Module
         teacher = _teacher(settings, model, checkpoint, classes)
     if settings.method != "none":
         reduce(model, settings)
+        if checkpoint is not None and (learned := split_method(read_checkpoint(checkpoint))[1]):
+            load_method(model, learned, f"checkpoint={str(checkpoint)!r}")
     return model, teacher
 
 
@@ -113,7 +115,12 @@ def open_splits(settings: Settings, root: Path) -> Splits:
     """Both splits of the settings' dataset, without transforms yet."""
     from agglo.classification.datasets import open_split
 
-    return Splits(open_split(settings.dataset, root, "train"), open_split(settings.dataset, root, "val"))
+    splits = Splits(open_split(settings.dataset, root, "train"), open_split(settings.dataset, root, "val"))
+    one_sided = sorted(set(splits.train.classes) ^ set(splits.validation.classes))
+    if one_sided:
+        some = ", ".join(one_sided[:5]) + (", ..." if len(one_sided) > 5 else "")
+        raise ValueError(f"{len(one_sided)} classes are in only one of the splits of data={str(root)!r}: {some}")
+    return splits
 
 
 def training_data(settings: Settings, splits: Splits, model: nn.Module, share: Share) -> TrainingData:
@@ -123,7 +130,7 @@ def training_data(settings: Settings, splits: Splits, model: nn.Module, share: S
     inputs = inputs_for(model, settings.dataset)
     repeats = settings.repeated_augmentation if share.processes > 1 else 1
     if settings.in_memory:
-        images, targets = in_memory(splits.train)
+        images, targets = in_memory(splits.train, inputs)
         erase = RandomErasing(settings.erasing, mode="pixel", device="cpu") if settings.erasing else None
         return MemoryBatches(
             images,
@@ -147,7 +154,7 @@ def validation_loader(settings: Settings, splits: Splits, model: nn.Module) -> D
     inputs = inputs_for(model, settings.dataset)
     data: Any = splits.validation
     if settings.in_memory:
-        images, targets = in_memory(data)
+        images, targets = in_memory(data, inputs)
         mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (inputs.mean, inputs.std))
         data = TensorDataset(normalised(images, mean, std), targets)
     else:
@@ -155,8 +162,8 @@ def validation_loader(settings: Settings, splits: Splits, model: nn.Module) -> D
     return DataLoader(data, settings.evaluation_batch_size, num_workers=settings.workers)
 
 
-def in_memory(data: Any) -> tuple[Tensor, Tensor]:
-    """All images (N, C, H, W) uint8 and targets of a dataset of images of one size."""
+def in_memory(data: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """All images (N, C, H, W) uint8 and targets of a dataset of images that are what the model takes as they are."""
     import numpy as np
 
     images, targets = [], []
@@ -165,7 +172,8 @@ def in_memory(data: Any) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(np.array(image))
         images.append(pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1))
         targets.append(torch.as_tensor(target))
-    shapes = {tuple(image.shape) for image in images}
-    if len(shapes) != 1:
-        raise ValueError(f"in_memory=true needs images of one size; {data.name} has {sorted(shapes)[:3]}")
+    wanted = (len(inputs.mean), *inputs.image_size)
+    others = sorted({tuple(image.shape) for image in images} - {wanted})
+    if others:
+        raise ValueError(f"in_memory=true needs images of {wanted}, as the model does; {data.name} has {others[:3]}")
     return torch.stack(images), torch.stack(targets)

@@ -102,9 +102,15 @@ def shown(settings: Settings, notes: Sequence[str]) -> str:
     lines = [f"# {note}" for note in notes]
     meanings = explanations()
     for name, value in asdict(settings).items():
-        assigned = f"{name} = {json.dumps('none' if value is None else value)}"
+        assigned = f"{name} = {_toml('none' if value is None else value)}"
         lines.append(f"{assigned:<40} # {meanings[name]}" if name in meanings else assigned)
     return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {_toml(item)}" for name, item in value.items()) + "}"
+    return json.dumps(value)
 
 
 def assignment(text: str) -> tuple[str, Any]:

@@ -143,6 +143,8 @@ class Settings:
         reducing = self.method != "none"
         if reducing and (self.keep_rate is None) == (self.schedule is None):
             raise ValueError(f"method={self.method!r} needs one of keep_rate and schedule")
+        if (self.schedule is None) != (self.removed == 0):
+            raise ValueError(f"schedule={self.schedule!r} and removed={self.removed} go together: give both or neither")
         if not reducing:
             for name in ("keep_rate", "schedule", "linkage", "proportional", "distill"):
                 if getattr(self, name):

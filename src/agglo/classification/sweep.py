@@ -49,6 +49,9 @@ def sweep(
 
 
 def _outcome(settings: Settings, data: Path, folder: RunFolder) -> dict[str, Any]:
+    from accelerate import PartialState
+
+    folder.require_same(settings, PartialState().num_processes)
     done = folder.result()
     try:
         best = done if done is not None else finetune(settings, data, folder.path)

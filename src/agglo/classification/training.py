@@ -297,7 +297,7 @@ class Trainer:
         if self.average is not None:
             self.average.module.load_state_dict(state["average"])
         self.optimiser.load_state_dict(state["optimiser"])
-        if self.accelerator.scaler is not None:
+        if self.accelerator.scaler is not None and state["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.position = Position(**state["position"])
 

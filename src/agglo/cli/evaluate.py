@@ -29,7 +29,7 @@ examples:
   agglo evaluate deit_tiny_patch16_224 --checkpoint deit_tiny.safetensors --data imagenet --keep-rate 0.5
   agglo evaluate deit_small_patch16_224 --pretrained --data imagenet --method atc tome \\
       --linkage single average complete --keep-rate 0.9 0.7 0.5 0.25 --json shelf.json --plot shelf.png
-  agglo evaluate vit_base_patch16_224 --checkpoint mae_finetuned_vit_base.pth --data imagenet --proportional off
+  agglo evaluate vit_base_patch16_224.mae --checkpoint mae_finetuned_vit_base.pth --data imagenet
   agglo evaluate deit_small_patch16_224 --checkpoint birds.pth --data nabirds --method evit --keep-rate 0.7 --no-dense
   accelerate launch --num_processes 4 -m agglo evaluate deit_base_patch16_224 --pretrained --data imagenet --device cuda
 """
