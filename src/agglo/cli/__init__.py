@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import agglo
-from agglo.cli import backends, bench, evaluate, finetune, visualize
+from agglo.cli import backends, bench, demo, evaluate, finetune, visualize
 from agglo.cli.arguments import USAGE_ERROR, Parser
 
 _TRACEBACKS = "AGGLO_TRACEBACK"
@@ -17,6 +17,7 @@ _OF_TRAINING = ("accelerate", "datasets", "torchmetrics", "tensorboard")
 
 _EXAMPLES = f"""\
 examples:
+  agglo demo
   agglo backends
   agglo visualize cat.jpg --pretrained --keep-rate 0.25 -o groups.png
   agglo visualize cat.jpg --checkpoint deit.safetensors --linkage single average complete -o linkages.png
@@ -37,6 +38,7 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"agglo {agglo.__version__}")
     commands = top.add_subparsers(title="commands", metavar="<command>", dest="command", required=True)
+    demo.add_to(commands)
     visualize.add_to(commands)
     evaluate.add_to(commands)
     finetune.add_to(commands)

@@ -23,14 +23,19 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR, f"agglo: error: {message}; see {self.prog} --help\n")
 
 
-def add_model(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
-    """--model or MODEL, and --checkpoint, --pretrained, --image-size, --num-classes."""
+def add_model(
+    parser: argparse.ArgumentParser, *, positional: bool = False, default: str | None = "deit_tiny_patch16_224"
+) -> None:
+    """--model or MODEL, and --checkpoint, --pretrained, --image-size, --num-classes.
+
+    default: of --model; None is the model that comes with agglo.
+    """
     group = parser.add_argument_group("model")
     if positional:
         group.add_argument("model", metavar="MODEL", help="a timm model")
     else:
         group.add_argument(
-            "--model", default="deit_tiny_patch16_224", metavar="NAME", help="a timm model (default: %(default)s)"
+            "--model", default=default, metavar="NAME", help=f"a timm model (default: {default or 'the one in agglo'})"
         )
     weights = group.add_mutually_exclusive_group()
     weights.add_argument(

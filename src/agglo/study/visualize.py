@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 import agglo
 from agglo.study.drawing import rows
@@ -25,15 +26,22 @@ def visualize(spec: ModelSpec, images: Sequence[Path], variants: Sequence[Varian
     model = build(spec)
     prepared = preparation(model)
     inputs = torch.stack([prepared.transform(image) for image in opened])
-    pictures = prepared.seen(inputs)
+    return draw_variants(model, inputs, prepared.seen(inputs), variants, scale=scale)
+
+
+def draw_variants(
+    model: Any, inputs: Tensor, pictures: Tensor, variants: Sequence[Variant], *, scale: int = 2
+) -> Image:
+    """The same for inputs (B, C, H, W) of a built model, and the pictures (B, 3, H, W) they were made of."""
     by_variant: list[list[Row]] = []
     for variant in variants:
         variant.apply(model)
         with torch.inference_mode(), agglo.trace(model) as trace:
             model(inputs)
-        names = [_row_name(variant, variants)] * len(images)
-        by_variant.append(rows(trace, pictures, grid=model.patch_embed.grid_size, names=names, scale=scale))  # type: ignore[union-attr, arg-type]
-    return compose([of_variant[index] for index in range(len(images)) for of_variant in by_variant])
+        names = [_row_name(variant, variants)] * len(inputs)
+        by_variant.append(rows(trace, pictures, grid=model.patch_embed.grid_size, names=names, scale=scale))
+    agglo.remove(model)
+    return compose([of_variant[index] for index in range(len(inputs)) for of_variant in by_variant])
 
 
 def _row_name(variant: Variant, variants: Sequence[Variant]) -> str:

@@ -1,0 +1,48 @@
+"""The demo: what token reduction does to one classifier, as a table, a plot and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agglo.classification.datasets import detect, open_split
+from agglo.classification.evaluation_grid import Settings, run
+from agglo.classification.evaluation_report import plot
+from agglo.classification.transforms import Normalise, evaluation_transform, inputs_for
+from agglo.demo.embedded import IMAGES, NAME
+from agglo.study.model_loading import ModelSpec, build
+from agglo.study.variants import Variant, cross
+from agglo.study.visualize import draw_variants
+
+KEEP_RATES = (0.9, 0.7, 0.5, 0.25)
+LINKAGES = ("single", "average", "complete")
+_DRAWN = 2  # images
+_DRAWN_SIDE = 280  # pixels, at least
+EMBEDDED = ModelSpec(NAME, pretrained=True)
+
+
+def show(spec: ModelSpec, data: Path, output: Path, *, images: int | None = None) -> dict[str, Any]:
+    """Evaluate a model dense, with ToMe and with ATC; the report, with accuracy.png, groups.png and results.json in the
+    output folder. A demo that was stopped goes on."""
+    output.mkdir(parents=True, exist_ok=True)
+    variants = cross(("tome", "atc"), keep_rates=KEEP_RATES, linkages=LINKAGES)
+    report = run(Settings(spec, data, variants, images=images), output / "results.json")
+    plot(report, output / "accuracy.png")
+    _draw(spec, data, [variant for variant in variants if variant.keep_rate == 0.5]).save(output / "groups.png")
+    return report
+
+
+def _draw(spec: ModelSpec, data: Path, variants: list[Variant]) -> Any:
+    model = build(spec)
+    name = detect(data)
+    inputs = inputs_for(model, name)
+    split = open_split(name, data, "val", transform=evaluation_transform(inputs, normalise=False))
+    chosen = torch.stack([torch.as_tensor(split[len(split) * index // _DRAWN][0]) for index in range(_DRAWN)])
+    pictures = chosen.expand(-1, 3, -1, -1)
+    scale = max(1, -(-_DRAWN_SIDE // chosen.shape[-1]))
+    return draw_variants(model, Normalise(inputs)(chosen), pictures, variants, scale=scale)
+
+
+__all__ = ["EMBEDDED", "IMAGES", "show"]
