@@ -181,7 +181,7 @@ class Grid:
 
     def _weights_in_words(self) -> str:
         spec = self.settings.model
-        return "random" if spec.has_random_weights else "timm's" if spec.pretrained else str(spec.checkpoint)
+        return "random" if spec.has_random_weights else "pretrained" if spec.pretrained else str(spec.checkpoint)
 
     def _about(self) -> dict[str, Any]:
         settings, data = self.settings, self.data
