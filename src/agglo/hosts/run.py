@@ -15,7 +15,7 @@ from agglo.grouping import Grouping
 from agglo.hosts.base import Parts, Projected, ReducedModule
 from agglo.hosts.rotary import Rotary
 from agglo.hosts.slices import in_slices
-from agglo.methods import Grid, View
+from agglo.methods import Grid, RememberingMethod, View
 from agglo.tracing import Step
 
 Call = Callable[..., Any]
@@ -151,18 +151,19 @@ class _Pass:
             target = None
         wanted = index + 1 in asked if before_block else target is not None
         gives_received = method.needs_attention_received and wanted
-        remembers = method.remembers and bool(asked) and asked[0] - 1 <= index < asked[-1]
+        listens = bool(asked) and asked[0] - 1 <= index < asked[-1]
+        remembering = method if isinstance(method, RememberingMethod) and listens else None
         table = None if self.rotary is None else self.rotary.table(index)
         sizes, x = self._sizes(), self.x
-        if target is None and sizes is None and self.policy is None and not gives_received and not remembers:
+        if target is None and sizes is None and self.policy is None and not gives_received and remembering is None:
             one_table = table is None or table.dim() < x.dim()  # not one for each image
             self.x = in_slices(call, parts.whole, block, x, table) if one_table else call(parts.whole, block, x, table)
         else:
             self.x, projected = call(_attend, parts, block, x, table, sizes, self.policy)
             if gives_received:
                 self.received = attention_received(projected.q, projected.k, sizes, scale=projected.scale)
-            if remembers:
-                self._remember(projected, sizes)
+            if remembering is not None:
+                self._remember(remembering, projected, sizes)
             if target is not None:
                 self._reduce(index, target, projected)
             self.x = in_slices(call, parts.feed, block, self.x)
@@ -190,10 +191,10 @@ class _Pass:
         self.total, self.rotary, self.earlier = None, self.on_grid, []
         self.policy = self.processed = None
 
-    def _remember(self, projected: Projected, sizes: Tensor | None) -> None:
+    def _remember(self, method: RememberingMethod, projected: Projected, sizes: Tensor | None) -> None:
         with torch.no_grad():
             attention = class_attention(projected.q, projected.k, sizes, scale=projected.scale)
-            latest = self.method.remember(attention, self._memory())
+            latest = method.remember(attention, self._memory())
             if self.total is not None:
                 before = None if self.memory is None else self.memory.unsqueeze(-1)
                 latest = self.total.unmerge(latest.unsqueeze(-1), before).squeeze(-1)

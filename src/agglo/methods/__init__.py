@@ -6,7 +6,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 
 from agglo.methods.atc import ATC
-from agglo.methods.base import Grid, LearnedMethod, Method, Outcome, Setting, View
+from agglo.methods.base import Grid, LearnedMethod, Method, Outcome, RememberingMethod, Setting, View
 from agglo.methods.registry import MethodInfo, create, infos, register
 from agglo.methods.tome import ToMe
 
@@ -36,6 +36,7 @@ __all__ = [
     "Method",
     "MethodInfo",
     "Outcome",
+    "RememberingMethod",
     "Setting",
     "ToMe",
     "View",

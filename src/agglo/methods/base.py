@@ -128,7 +128,6 @@ class Method(ABC):
     varies: whether images keep the target, at most as many, or about as many.
     tokens_return: whether dropped tokens are gone, or pass by one block (the method is then asked at every block to
         which its schedule gives fewer tokens than all), or one stage (then where its stages begin).
-    remembers: whether `remember` sees the class attention of blocks.
     kind, reach, reference: for `agglo.methods()`; its description is the first sentence of the class's docstring.
     """
 
@@ -140,7 +139,6 @@ class Method(ABC):
     proportional: ClassVar[bool] = True
     varies: ClassVar[Varies] = "no"
     tokens_return: ClassVar[Return] = "never"
-    remembers: ClassVar[bool] = False
     kind: ClassVar[Kind] = "merges hard"
     reach: ClassVar[str] = "any keep rate"
     reference: ClassVar[str] = ""
@@ -163,7 +161,7 @@ class Method(ABC):
 
     def check(self, setting: Setting) -> None:
         """ValueError for what the method cannot do. Called by `agglo.apply` before anything changes."""
-        if (self.needs_class_attention or self.remembers) and setting.prefix == 0:
+        if (self.needs_class_attention or isinstance(self, RememberingMethod)) and setting.prefix == 0:
             raise ValueError(f"{self.name} asks what the class token attends to, and this model has none")
 
     def build(self, setting: Setting) -> None:  # noqa: B027 most have nothing to build
@@ -174,18 +172,22 @@ class Method(ABC):
     def reduce(self, view: View) -> Outcome:
         """Decide what becomes of the tokens."""
 
-    def remember(self, class_attention: Tensor, memory: Tensor | None) -> Tensor:
-        """What to remember (B, T) of the tokens at hand, from how the class token attends to them (B, H, T) and what
-        was remembered of them. Called without gradients at every block from the one before the first reduction on;
-        of tokens that pass by, the memory stays."""
-        raise NotImplementedError
-
     def options(self) -> dict[str, Any]:
         """What distinguishes this instance, for reports."""
         return {}
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.options().items())})"
+
+
+class RememberingMethod(Method):
+    """A method that remembers something of every token from block to block, which its views then hold."""
+
+    @abstractmethod
+    def remember(self, class_attention: Tensor, memory: Tensor | None) -> Tensor:
+        """What to remember (B, T) of the tokens at hand, from how the class token attends to them (B, H, T) and what
+        was remembered of them. Called without gradients at every block from the one before the first reduction on;
+        of tokens that pass by, the memory stays."""
 
 
 class LearnedMethod(Method, nn.Module):

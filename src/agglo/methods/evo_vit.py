@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from agglo.methods.base import Kind, Method, Outcome, Return, Setting, View
+from agglo.methods.base import Kind, Outcome, RememberingMethod, Return, Setting, View
 from agglo.methods.registry import register
 from agglo.methods.selection import keep_best
 from agglo.schedule import Rates, Schedule, Stages
 
 
 @register
-class EvoViT(Method):
+class EvoViT(RememberingMethod):
     """The patches that the class token attended to most so far are processed for a stage, the others pass it by.
 
     What is remembered of a patch is the class token's attention to it, summed over heads: that of the block before the
@@ -31,7 +31,6 @@ class EvoViT(Method):
     name: ClassVar[str] = "evovit"
     acts: ClassVar[Literal["after attention", "before block"]] = "before block"
     proportional: ClassVar[bool] = False
-    remembers: ClassVar[bool] = True
     tokens_return: ClassVar[Return] = "after stage"
     kind: ClassVar[Kind] = "skips"
     reference: ClassVar[str] = "Xu et al., Evo-ViT: Slow-Fast Token Evolution for Dynamic Vision Transformer, AAAI 2022"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from agglo.methods.base import Kind, Method
+from agglo.methods.base import Kind, Method, RememberingMethod
 
 T = TypeVar("T", bound=type[Method])
 
@@ -81,7 +81,7 @@ def _info(method: type[Method]) -> MethodInfo:
         description=" ".join((inspect.getdoc(method) or "").split()).split(". ")[0].rstrip("."),
         kind=method.kind,
         learns=issubclass(method, nn.Module),
-        needs_class_attention=method.needs_class_attention or method.remembers,
+        needs_class_attention=method.needs_class_attention or issubclass(method, RememberingMethod),
         reach=method.reach,
         reference=method.reference,
         options=_options_of(method),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import ClassVar
 
@@ -13,16 +13,16 @@ from agglo.grouping import Grouping
 from agglo.methods.base import Kind, LearnedMethod, Outcome, Setting, View
 
 
-class Mixer(nn.Module):
+class Mixer(nn.Module, ABC):
     """Mixes patch tokens (B, N, C), however many, into n_out new ones."""
 
     def __init__(self, n_out: int) -> None:
         super().__init__()
         self.n_out = n_out
 
+    @abstractmethod
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The new tokens (B, n_out, C) and the weights (B, n_out, N) of the old ones in them."""
-        raise NotImplementedError
 
 
 class SoftMethod(LearnedMethod):
