@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer
 
+from agglo.classification import checkpoints
 from agglo.classification.settings import Settings
 from agglo.demo import embedded
 
@@ -51,3 +53,16 @@ def plain(**changes: Any) -> Settings:
     """As quick, but nothing is drawn except the order of the images, and nothing is averaged."""
     still = {"mixup": 0.0, "cutmix": 0.0, "drop_path": 0.0, "erasing": 0.0, "patch_drop_rates": [], "shift": 0}
     return quick(**{**still, "flip": 0.0, "ema_decay": 0.0, "clip_grad": 0.0, "checkpoint_minutes": 60.0, **changes})
+
+
+def last(output: Path) -> dict[str, Any]:
+    """Where a run stands."""
+    state = checkpoints.load_state(output / "last" / "state.pt")
+    assert state is not None
+    return state
+
+
+def log(output: Path) -> list[dict[str, str]]:
+    """The rows of a run's log."""
+    with (output / "log.csv").open(encoding="utf-8") as rows:
+        return list(csv.DictReader(rows))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Iterator
@@ -14,12 +13,12 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from fashion import plain, quick, write_fashion
+from fashion import last, log, plain, quick, write_fashion
 from PIL import Image
 from torch import nn
 
 import agglo
-from agglo.classification import checkpoints, recipes
+from agglo.classification import recipes
 from agglo.classification.batches import epoch_order
 from agglo.classification.datasets import open_split
 from agglo.classification.evaluation import evaluate
@@ -52,17 +51,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def last(output: Path) -> dict[str, Any]:
-    state = checkpoints.load_state(output / "last" / "state.pt")
-    assert state is not None
-    return state
-
-
-def log(output: Path) -> list[dict[str, str]]:
-    with (output / "log.csv").open(encoding="utf-8") as rows:
-        return list(csv.DictReader(rows))
 
 
 def batches(settings: Settings, data: Path, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -323,6 +311,18 @@ def checkpoints_of(path: str) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
+def test_a_run_does_not_go_on_from_other_weights_of_the_same_name(data: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.pt"
+    settings = plain(checkpoint=str(weights), from_scratch=False, epochs=1, warmup_epochs=0.0)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        torch.save(build(ModelSpec("agglo_test_vit")).state_dict(), weights)
+        if seed == 0:
+            finetune(settings, data, tmp_path / "run")
+    with pytest.raises(ValueError, match="started from other weights"):
+        finetune(settings, data, tmp_path / "run")
+
+
 def test_a_sweep_does_not_take_cells_of_other_settings(data: Path, tmp_path: Path) -> None:
     recipe = recipes.parse('[settings]\nmodel = "agglo_test_vit"', "mine")
     common = {key: value for key, value in vars(plain(epochs=1, warmup_epochs=0.0)).items() if key != "lr"}
@@ -348,4 +348,6 @@ def test_sweep_ranks_goes_on_and_survives_a_run_that_does_not(data: Path, tmp_pa
     assert table(ranked).splitlines()[2].split() == ["1e+30", "diverged", "diverged"]
     with pytest.raises(ValueError, match="frozen_epochs=-1 must be at least 0"):
         sweep(recipe, {}, {"frozen_epochs": [0, -1]}, data, tmp_path / "never")
+    with pytest.raises(ValueError, match="one process has one precision"):
+        sweep(recipe, {}, {"precision": ["no", "bf16"]}, data, tmp_path / "never")
     assert not (tmp_path / "never").exists()

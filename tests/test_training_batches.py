@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
-from agglo.classification.batches import ImageBatches, MemoryBatches, Share, epoch_order, normalised, shifted
+from agglo.classification.batches import ImageBatches, MemoryBatches, Share, epoch_order, shifted
 from agglo.classification.randomness import derived_seed, seed_everything
 
 
@@ -122,9 +122,3 @@ def test_seeds() -> None:
     torch.rand(5)
     seed_everything(0, "x")
     assert torch.equal(first, torch.rand(3))
-
-
-def test_normalised() -> None:
-    images = torch.tensor([[[[0, 255]]]], dtype=torch.uint8)
-    found = normalised(images, torch.full((1, 1, 1, 1), 0.5), torch.full((1, 1, 1, 1), 0.5))
-    assert found.flatten().tolist() == [-1, 1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
@@ -13,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from fashion import plain, write_fashion
+from fashion import last, log, plain, write_fashion
 
-from agglo.classification import checkpoints
 from agglo.classification.settings import Settings
 from agglo.classification.training import finetune
 from agglo.demo import embedded
@@ -38,17 +36,6 @@ def launch(settings: Settings, data: Path, output: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("best: ") == 1  # one of them tells the result
-
-
-def last(output: Path) -> dict[str, Any]:
-    state = checkpoints.load_state(output / "last" / "state.pt")
-    assert state is not None
-    return state
-
-
-def log(output: Path) -> list[dict[str, str]]:
-    with (output / "log.csv").open(encoding="utf-8") as rows:
-        return list(csv.DictReader(rows))
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,9 @@ def test_bytes_normalised_later_are_what_the_transform_gives(size: tuple[int, in
     inputs = replace(INPUTS, image_size=size)
     pixels = evaluation_transform(inputs, normalise=False)(photograph())
     assert pixels.dtype == torch.uint8 and pixels.shape == (3, *size)
-    torch.testing.assert_close(Normalise(inputs)(pixels[None])[0], evaluation_transform(inputs)(photograph()))
+    torch.testing.assert_close(
+        Normalise(inputs.mean, inputs.std)(pixels[None])[0], evaluation_transform(inputs)(photograph())
+    )
 
 
 def test_a_models_own_numbers_and_a_data_sets_protocol() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from agglo.classification.randomness import derived_seed, generator, seed_everything
+from agglo.classification.transforms import Normalise
 
 Batch = tuple[Tensor, Tensor]
 
@@ -121,7 +122,7 @@ class MemoryBatches:
         erase: Callable[[Tensor], Any] | None = None,
     ) -> None:
         self.images, self.targets, self.share = images, targets, share
-        self.mean, self.std = (torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std))
+        self.normalise = Normalise(mean, std)
         self.seed, self.repeats, self.shift, self.flip, self.erase = seed, repeats, shift, flip, erase
 
     def __len__(self) -> int:
@@ -137,7 +138,7 @@ class MemoryBatches:
                 at = torch.tensor(places)
                 images = shifted(self.images[order[at]], offsets[at], self.shift)
                 images = torch.where(mirrored[at].view(-1, 1, 1, 1), images.flip(-1), images)
-                inputs = normalised(images, self.mean, self.std)
+                inputs = self.normalise(images)
                 if self.erase is not None:
                     for place, image in zip(places, inputs, strict=True):
                         seed_everything(self.seed, "erase", epoch, place)
@@ -154,8 +155,3 @@ def shifted(images: Tensor, offsets: Tensor, pad: int) -> Tensor:
     rows = offsets[:, 0, None, None] + torch.arange(height).view(1, -1, 1)
     columns = offsets[:, 1, None, None] + torch.arange(width).view(1, 1, -1)
     return padded[torch.arange(batch).view(-1, 1, 1), :, rows, columns].permute(0, 3, 1, 2).contiguous()
-
-
-def normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """uint8 images (B, C, H, W) as the model wants them: float, mean 0, deviation 1."""
-    return (images.float() / 255 - mean) / std

@@ -91,14 +91,14 @@ class Grid:
         torch.manual_seed(0)  # random weights are then the same ones when a stopped run goes on
         self.model = build(settings.model)
         _require_same_classes(self.model, self.data)
-        self.weights = fingerprint(self.model.state_dict())
+        self.learned = self._learned()
+        self.weights = fingerprint({**self.model.state_dict(), **(self.learned or {})})
         self.model.to(self.device, DTYPES[settings.dtype])
         self.inputs = inputs_for(self.model, name)
         if settings.crop is not None:
             self.inputs = replace(self.inputs, crop=settings.crop, squash=False)
         self.data.transform = evaluation_transform(self.inputs, normalise=False)
         self.images = _spread(self.data, settings.images)
-        self.learned = self._learned()
 
     def run(self, json_path: Path | None) -> dict[str, Any]:
         cells = self._cells()
@@ -173,7 +173,7 @@ class Grid:
                     store.loader(),
                     metric_for(self.data.multi_label),
                     accelerator=self.accelerator,
-                    prepare=Normalise(self.inputs),
+                    prepare=Normalise(self.inputs.mean, self.inputs.std),
                     advance=lambda images, title=cell.title: advance(title),  # type: ignore[misc]
                 )
                 record.add({**cell.about, **found})

@@ -12,10 +12,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import agglo
-from agglo.classification.batches import ImageBatches, MemoryBatches, Share, TrainingData, normalised
+from agglo.classification.batches import ImageBatches, MemoryBatches, Share, TrainingData
 from agglo.classification.randomness import seed_everything
 from agglo.classification.settings import AUGMENTATION_SETTINGS, Settings
-from agglo.classification.transforms import AUGMENTATION, Inputs, evaluation_transform, inputs_for, train_transform
+from agglo.classification.transforms import (
+    AUGMENTATION,
+    Inputs,
+    Normalise,
+    evaluation_transform,
+    inputs_for,
+    train_transform,
+)
 from agglo.study.checkpoint_files import load_method, read_checkpoint, split_method
 from agglo.study.model_loading import ModelSpec, build
 
@@ -155,8 +162,7 @@ def validation_loader(settings: Settings, splits: Splits, model: nn.Module) -> D
     data: Any = splits.validation
     if settings.in_memory:
         images, targets = in_memory(data, inputs)
-        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (inputs.mean, inputs.std))
-        data = TensorDataset(normalised(images, mean, std), targets)
+        data = TensorDataset(Normalise(inputs.mean, inputs.std)(images), targets)
     else:
         data.transform = evaluation_transform(inputs)
     return DataLoader(data, settings.evaluation_batch_size, num_workers=settings.workers)

@@ -34,6 +34,8 @@ def sweep(
     choices: of a person, for all cells. over: settings and the values to try.
     A cell whose loss stops being a number is ranked last; anything else that goes wrong stops the sweep.
     """
+    if len(set(over.get("precision", []))) > 1:
+        raise ValueError(f"precision={list(over['precision'])}: one process has one precision; sweep each by itself")
     planned: list[tuple[dict[str, Any], Settings]] = []
     for cell in cells(over):
         settings, _ = recipe.resolve({**choices, **cell})  # all of them, so that a bad value is told before any run

@@ -21,6 +21,7 @@ from torch.nn.utils import get_total_norm
 
 from agglo.classification.batches import Batch, Share, TrainingData
 from agglo.classification.evaluation import evaluate
+from agglo.classification.evaluation_record import fingerprint
 from agglo.classification.metrics import metric_for
 from agglo.classification.objective import Objective
 from agglo.classification.optimisation import optimiser_and_rates
@@ -91,6 +92,8 @@ def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
         folder.start(settings, accelerator.num_processes, data)
     splits = open_splits(settings, data)
     model, teacher = build_models(settings, splits.classes)
+    if accelerator.is_main_process and not settings.from_scratch:
+        folder.require_same_start(fingerprint(model.state_dict()))
     fresh = fresh_names(settings, model)
     if fresh and accelerator.is_main_process:
         print(f"not in {settings.checkpoint}, so started afresh: {', '.join(fresh)}", file=sys.stderr)

@@ -161,8 +161,8 @@ def _randaugment(inputs: Inputs, policy: str) -> Any:
 class Normalise:
     """Bytes (B, C, H, W) on any device -> what `evaluation_transform` would have given."""
 
-    def __init__(self, inputs: Inputs) -> None:
-        self._mean, self._std = inputs.mean, inputs.std
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        self._mean, self._std = mean, std
 
     def __call__(self, pixels: Tensor) -> Tensor:
         mean, std = (torch.tensor(values, device=pixels.device).view(-1, 1, 1) for values in (self._mean, self._std))

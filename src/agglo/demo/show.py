@@ -25,8 +25,9 @@ EMBEDDED = ModelSpec(NAME, pretrained=True)
 
 def show(spec: ModelSpec, data: Path, output: Path, *, images: int | None = None) -> dict[str, Any]:
     """Evaluate a model dense, with ToMe and with ATC; the report, with accuracy.png, groups.png and results.json in the
-    output folder. A demo that was stopped goes on."""
+    output folder, in place of an earlier demo's."""
     output.mkdir(parents=True, exist_ok=True)
+    (output / "results.json").unlink(missing_ok=True)  # a demo measures: it does not repeat what was measured before
     variants = cross(("tome", "atc"), keep_rates=KEEP_RATES, linkages=LINKAGES)
     report = run(Settings(spec, data, variants, images=images), output / "results.json")
     plot(report, output / "accuracy.png")
@@ -42,7 +43,7 @@ def _draw(spec: ModelSpec, data: Path, variants: list[Variant]) -> Any:
     chosen = torch.stack([torch.as_tensor(split[len(split) * index // _DRAWN][0]) for index in range(_DRAWN)])
     pictures = chosen.expand(-1, 3, -1, -1)
     scale = max(1, -(-_DRAWN_SIDE // chosen.shape[-1]))
-    return draw_variants(model, Normalise(inputs)(chosen), pictures, variants, scale=scale)
+    return draw_variants(model, Normalise(inputs.mean, inputs.std)(chosen), pictures, variants, scale=scale)
 
 
 __all__ = ["EMBEDDED", "IMAGES", "show"]
