@@ -23,6 +23,21 @@ def deit(width: int = 24, image: int = 56, patch: int = 4, classes: int = 5) -> 
     return model.eval()
 
 
+def lively_vit(img_size: int | tuple[int, int], depth: int, **options: Any) -> Any:
+    """Patches of 4 x 4, few channels, and weights that matter."""
+    timm = pytest.importorskip("timm.models.vision_transformer")
+    torch.manual_seed(0)
+    model = timm.VisionTransformer(
+        img_size=img_size, patch_size=4, embed_dim=24, depth=depth, num_heads=3, num_classes=5, **options
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.05)
+        for block in model.blocks:  # so that attention is far from even
+            block.attn.qkv.weight.mul_(5)
+    return model
+
+
 def view(seed: int = 0, batch: int = 2, n: int = 13, target: int = 5, prefix: int = 1, **changes: Any) -> View:
     """Random tokens with 8 channels before a block."""
     generator = torch.Generator().manual_seed(seed)

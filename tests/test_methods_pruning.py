@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reductions import lively_vit
 from torch import Tensor, nn
 
 import agglo
@@ -25,7 +26,6 @@ from agglo.methods.pooling import _cells
 from agglo.study import drawing
 
 timm = pytest.importorskip("timm")
-from timm.models.vision_transformer import VisionTransformer  # noqa: E402
 
 RATES = (0.25, 0.5, 0.7, 0.9)
 STAGES = {0.25: [49, 12, 3], 0.5: [98, 49, 24], 0.7: [137, 96, 67], 0.9: [176, 158, 142]}
@@ -39,16 +39,7 @@ PRUNING = ("l1", "l2", "linf", "topk", "evit", "ats", "random", "dynamicvit")
 
 def deit(img_size: int | tuple[int, int] = 56, depth: int = 12, **options: Any) -> nn.Module:
     """DeiT's geometry, 14 x 14 patches and a class token, with few channels and weights that matter."""
-    torch.manual_seed(0)
-    model = VisionTransformer(
-        img_size=img_size, patch_size=4, embed_dim=24, depth=depth, num_heads=3, num_classes=5, **options
-    ).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * 0.05)
-        for block in model.blocks:  # so that attention is far from even
-            block.attn.qkv.weight.mul_(5)
-    return model
+    return lively_vit(img_size, depth, **options)
 
 
 def images(batch: int = 2, size: tuple[int, int] = (56, 56)) -> Tensor:

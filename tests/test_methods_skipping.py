@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from reductions import lively_vit
 from torch import Tensor, nn
 
 import agglo
@@ -30,16 +31,7 @@ METHODS = pytest.mark.parametrize(("name", "options"), [*SKIPPING, ("dynamicvit_
 
 def vit(img_size: int | tuple[int, int] = 32, depth: int = 6, **options: Any) -> Any:
     """8 x 8 patches, few channels, weights that matter."""
-    torch.manual_seed(0)
-    model = VisionTransformer(
-        img_size=img_size, patch_size=4, embed_dim=24, depth=depth, num_heads=3, num_classes=5, **options
-    ).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * 0.05)
-        for block in model.blocks:  # so that attention is far from even
-            block.attn.qkv.weight.mul_(5)
-    return model
+    return lively_vit(img_size, depth, **options)
 
 
 def images(batch: int = 3, size: tuple[int, int] = (32, 32)) -> Tensor:

@@ -23,6 +23,61 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR, f"agglo: error: {message}; see {self.prog} --help\n")
 
 
+def add_command(commands: Any, name: str, *, about: str, details: str, examples: str) -> argparse.ArgumentParser:
+    """A command: one line in the list of commands, and a help page of its own."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=about,
+        description=details,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def add_methods(group: Any, default: list[str]) -> None:
+    """--method, --linkage."""
+    told = " ".join(default)
+    group.add_argument("--method", nargs="+", default=default, metavar="M", help=f"by name (default: {told})")
+    group.add_argument("--linkage", nargs="+", metavar="L", help="single, average, complete; of atc (default: average)")
+
+
+def add_keep_rates(group: Any, told: str, default: list[float] | None = None) -> None:
+    """--keep-rate. told: the default in words."""
+    group.add_argument(
+        "--keep-rate",
+        nargs="+",
+        type=number,
+        default=default,
+        metavar="R",
+        help=f"fraction of patch tokens that stays at each stage (default: {told})",
+    )
+
+
+def add_where(group: Any) -> None:
+    """--blocks, --features."""
+    group.add_argument(
+        "--blocks",
+        nargs="+",
+        type=int,
+        metavar="B",
+        help="0-based blocks that reduce (default: a quarter, a half and three quarters of the depth)",
+    )
+    group.add_argument(
+        "--features",
+        metavar="F",
+        help="what atc and tome compare tokens by: keys, keys_per_head, tokens, values (default: keys)",
+    )
+
+
+def add_execution(group: Any) -> None:
+    """--batch-size, --threads, --device, --dtype."""
+    group.add_argument("--batch-size", type=positive, default=64, metavar="N", help="(default: %(default)s)")
+    group.add_argument("--threads", type=positive, metavar="N", help="CPU threads of the model (default: torch's)")
+    group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: %(default)s)")
+    group.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 (default: %(default)s)")
+
+
 def add_model(
     parser: argparse.ArgumentParser, *, positional: bool = False, default: str | None = "deit_tiny_patch16_224"
 ) -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from agglo.cli.arguments import add_model, model_spec, number, positive
+from agglo.cli.arguments import add_command, add_execution, add_keep_rates, add_methods, add_model, model_spec, positive
 
 _ABOUT_MODEL = "images a second: dense, ToMe, ATC, and the ceiling where reduction is free"
 _ABOUT_CLUSTERING = "the clustering alone against scikit-learn, SciPy and fastcluster"
@@ -34,31 +34,14 @@ def add_to(commands: Any) -> None:
 
 
 def _add_model_benchmark(subjects: Any) -> None:
-    parser = subjects.add_parser(
-        "model",
-        help=_ABOUT_MODEL,
-        description=_DETAILS,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(subjects, "model", about=_ABOUT_MODEL, details=_DETAILS, examples=_EXAMPLES)
     add_model(parser)
     what = parser.add_argument_group("what runs")
-    what.add_argument("--method", nargs="+", default=["tome", "atc"], metavar="M", help="(default: tome atc)")
-    what.add_argument(
-        "--keep-rate",
-        nargs="+",
-        type=number,
-        default=[0.5, 0.25],
-        metavar="R",
-        help="fraction of patch tokens that stays at each stage (default: 0.5 0.25)",
-    )
-    what.add_argument("--linkage", nargs="+", metavar="L", help="single, average, complete; of atc (default: average)")
+    add_methods(what, ["tome", "atc"])
+    add_keep_rates(what, "0.5 0.25", [0.5, 0.25])
     how = parser.add_argument_group("how it is measured")
-    how.add_argument("--batch-size", type=positive, default=64, metavar="N", help="(default: %(default)s)")
+    add_execution(how)
     how.add_argument("--repeats", type=positive, default=7, metavar="N", help="turns (default: %(default)s)")
-    how.add_argument("--threads", type=positive, metavar="N", help="CPU threads (default: torch's)")
-    how.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: %(default)s)")
-    how.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 (default: %(default)s)")
     out = parser.add_argument_group("output, besides the table")
     out.add_argument("--json", type=Path, metavar="F", help="every timing, the machine and the settings")
     out.add_argument("--plot", type=Path, metavar="F", help="bars, as .png, .svg or .pdf")

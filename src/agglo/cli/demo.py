@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agglo.cli.arguments import add_model, model_spec, positive
+from agglo.cli.arguments import add_command, add_model, model_spec, positive
 
 _ABOUT = "see it work: accuracy, speed and groups of a small model that comes with agglo"
 
@@ -35,13 +35,7 @@ or in Python: agglo.apply(model, keep_rate=0.5)"""
 
 
 def add_to(commands: Any) -> None:
-    parser = commands.add_parser(
-        "demo",
-        help=_ABOUT,
-        description=_DETAILS,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "demo", about=_ABOUT, details=_DETAILS, examples=_EXAMPLES)
     add_model(parser, default=None)
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of a data set (default: the images in agglo)")
     parser.add_argument("--images", type=positive, metavar="N", help="only N images, evenly spread (default: all)")

@@ -10,7 +10,17 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from agglo.cli.arguments import add_model, model_spec, number, positive
+from agglo.cli.arguments import (
+    add_command,
+    add_execution,
+    add_keep_rates,
+    add_methods,
+    add_model,
+    add_where,
+    model_spec,
+    number,
+    positive,
+)
 
 _ABOUT = "accuracy and speed of a classifier, dense and reduced, on a data set"
 
@@ -36,22 +46,13 @@ examples:
 
 
 def add_to(commands: Any) -> None:
-    parser = commands.add_parser(
-        "evaluate",
-        help=_ABOUT,
-        description=_DETAILS,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "evaluate", about=_ABOUT, details=_DETAILS, examples=_EXAMPLES)
     add_model(parser, positional=True)
     _add_data(parser)
     _add_reduction(parser)
     how = parser.add_argument_group("how it runs")
-    how.add_argument("--batch-size", type=positive, default=64, metavar="N", help="(default: %(default)s)")
+    add_execution(how)
     how.add_argument("--workers", type=int, default=2, metavar="N", help="that read images (default: %(default)s)")
-    how.add_argument("--threads", type=positive, metavar="N", help="CPU threads of the model (default: torch's)")
-    how.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: %(default)s)")
-    how.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 (default: %(default)s)")
     how.add_argument(
         "--cache",
         type=number,
@@ -89,23 +90,9 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _add_reduction(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reduction")
-    group.add_argument("--method", nargs="+", default=["atc"], metavar="M", help="atc, tome, evit, ... (default: atc)")
-    group.add_argument("--linkage", nargs="+", metavar="L", help="single, average, complete; of atc (default: average)")
-    group.add_argument(
-        "--keep-rate",
-        nargs="+",
-        type=number,
-        metavar="R",
-        help="fraction of patch tokens that stays at each stage (default: none, the dense model alone)",
-    )
-    group.add_argument(
-        "--blocks",
-        nargs="+",
-        type=int,
-        metavar="B",
-        help="0-based blocks that reduce (default: a quarter, a half and three quarters of the depth)",
-    )
-    group.add_argument("--features", metavar="F", help="what atc and tome compare tokens by (default: keys)")
+    add_methods(group, ["atc"])
+    add_keep_rates(group, "none, the dense model alone")
+    add_where(group)
     group.add_argument(
         "--proportional",
         choices=["on", "off"],

@@ -6,7 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from agglo.cli.arguments import number
+from agglo.cli.arguments import add_command, number
+
+_ABOUT = "train a classifier by a recipe, crash-safe, on any number of devices"
+_ABOUT_SWEEP = "train with every combination of some settings, and rank them"
 
 _DETAILS = """\
 Train a classifier as a recipe says: dense, or with tokens reduced by any method from the first step on.
@@ -46,13 +49,7 @@ _CHOICES = ("model", "dataset", "method", "linkage", "keep_rate", "checkpoint")
 
 
 def add_to(commands: Any) -> None:
-    parser = commands.add_parser(
-        "finetune",
-        help="train a classifier by a recipe, crash-safe, on any number of devices",
-        description=_DETAILS,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "finetune", about=_ABOUT, details=_DETAILS, examples=_EXAMPLES)
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="its name, or the path of a .toml file")
     _add_folders(parser, "folder of the run")
     look = parser.add_argument_group("look at recipes")
@@ -64,13 +61,7 @@ def add_to(commands: Any) -> None:
 
 
 def _add_sweep(commands: Any) -> None:
-    parser = commands.add_parser(
-        "sweep",
-        help="train with every combination of some settings, and rank them",
-        description=_SWEEP,
-        epilog=_SWEEP_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "sweep", about=_ABOUT_SWEEP, details=_SWEEP, examples=_SWEEP_EXAMPLES)
     parser.add_argument("recipe", metavar="RECIPE", help="its name, or the path of a .toml file")
     _add_folders(parser, "folder of the sweep")
     parser.add_argument(

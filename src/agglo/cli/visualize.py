@@ -7,7 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agglo.cli.arguments import add_model, model_spec, number, positive
+from agglo.cli.arguments import (
+    add_command,
+    add_keep_rates,
+    add_methods,
+    add_model,
+    add_where,
+    model_spec,
+    number,
+    positive,
+)
 
 _ABOUT = "draw which patches of an image are merged into which groups, stage by stage"
 
@@ -26,13 +35,7 @@ examples:
 
 
 def add_to(commands: Any) -> None:
-    parser = commands.add_parser(
-        "visualize",
-        help=_ABOUT,
-        description=_DETAILS,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "visualize", about=_ABOUT, details=_DETAILS, examples=_EXAMPLES)
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="one or more image files")
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="F", help="the picture to write: .png, .jpg or .webp"
@@ -40,16 +43,9 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--scale", type=positive, default=2, metavar="N", help="enlarge N times (default: %(default)s)")
     add_model(parser)
     group = parser.add_argument_group("reduction")
-    group.add_argument("--method", nargs="+", default=["atc"], metavar="M", help="atc, tome (default: atc)")
-    group.add_argument("--linkage", nargs="+", metavar="L", help="single, average, complete; of atc (default: average)")
+    add_methods(group, ["atc"])
     how_far = group.add_mutually_exclusive_group()
-    how_far.add_argument(
-        "--keep-rate",
-        nargs="+",
-        type=number,
-        metavar="R",
-        help="fraction of patch tokens that stays at each stage (default: 0.5)",
-    )
+    add_keep_rates(how_far, "0.5")
     how_far.add_argument(
         "--threshold",
         nargs="+",
@@ -57,18 +53,7 @@ def add_to(commands: Any) -> None:
         metavar="D",
         help="instead: merge up to this cosine distance, so that every image keeps what it needs",
     )
-    group.add_argument(
-        "--blocks",
-        nargs="+",
-        type=int,
-        metavar="B",
-        help="0-based blocks that reduce (default: a quarter, a half and three quarters of the depth)",
-    )
-    group.add_argument(
-        "--features",
-        metavar="F",
-        help="what tokens are compared by: keys, keys_per_head, tokens, values (default: keys)",
-    )
+    add_where(group)
     parser.set_defaults(run=run)
 
 
