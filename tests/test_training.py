@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import nn
 import agglo
 from agglo.classification import recipes
 from agglo.classification.batches import epoch_order
-from agglo.classification.datasets import open_split
+from agglo.classification.datasets import BadImageError, open_split
 from agglo.classification.evaluation import evaluate
 from agglo.classification.metrics import TopK
 from agglo.classification.objective import Objective
@@ -321,6 +322,29 @@ def test_a_run_does_not_go_on_from_other_weights_of_the_same_name(data: Path, tm
             finetune(settings, data, tmp_path / "run")
     with pytest.raises(ValueError, match="started from other weights"):
         finetune(settings, data, tmp_path / "run")
+
+
+def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
+    settings = plain(epochs=1, warmup_epochs=0.0)
+    finetune(settings, write_fashion(tmp_path / "data"), tmp_path / "run")
+    with pytest.raises(ValueError, match="started from other training images"):
+        finetune(settings, write_fashion(tmp_path / "data", n_train=47), tmp_path / "run")
+
+
+def test_bad_images_stop_a_run_or_are_counted(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for name in ("ant", "bee"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(5):
+                Image.new("L", (28, 28), 20 * number).save(tmp_path / split / name / f"{number}.png")
+    (tmp_path / "train" / "bee" / "3.png").write_bytes(b"no picture")
+    chosen = {"dataset": "folder", "in_memory": False, "shift": None, "epochs": 1, "warmup_epochs": 0.0}
+    settings = plain(**chosen, batch_size=3, erasing=0.1)
+    with pytest.raises(BadImageError, match=r"bee/3\.png"):
+        finetune(settings, tmp_path, tmp_path / "strict")
+    with pytest.warns(UserWarning, match=r"1 skipped: .*bee/3\.png"):
+        row = finetune(replace(settings, skip_bad=True), tmp_path, tmp_path / "skipping")
+    assert row["epoch"] == 1
 
 
 def test_a_sweep_does_not_take_cells_of_other_settings(data: Path, tmp_path: Path) -> None:

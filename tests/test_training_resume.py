@@ -98,7 +98,7 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[st
 def test_killed_while_files_are_written(data: Path, whole: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     undisturbed, its_folder = whole
     output = tmp_path / "run"
-    # 1 is settings.json, then three steps' states, then an evaluation's four files and its state, and so on.
+    # 1 is settings.json, 2 start.json, then three steps' states, then an evaluation's four files, its state, and so on.
     for number in (1, 2, 3, 5, 4, 3, 2):
         process = start(quick(), data, output, die_at_replacement, number)
         process.join()

@@ -122,7 +122,10 @@ def open_splits(settings: Settings, root: Path) -> Splits:
     """Both splits of the settings' dataset, without transforms yet."""
     from agglo.classification.datasets import open_split
 
-    splits = Splits(open_split(settings.dataset, root, "train"), open_split(settings.dataset, root, "val"))
+    train, validation = (
+        open_split(settings.dataset, root, split, skip_bad=settings.skip_bad) for split in ("train", "val")
+    )
+    splits = Splits(train, validation)
     one_sided = sorted(set(splits.train.classes) ^ set(splits.validation.classes))
     if one_sided:
         some = ", ".join(one_sided[:5]) + (", ..." if len(one_sided) > 5 else "")

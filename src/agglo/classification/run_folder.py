@@ -47,19 +47,21 @@ class RunFolder:
         if not (self.path / "settings.json").exists():
             write_json(self.path / "settings.json", record)
 
-    def require_same_start(self, weights: str) -> None:
-        """Raise if the run started from other weights, which a file of the same name may hold by now.
+    def require_same_start(self, fingerprints: Mapping[str, str]) -> None:
+        """Raise if the run started from something else, which a file or folder of the same name may hold by now.
 
-        weights: their fingerprint.
+        fingerprints: of "weights" and "training images", say.
         """
         path = self.path / "start.json"
         if not path.exists():
-            write_json(path, {"weights": weights})
-        elif (before := json.loads(path.read_text(encoding="utf-8"))["weights"]) != weights:
-            raise ValueError(
-                f"output={str(self.path)!r} holds a run that started from other weights "
-                f"({before} then, {weights} now); give another folder, or remove it"
-            )
+            write_json(path, dict(fingerprints))
+        before = json.loads(path.read_text(encoding="utf-8"))
+        for what, now in fingerprints.items():
+            if (then := before.get(what, now)) != now:
+                raise ValueError(
+                    f"output={str(self.path)!r} holds a run that started from other {what} "
+                    f"({then} then, {now} now); give another folder, or remove it"
+                )
 
     def load(self) -> dict[str, Any] | None:
         """Where the run stands, if it started before."""

@@ -30,6 +30,8 @@ class Settings:
     """start from random weights"""
     dataset: str = "imagenet"
     """imagenet, nabirds, coco, nuswide, folder, hf, fashion-mnist"""
+    skip_bad: bool = False
+    """leave out missing and unreadable images and count them; every process reads all images once to find them"""
 
     # Token reduction
     method: str = "none"

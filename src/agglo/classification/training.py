@@ -92,8 +92,9 @@ def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
         folder.start(settings, accelerator.num_processes, data)
     splits = open_splits(settings, data)
     model, teacher = build_models(settings, splits.classes)
-    if accelerator.is_main_process and not settings.from_scratch:
-        folder.require_same_start(fingerprint(model.state_dict()))
+    if accelerator.is_main_process:
+        weights = {} if settings.from_scratch else {"weights": fingerprint(model.state_dict())}
+        folder.require_same_start({**weights, "training images": splits.train.fingerprint()})
     fresh = fresh_names(settings, model)
     if fresh and accelerator.is_main_process:
         print(f"not in {settings.checkpoint}, so started afresh: {', '.join(fresh)}", file=sys.stderr)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import agglo
 from agglo.cli import backends, bench, demo, evaluate, finetune, visualize
@@ -13,6 +17,7 @@ from agglo.cli.arguments import USAGE_ERROR, Parser
 
 _TRACEBACKS = "AGGLO_TRACEBACK"
 _INTERRUPTED = 130
+_PACKAGE = Path(agglo.__file__).parent
 _OF_TRAINING = ("accelerate", "datasets", "torchmetrics", "tensorboard")
 
 _EXAMPLES = f"""\
@@ -51,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code: 0, or 2 for anything the person who typed it can mend."""
     chosen = parser().parse_args(arguments)
     try:
-        return chosen.run(chosen) or 0
+        with _own_warnings_in_one_line():
+            return chosen.run(chosen) or 0
     except KeyboardInterrupt:
         print("agglo: interrupted", file=sys.stderr)
         return _INTERRUPTED
@@ -60,6 +66,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"agglo: error: {_one_line(error)}", file=sys.stderr)
         return USAGE_ERROR
+
+
+@contextmanager
+def _own_warnings_in_one_line() -> Iterator[None]:
+    """Without the source line that Python adds, which is of no use to a person at a terminal."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Any, category: Any, filename: str, *rest: Any) -> None:
+            if _PACKAGE in Path(filename).parents:
+                print(f"agglo: {message}", file=sys.stderr)
+            else:
+                usual(message, category, filename, *rest)
+
+        warnings.showwarning = show
+        yield
 
 
 def _one_line(error: Exception) -> str:

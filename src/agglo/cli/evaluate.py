@@ -6,7 +6,6 @@ import argparse
 import ast
 import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +150,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     if settings.model.has_random_weights:
         print("agglo: weights are random, and so are the answers; give --checkpoint or --pretrained", file=sys.stderr)
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: print(f"agglo: {message}", file=sys.stderr)
-        report = evaluate(settings, arguments.json)
+    report = evaluate(settings, arguments.json)
     if os.environ.get("RANK", "0") != "0":
         return
     print(text(report))

@@ -45,7 +45,7 @@ examples:
   agglo sweep fashion_mnist --data fashion-mnist --output sweeps/lr --over lr=5e-4,1e-3,2e-3 weight_decay=0,0.05
 """
 
-_CHOICES = ("model", "dataset", "method", "linkage", "keep_rate", "checkpoint")
+_CHOICES = ("model", "dataset", "skip_bad", "method", "linkage", "keep_rate", "checkpoint")
 
 
 def add_to(commands: Any) -> None:
@@ -81,6 +81,9 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
     choices.add_argument("--model", metavar="NAME", help="a timm model")
     choices.add_argument(
         "--dataset", metavar="NAME", help="imagenet, nabirds, coco, nuswide, folder, hf, fashion-mnist"
+    )
+    choices.add_argument(
+        "--skip-bad", action="store_const", const=True, help="leave out missing and unreadable images and count them"
     )
     choices.add_argument("--method", metavar="M", help="atc, tome, evit, ...; none trains the dense model")
     choices.add_argument("--linkage", metavar="L", help="of atc: single, average, complete")
