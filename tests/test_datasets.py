@@ -157,6 +157,32 @@ def test_nabirds_lines_that_do_not_match(birds: Path) -> None:
         open_split("nabirds", birds, "train")
 
 
+def test_nabirds_images_that_are_labelled_but_not_listed(birds: Path) -> None:
+    for file, value in (("image_class_labels.txt", "11"), ("train_test_split.txt", "1")):
+        with (birds / file).open("a") as lines:
+            lines.write(f"ee {value}\n")
+    with (birds / "train_test_split.txt").open("a") as lines:
+        lines.write("ff 0\n")
+    told = r"image ee of image_class_labels.txt and train_test_split.txt is not in images.txt; image ff of train_test_"
+    with pytest.raises(ValueError, match=told):
+        open_split("nabirds", birds, "val")
+    with pytest.warns(UserWarning, match="2 skipped"):
+        data = open_split("nabirds", birds, "val", skip_bad=True)
+    # Nothing shows class 11; a class whose image is listed but lost stays, as it does without the other split.
+    assert data.classes == ["Loon", "Small Grebe", "Wood Duck (Female)"] and targets(data) == [2, 0]
+    (birds / "images" / "0010" / "d.jpg").unlink()
+    with pytest.warns(UserWarning, match="3 skipped"):
+        assert open_split("nabirds", birds, "train", skip_bad=True).classes == data.classes
+
+
+def test_text_that_is_not_utf8_is_named(birds: Path, nuswide: Path) -> None:
+    assert birds == nuswide
+    for dataset, file in (("nabirds", "classes.txt"), ("nuswide", "nus_wid_data.csv")):
+        (birds / file).write_bytes((birds / file).read_bytes() + "9 Eistaucher, männlich\n".encode("latin-1"))
+        with pytest.raises(ValueError, match=f"{file}' .*utf-8"):
+            open_split(dataset, birds, "val")
+
+
 def test_coco(coco: Path) -> None:
     train, val = open_split("coco", coco, "train"), open_split("coco", coco, "val")
     assert train.multi_label and train.classes == val.classes == ["toothbrush", "person", "car"]
@@ -216,6 +242,24 @@ def test_nuswide_rows_that_do_not_match(nuswide: Path) -> None:
         open_split("nuswide", nuswide, "train")
 
 
+def test_nuswide_labels_that_are_no_python(nuswide: Path) -> None:
+    table = nuswide / "nus_wid_data.csv"
+    whole = table.read_text()
+    for label in ("{[1]: 2}", "[" * 5000, "['sky', 3]", "-'a'"):
+        table.write_text(f'{whole}images/1.jpg,"{label}",val\n')
+        with pytest.raises(ValueError, match="line 6 is not a path, a list of labels and a split: ") as caught:
+            open_split("nuswide", nuswide, "val")
+        assert len(str(caught.value)) < 500
+
+
+def test_nuswide_with_a_quote_that_is_never_closed(nuswide: Path) -> None:
+    table = nuswide / "nus_wid_data.csv"
+    more = "images/1.jpg,['sky'],train\n" * (csv.field_size_limit() // 20)
+    table.write_text(table.read_text() + "images/1.jpg,\"['sky'],train\n" + more)
+    with pytest.raises(ValueError, match=r"nus_wid_data.csv' line \d+ cannot be read: field larger .*quote"):
+        open_split("nuswide", nuswide, "val")
+
+
 def test_fashion_mnist(clothes: Path, tmp_path: Path) -> None:
     train, test = open_split("fashion-mnist", clothes, "train"), open_split("fashion-mnist", clothes, "test")
     assert targets(train) == [2, 3, 4, 5, 6] and targets(test) == [2, 3, 4]
@@ -250,6 +294,18 @@ def test_idx_files_that_are_not_whole(clothes: Path) -> None:
     packed = clothes / "train-labels-idx1-ubyte.gz"
     packed.write_bytes(packed.read_bytes()[:-9])
     with pytest.raises(ValueError, match=r"train-labels-idx1-ubyte.gz' cannot be unpacked"):
+        open_split("fashion-mnist", clothes, "train")
+
+
+def test_a_damaged_gz_file_is_named_wherever_the_damage_is(clothes: Path) -> None:
+    packed = clothes / "train-images-idx3-ubyte.gz"
+    whole = packed.read_bytes()
+    for place in range(10, len(whole) - 8, 97):
+        packed.write_bytes(whole[:place] + bytes((whole[place] ^ 0xFF,)) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz'"):
+            open_split("fashion-mnist", clothes, "train")
+    packed.write_bytes(whole[:10] + b"\xff" * 40)
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz' cannot be unpacked: Error -3"):
         open_split("fashion-mnist", clothes, "train")
 
 
@@ -362,6 +418,14 @@ def test_what_is_not_known_is_told(tmp_path: Path) -> None:
         open_split("folder", Path("/nowhere"), "val")
     with pytest.raises(ValueError, match="no class folders"):
         open_split("folder", tmp_path, "val")
+    (tmp_path / "val").mkdir()
+    with pytest.raises(ValueError, match=rf"imagenet: split 'test' of '{tmp_path}' holds no images"):
+        open_split("imagenet", tmp_path, "test")
+    (tmp_path / "nus_wid_data.csv").write_text("filepath,label,split_name\n")
+    with pytest.raises(ValueError, match=rf"nuswide: split 'train' of '{tmp_path}' holds no images"):
+        open_split("nuswide", tmp_path, "train")
+    (tmp_path / "nus_wid_data.csv").unlink()
+    (tmp_path / "val").rmdir()
     with pytest.raises(ValueError, match="looks like no data set"):
         detect(tmp_path)
 

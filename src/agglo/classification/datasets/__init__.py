@@ -50,4 +50,6 @@ def open_split(
         raise ValueError(f"split={split!r} is not known; accepted: {', '.join(map(repr, _SPLITS))}")
     if not root.is_dir():
         raise ValueError(f"data={str(root)!r} is not a folder")
-    return ClassificationData(name, DATASETS[name](root, _SPLITS[split]), transform=transform, skip_bad=skip_bad)
+    listing = DATASETS[name](root, _SPLITS[split])
+    place = f"split {split!r} of {str(root)!r}"
+    return ClassificationData(name, listing, place=place, transform=transform, skip_bad=skip_bad)

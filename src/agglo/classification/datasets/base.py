@@ -83,6 +83,7 @@ class Listing:
 class ClassificationData(Dataset[tuple[Any, Any]]):
     """One split: [i] -> (transform(PIL image), target); the target is a float tensor (classes,) if multi_label.
 
+    place: where the images are, for messages.
     skipped: what `skip_bad` left out, in words. remarks: what a person should know about the choice of images.
     """
 
@@ -91,6 +92,7 @@ class ClassificationData(Dataset[tuple[Any, Any]]):
         name: str,
         listing: Listing,
         *,
+        place: str,
         transform: Callable[[Any], Any] | None = None,
         skip_bad: bool = False,
     ) -> None:
@@ -105,7 +107,7 @@ class ClassificationData(Dataset[tuple[Any, Any]]):
         if self.skipped:
             warnings.warn(f"{name}: {len(self.skipped)} skipped: {_listed(self.skipped)}", stacklevel=3)
         if not self._chosen:
-            raise ValueError(f"{name} holds no images")
+            raise ValueError(f"{name}: {place} holds no images")
 
     def __len__(self) -> int:
         return len(self._chosen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """Unsigned bytes: two zeros, a type, the number of dimensions, each extent in big-endian int32, then the data."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{str(path)!r} cannot be unpacked: {error}") from error
     head = 4 + 4 * dimensions
     if content[:4] != bytes((0, 0, _UNSIGNED_BYTES, dimensions)) or len(content) < head:

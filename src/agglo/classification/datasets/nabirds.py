@@ -10,12 +10,13 @@ _FLAG = {"train": "1", "val": "0"}
 
 
 def read_nabirds(root: Path, split: str) -> Listing:
-    """Classes are those that any image of either split has, in the order of their numbers."""
+    """Classes are those of all images that images.txt lists, of either split and whether or not their files are there,
+    in the order of their numbers."""
     paths = _table(root / "images.txt")
     labels = _table(root / "image_class_labels.txt")
     flags = _table(root / "train_test_split.txt")
     names = _table(root / "classes.txt")
-    used = sorted(set(labels.values()), key=lambda label: (len(label), label))
+    used = sorted({labels[image] for image in paths if image in labels}, key=lambda label: (len(label), label))
     number = {label: index for index, label in enumerate(used)}
     per_image = {"image_class_labels.txt": labels, "train_test_split.txt": flags}
     found: list[str] = []
@@ -33,13 +34,20 @@ def read_nabirds(root: Path, split: str) -> Listing:
                 targets.append(number[labels[image]])
             else:
                 bad.append(f"image {image} of images.txt is missing: {str(root / 'images' / path)!r}")
+    for image in dict.fromkeys(image for table in per_image.values() for image in table if image not in paths):
+        named = " and ".join(file for file, table in per_image.items() if image in table)
+        bad.append(f"image {image} of {named} is not in images.txt")
     return Listing([names.get(label, label) for label in used], Files(root / "images", found), targets, bad=bad)
 
 
 def _table(path: Path) -> dict[str, str]:
     """Lines of a key, a space, and the rest."""
     table = {}
-    for count, line in enumerate(require_file(path).read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = require_file(path).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
+    for count, line in enumerate(lines, 1):
         key, _, value = line.strip().partition(" ")
         if not line.strip():
             continue
