@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +28,13 @@ NAME = "test_vit"
 def state() -> dict[str, Tensor]:
     torch.manual_seed(1)
     return {name: torch.randn_like(value) for name, value in timm.create_model(NAME).state_dict().items()}
+
+
+class Runs:
+    """Pickled, it runs a command when read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch ran",)
 
 
 def test_every_kind_of_file_gives_the_same_weights(state: dict[str, Tensor], tmp_path: Path) -> None:
@@ -104,21 +114,43 @@ def test_a_mismatch_lists_the_keys_and_stops(state: dict[str, Tensor], tmp_path:
         build(ModelSpec(NAME, checkpoint=tmp_path / "empty.safetensors"))
 
 
-def test_files_that_hold_no_tensors_are_refused_and_never_run(tmp_path: Path) -> None:
+def test_files_that_hold_no_tensors_are_refused_and_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     torch.save({"model": torch.nn.Linear(1, 1)}, tmp_path / "pickled.pth")
     torch.save({"epoch": 3}, tmp_path / "nothing.pth")
+    torch.save({"model": Runs()}, tmp_path / "runs.pth")
+    torch.save({"model": Runs()}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     (tmp_path / "junk.pth").write_bytes(b"junk")
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    (tmp_path / "empty.pth").touch()
+    (tmp_path / "text.pth").write_text("hello, these are words\n")
+    (tmp_path / "page.pth").write_text("<!DOCTYPE html><html>not found</html>")
+    (tmp_path / "pickle.pth").write_bytes(pickle.dumps({"a": (1, 2, 3)}, protocol=2))
+    whole = (tmp_path / "nothing.pth").read_bytes()
+    (tmp_path / "cut.pth").write_bytes(whole[: len(whole) // 2])
+    code = "cannot be read as plain tensors: it holds {} besides, which could run code when read; save the state dict"
+    no_file = "cannot be read as plain tensors: it is not a whole file of tensors as torch.save writes them"
     told = {
-        "pickled.pth": "cannot be read as plain tensors",
+        "pickled.pth": code.format("torch.nn.modules.linear.Linear"),
+        "runs.pth": code.format("posix.system|nt.system"),
+        "old.pth": code.format("posix.system|nt.system"),
         "nothing.pth": "holds no state dict but keys epoch",
-        "junk.pth": "cannot be read as plain tensors",
+        **dict.fromkeys(("junk.pth", "empty.pth", "text.pth", "page.pth", "pickle.pth", "cut.pth"), no_file),
         "junk.safetensors": "cannot be read as safetensors",
         "absent.pth": "is not a file",
     }
     for name, message in told.items():
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as caught:
             build(ModelSpec(NAME, checkpoint=tmp_path / name))
+        assert str(caught.value).isprintable() and "weights_only" not in str(caught.value), name
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*TorchScript")
+def test_a_program_is_no_checkpoint(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), tmp_path / "program.pth")
+    with pytest.raises(ValueError, match=r"it is a TorchScript program; save the state dict alone$"):
+        read_checkpoint(tmp_path / "program.pth")
 
 
 def test_another_image_size_resamples_positions_after_an_exact_load(state: dict[str, Tensor], tmp_path: Path) -> None:
@@ -134,8 +166,24 @@ def test_names_and_classes() -> None:
     assert build(ModelSpec(NAME, num_classes=5)).get_classifier().out_features == 5
     with pytest.raises(ValueError, match="model='test_vitt' is not known to timm; close to it: test_vit"):
         build(ModelSpec("test_vitt"))
-    with pytest.raises(ValueError, match=r"model='test_vit.bogus' cannot be built"):
+    with pytest.raises(ValueError, match=r"model='test_vit.bogus' cannot be built: Invalid pretrained tag"):
         build(ModelSpec("test_vit.bogus"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        # timm asserts this without a word.
+        ({"global_pool": "foo"}, "cannot be built with num_classes=5, global_pool='foo': AssertionError$"),
+        ({"embed_dim": 65}, "cannot be built with num_classes=5, embed_dim=65: dim should be divisible by num_heads"),
+        ({"pooling": "avg"}, "with num_classes=5, pooling='avg': .*unexpected keyword argument 'pooling'"),
+        ({"drop_path_rate": "much"}, "with num_classes=5, drop_path_rate='much': linspace"),
+    ],
+)
+def test_options_that_a_model_cannot_have(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        build(ModelSpec(NAME, num_classes=5, options=options))
+    assert "\n" not in str(caught.value)
 
 
 def test_the_picture_seen_is_the_input_without_normalisation() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ _SHOWN = 6
 _NESTED_UNDER = ("state_dict", "model")
 _AVERAGE, _AVERAGE_IS_BETTER = "model_ema", "ema_best"
 _OF_METHOD = "agglo_method"
+_BLOCKED = re.compile(r"\bGLOBAL (\S+)")  # as torch names what it refuses to read
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
@@ -33,9 +35,20 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         with torch.serialization.safe_globals([Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # bytes that are no checkpoint fail in as many ways as there are bytes
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"checkpoint={str(path)!r} cannot be read as plain tensors: {reason}") from error
+        raise ValueError(f"checkpoint={str(path)!r} cannot be read as plain tensors: {_why(error)}") from error
     return _state_dict(content, path)
+
+
+def _why(error: Exception) -> str:
+    """What is wrong with a file, without torch's advice how to run what is in it."""
+    told = str(error)
+    if isinstance(error, OSError):
+        return told
+    if blocked := _BLOCKED.search(told):
+        return f"it holds {blocked[1]} besides, which could run code when read; save the state dict alone"
+    if "TorchScript" in told:
+        return "it is a TorchScript program; save the state dict alone"
+    return "it is not a whole file of tensors as torch.save writes them"
 
 
 def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:

@@ -56,10 +56,13 @@ def build(spec: ModelSpec) -> nn.Module:
     options = {} if state is None or spec.new_head else _told_by(state)
     if spec.num_classes is not None:
         options["num_classes"] = spec.num_classes
+    options.update(spec.options)
     try:
-        model: nn.Module = timm.create_model(spec.name, pretrained=spec.pretrained, **{**options, **spec.options})
-    except RuntimeError as error:
-        raise ValueError(f"model={spec.name!r} cannot be built: {error}") from error
+        model: nn.Module = timm.create_model(spec.name, pretrained=spec.pretrained, **options)
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"model={spec.name!r} cannot be built{given and f' with {given}'}: {reason}") from error
     if state is not None:
         load_exactly(model, _with_own_head(model, state) if spec.new_head else state, str(spec.checkpoint))
     if spec.image_size is not None:
