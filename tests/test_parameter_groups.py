@@ -57,6 +57,18 @@ def test_layers_decay_as_mae_has_it() -> None:
         assert math.isclose(group["lr_scale"], 0.75 ** (depth + 1 - layer)), name
 
 
+@pytest.mark.parametrize(("pooling", "norm"), [("token", "norm"), ("avg", "fc_norm")])
+def test_what_follows_the_blocks_does_not_decay(pooling: str, norm: str) -> None:
+    model = timm.create_model("test_vit", global_pool=pooling)  # 6 blocks
+    groups = by_name(parameter_groups(model, weight_decay=0.05, layer_decay=0.5, backbone_lr_scale=0.1))
+    backbone = {0: 1 / 64, 1: 1 / 32, 2: 1 / 16, 3: 1 / 8, 4: 1 / 4, 5: 1 / 2}
+    expected = {f"blocks.{block}.norm2.bias": 0.1 * factor for block, factor in backbone.items()}
+    expected |= {"cls_token": 0.1 / 128, "pos_embed": 1 / 128, "patch_embed.proj.weight": 1 / 128}
+    expected |= {f"{norm}.weight": 0.1, f"{norm}.bias": 0.1, "head.weight": 1.0, "head.bias": 1.0}
+    for name, factor in expected.items():
+        assert math.isclose(groups[name]["lr_scale"], factor), name
+
+
 def rates(steps: int, **changes: Any) -> list[tuple[float, float]]:
     """(backbone, new) rates of a run of 4 epochs of 5 steps."""
     model = timm.create_model("test_vit", num_classes=3)

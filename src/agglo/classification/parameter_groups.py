@@ -8,6 +8,7 @@ from torch import nn
 
 _ALWAYS_NEW = ("head", "head_dist", "pos_embed", "patch_embed")
 _METHOD = "agglo_method"
+_FOLLOWS = "norm"  # timm counts the final norm to the last block, MAE to what follows the blocks
 
 Group = dict[str, Any]
 
@@ -30,7 +31,7 @@ def parameter_groups(
 
     Vectors, biases and what the model excludes (position embeddings, class token) do not decay. A rate's factor is
     backbone_lr_scale for the backbone, times layer_decay^(depth + 1 - id), where id is 0 for the embeddings, i + 1 for
-    block i and depth + 1 for what follows.
+    block i and depth + 1 for what follows them, the final norm included, and for what a method learns.
     """
     from timm.optim import param_groups_layer_decay
 
@@ -42,8 +43,9 @@ def parameter_groups(
     for layer in layers:
         for parameter in layer["params"]:
             name = names[id(parameter)]
+            parts = name.split(".")
             backbone = not is_new(name)
-            scale = 1.0 if _METHOD in name.split(".") else layer["lr_scale"]
+            scale = 1.0 if parts[0] == _FOLLOWS or _METHOD in parts else layer["lr_scale"]
             scale *= backbone_lr_scale if backbone else 1.0
             key = (scale, layer["weight_decay"], backbone)
             empty: Group = {"lr_scale": scale, "weight_decay": key[1], "backbone": backbone, "params": [], "names": []}
