@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 
 import agglo
 from agglo.classification import recipes
+from agglo.classification.datasets import DATASETS
 from agglo.classification.settings import Settings, explanations
 from agglo.cli import main
 
@@ -53,6 +56,31 @@ def test_other_data_have_sets_of_their_own_except_two_cells() -> None:
             assert (found.mixup, found.cutmix) == ((0.8, 1.0) if dataset == "nabirds" else (0, 0))
 
 
+IMAGENETS = "those that ATC was given most often are taken"
+AT_THIS_RATE = "selected these for keep rates of 0.25, 0.5, 0.7 and 0.9 alone"
+FULL_RATE = "the whole model learns at the full rate"
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_notes_tell_where_the_rates_are_from_and_never_two_places(dataset: str) -> None:
+    recipe = recipes.load("deit")
+    for method, keep_rate in itertools.product((info.name for info in agglo.methods()), (0.5, 0.6)):
+        found, notes = recipe.resolve({"dataset": dataset, "method": method, "keep_rate": keep_rate})
+        told = {text for text in (IMAGENETS, AT_THIS_RATE, FULL_RATE) if any(text in note for note in notes)}
+        if dataset in ("nabirds", "coco", "nuswide"):
+            expected, rates = {FULL_RATE}, (1, 0)
+        elif method == "atc":
+            expected, rates = {AT_THIS_RATE} if keep_rate == 0.6 else set(), (0.01, 5)
+        else:
+            expected, rates = {IMAGENETS}, (0.01, 5)
+        assert told == expected and (found.backbone_lr_scale, found.frozen_epochs) == rates, (method, keep_rate)
+
+
+def test_atc_by_a_schedule_has_no_rates_of_the_papers() -> None:
+    _, notes = recipes.load("deit").resolve({"method": "atc", "schedule": "constant", "removed": 8})
+    assert any(AT_THIS_RATE in note for note in notes)
+
+
 def test_data_sets_augment_as_the_study_did() -> None:
     birds, coco = resolve("deit", dataset="nabirds"), resolve("deit", dataset="coco")
     assert (birds.randaugment, birds.colour_jitter, birds.erasing) == (None, 0.3, 0.25)
@@ -76,11 +104,36 @@ def test_mae(model: str, expected: tuple[float, ...]) -> None:
     assert (dense.schedule, dense.removed) == (None, 0)
 
 
+def test_mae_is_the_papers_on_imagenet_alone() -> None:
+    for dataset in DATASETS:
+        found, notes = recipes.load("mae").resolve({"dataset": dataset, "checkpoint": "mae.pth"})
+        assert any("ImageNet alone" in note for note in notes) is (dataset != "imagenet")
+        assert (found.mixup == 0) is (dataset in ("coco", "nuswide"))
+
+
+def test_mae_by_a_keep_rate_is_told_how() -> None:
+    choices = {"checkpoint": "mae.pth", "keep_rate": 0.5}
+    with pytest.raises(ValueError, match=r"keep_rate=0.5 and schedule='constant'.* not both.*schedule=none removed=0"):
+        recipes.load("mae").resolve(choices)
+    assert recipes.load("mae").resolve({**choices, "schedule": "none", "removed": 0})[0].keep_rate == 0.5
+
+
+@pytest.mark.parametrize("model", ["vit_large_patch16_224", "vit_small_patch16_224"])
+def test_models_that_mae_has_no_settings_for(model: str) -> None:
+    """Without the tag timm would normalise images in another way than MAE did."""
+    accepted = "vit_base_patch16_224.mae, vit_large_patch16_224.mae and vit_huge_patch14_224.mae"
+    for dense in ({}, {"method": "none"}):
+        with pytest.raises(ValueError, match=rf"^recipe mae with model='{model}': accepted models are {accepted}"):
+            recipes.load("mae").resolve({"checkpoint": "mae.pth", "model": model, **dense})
+    assert timm.get_pretrained_cfg(model).mean != timm.get_pretrained_cfg("vit_large_patch16_224.mae").mean
+
+
 def test_methods_that_are_named_exist_and_all_others_have_settings_too() -> None:
     known = {info.name for info in agglo.methods()}
     for name in recipes.names():
         for case in recipes.load(name).cases:
-            assert set(case.when.get("method", [])) <= known | {"none"}
+            for named in (case.when, case.unless):
+                assert set(named.get("method", [])) <= known | {"none"}
     for method in known:
         assert resolve("deit", method=method, keep_rate=0.7).distill == method.startswith("dynamicvit")
 
@@ -106,6 +159,7 @@ def test_what_a_person_chooses_goes_before_cases() -> None:
         ({"precision": "fp8"}, "precision='fp8' is not one of no, bf16, fp16, auto"),
         ({"method": "atc"}, "method='atc' needs one of keep_rate and schedule"),
         ({"keep_rate": 0.5}, "keep_rate=0.5 needs a method"),
+        ({"method_options": {"k": 5}}, "method_options={'k': 5} needs a method; method is 'none'"),
         ({"warmup_epochs": 31}, "warmup_epochs=31 must not exceed epochs=30"),
         ({"dataset": "imagnet"}, "dataset='imagnet' is not known"),
         ({"pretrained": False}, "no starting weights: give one of"),
@@ -127,6 +181,23 @@ def test_impossible_choices(choices: dict[str, Any], message: str) -> None:
         ("setings = {}", "'setings' is unknown; a recipe has about, settings and case"),
         ("[settings]\nlrr = 1", "recipe own: 'lrr' is no setting; close to it: lr"),
         ("[[case]]\nwhen = { modle = 'x' }", "recipe own: 'modle' is no setting; close to it: mode"),
+        ("[[case]]\nunless = { modle = 'x' }", "recipe own: 'modle' is no setting; close to it: mode"),
+        ("[[case]]\nunless = { model = 3 }", "recipe own: model=3 must be text"),
+        (
+            "[[case]]\nsets = { lr = 1.0 }",
+            "own: case 1: 'sets' is unknown; a case has when, unless, set, note and refuse",
+        ),
+        ("[[case]]\n[[case]]\nset = 3", r"recipe own: case 2: set=3 must be a table: set = \{ name = value \}"),
+        ("[[case]]\nwhen = 'coco'", r"recipe own: case 1: when='coco' must be a table"),
+        ("[[case]]\nunless = ['coco']", r"recipe own: case 1: unless=\['coco'\] must be a table"),
+        ("[[case]]\nnote = 3", "recipe own: case 1: note=3 must be text"),
+        ("[[case]]\nrefuse = true", "recipe own: case 1: refuse=True must be text"),
+        ("[case]\nset = { lr = 1.0 }", r"recipe own: cases are written \[\[case\]\], each under its own"),
+        ("case = 3", r"recipe own: cases are written \[\[case\]\]"),
+        ("case = [3]", r"recipe own: cases are written \[\[case\]\]"),
+        ("settings = 3", r"recipe own: settings=3 must be a table: \[settings\]"),
+        ("[[settings]]", r"recipe own: settings=\[\{\}\] must be a table: \[settings\]"),
+        ("about = 3", "recipe own: about=3 must be text"),
     ],
 )
 def test_impossible_recipes(text: str, message: str) -> None:
@@ -134,9 +205,33 @@ def test_impossible_recipes(text: str, message: str) -> None:
         recipes.parse(text, "own")
 
 
+def test_a_case_holds_when_and_unless() -> None:
+    text = """
+    [settings]
+    from_scratch = true
+    [[case]]
+    when = { dataset = ["coco", "nuswide"] }
+    unless = { epochs = [3, 4], lr = 0.5 }
+    set = { seed = 7 }
+    """
+    recipe = recipes.parse(text, "own")
+    for choices, holds in (
+        ({"dataset": "coco"}, True),
+        ({"dataset": "nuswide", "epochs": 6, "lr": 0.1}, True),
+        ({"dataset": "folder"}, False),
+        ({"dataset": "coco", "epochs": 3, "warmup_epochs": 0}, False),
+        ({"dataset": "coco", "epochs": 4, "lr": 0.5, "warmup_epochs": 0}, False),
+        ({"dataset": "coco", "lr": 0.5}, False),
+    ):
+        assert recipe.resolve(choices)[0].seed == (7 if holds else 0), choices
+
+
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text('about = "mine"\n[settings]\nfrom_scratch = true\nepochs = 7\n')
     assert resolve(str(tmp_path / "own.toml")).epochs == 7
+    (tmp_path / "latin.toml").write_bytes("about = 'für mich'".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin.toml' is not text in UTF-8"):
+        recipes.load(str(tmp_path / "latin.toml"))
     with pytest.raises(ValueError, match=r"none.toml' is not a file"):
         recipes.load(str(tmp_path / "none.toml"))
     with pytest.raises(ValueError, match=r"recipe='diet' is none of deit, fashion_mnist, mae, and no .toml file"):

@@ -21,15 +21,21 @@ else:
 
 @dataclass(frozen=True)
 class Case:
-    """Settings that hold where others have certain values, and what is to be said about them."""
+    """Settings that hold where others have certain values and none has some others, and what is to be said about it.
+
+    refusal: why there is no run in this case.
+    """
 
     when: Mapping[str, Sequence[Any]]
+    unless: Mapping[str, Sequence[Any]]
     values: Mapping[str, Any]
     note: str | None
+    refusal: str | None
 
     def holds(self, settings: Mapping[str, Any]) -> bool:
-        """Whether every named setting has one of the values that the case is for."""
-        return all(settings[name] in wanted for name, wanted in self.when.items())
+        """Whether every setting of `when` has one of its values there, and no setting of `unless`."""
+        wanted = all(settings[name] in values for name, values in self.when.items())
+        return wanted and not any(settings[name] in values for name, values in self.unless.items())
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,11 @@ class Recipe:
         values = {**values, **_augmentation({**values, **chosen}["dataset"]), **self.values}
         notes = []
         for case in self.cases:
-            if case.holds({**values, **chosen}):
+            settled = {**values, **chosen}
+            if case.holds(settled):
+                if case.refusal:
+                    these = ", ".join(f"{name}={settled[name]!r}" for name in {**case.when, **case.unless})
+                    raise ValueError(f"recipe {self.name} with {these}: {case.refusal}")
                 values.update(case.values)
                 if case.note:
                     notes.append(case.note)
@@ -68,7 +78,10 @@ def load(name: str) -> Recipe:
         path = Path(name)
         if not path.is_file():
             raise ValueError(f"recipe={name!r} is not a file")
-        return parse(path.read_text(encoding="utf-8"), path.stem)
+        try:
+            return parse(path.read_text(encoding="utf-8"), path.stem)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"recipe={name!r} is not text in UTF-8: {error}") from error
     if name not in names():
         raise ValueError(f"recipe={name!r} is none of {', '.join(names())}, and no .toml file")
     return parse((_folder() / f"{name}.toml").read_text(encoding="utf-8"), name)
@@ -81,20 +94,55 @@ def parse(text: str, name: str) -> Recipe:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{source} is not TOML: {error}") from error
-    unknown = set(content) - {"about", "settings", "case"}
-    if unknown:
-        raise ValueError(f"{source}: {sorted(unknown)[0]!r} is unknown; a recipe has about, settings and case")
-    cases = []
-    for case in content.get("case", []):
-        when = {name: _values(name, wanted, source) for name, wanted in case.get("when", {}).items()}
-        cases.append(Case(when, checked(case.get("set", {}), source), case.get("note")))
-    return Recipe(name, content.get("about", ""), checked(content.get("settings", {}), source), cases)
+    _require_keys(content, ("about", "settings", "case"), source, "a recipe")
+    cases = content.get("case", [])
+    if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
+        raise ValueError(f"{source}: cases are written [[case]], each under its own")
+    settings = _table(content, "settings", source, "[settings]")
+    about = _text(content, "about", source) or ""
+    return Recipe(name, about, checked(settings, source), [_case(case, source, n) for n, case in enumerate(cases, 1)])
 
 
-def _values(name: str, wanted: Any, source: str) -> list[Any]:
-    """The values of a setting that a case is for, one or several."""
-    each = wanted if isinstance(wanted, list) else [wanted]
-    return [checked({name: value}, source)[name] for value in each]
+def _case(content: Mapping[str, Any], source: str, number: int) -> Case:
+    place = f"{source}: case {number}"
+    _require_keys(content, ("when", "unless", "set", "note", "refuse"), place, "a case")
+    when, unless, values = (
+        _table(content, key, place, f"{key} = {{ name = value }}") for key in ("when", "unless", "set")
+    )
+    return Case(
+        _alternatives(when, source),
+        _alternatives(unless, source),
+        checked(values, source),
+        _text(content, "note", place),
+        _text(content, "refuse", place),
+    )
+
+
+def _require_keys(content: Mapping[str, Any], accepted: Sequence[str], source: str, what: str) -> None:
+    for key in content:
+        if key not in accepted:
+            listed = f"{', '.join(accepted[:-1])} and {accepted[-1]}"
+            raise ValueError(f"{source}: {key!r} is unknown; {what} has {listed}")
+
+
+def _table(content: Mapping[str, Any], key: str, source: str, form: str) -> dict[str, Any]:
+    value = content.get(key, {})
+    if not isinstance(value, dict):
+        raise ValueError(f"{source}: {key}={value!r} must be a table: {form}")
+    return value
+
+
+def _text(content: Mapping[str, Any], key: str, source: str) -> str | None:
+    value = content.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{source}: {key}={value!r} must be text")
+    return value
+
+
+def _alternatives(table: Mapping[str, Any], source: str) -> dict[str, list[Any]]:
+    """Settings with the values that a case is for, one or several of each."""
+    each = {name: values if isinstance(values, list) else [values] for name, values in table.items()}
+    return {name: [checked({name: value}, source)[name] for value in values] for name, values in each.items()}
 
 
 def shown(settings: Settings, notes: Sequence[str]) -> str:
@@ -122,10 +170,35 @@ def assignment(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise ValueError(f"{text!r} is not of the form name=value")
+    return name.strip(), tomllib.loads(f"value = {value}")["value"] if _is_toml(value) else value.strip()
+
+
+def assignments(text: str) -> tuple[str, list[Any]]:
+    """`name=value,value` of the command line, each value read as `assignment` does; a comma inside of a list, a table
+    or quotes is its own.
+
+    >>> assignments("patch_drop_rates=[0.5,0.5],[]"), assignments("linkage=single,none")
+    (('patch_drop_rates', [[0.5, 0.5], []]), ('linkage', ['single', 'none']))
+    """
+    name, equals, rest = text.partition("=")
+    if not equals or not name.strip():
+        raise ValueError(f"{text!r} is not of the form name=value,value")
+    pieces, values = rest.split(","), []
+    while pieces:
+        # Up to the first comma where TOML is complete; where it never is, a plain word ends at the next one.
+        ends = (end for end in range(1, len(pieces) + 1) if _is_toml(",".join(pieces[:end])))
+        end = next(ends, 1)
+        values.append(assignment(f"{name}={','.join(pieces[:end])}")[1])
+        pieces = pieces[end:]
+    return name.strip(), values
+
+
+def _is_toml(value: str) -> bool:
     try:
-        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+        tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
-        return name.strip(), value.strip()
+        return False
+    return True
 
 
 def _augmentation(dataset: str) -> dict[str, Any]:

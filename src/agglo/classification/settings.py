@@ -143,12 +143,17 @@ class Settings:
 
     def _require_coherence(self) -> None:
         reducing = self.method != "none"
-        if reducing and (self.keep_rate is None) == (self.schedule is None):
+        if reducing and self.keep_rate is None and self.schedule is None:
             raise ValueError(f"method={self.method!r} needs one of keep_rate and schedule")
+        if reducing and self.keep_rate is not None and self.schedule is not None:
+            raise ValueError(
+                f"keep_rate={self.keep_rate:g} and schedule={self.schedule!r}: give one of them, not both; "
+                "to use keep_rate with a recipe that has a schedule: --set schedule=none removed=0"
+            )
         if (self.schedule is None) != (self.removed == 0):
             raise ValueError(f"schedule={self.schedule!r} and removed={self.removed} go together: give both or neither")
         if not reducing:
-            for name in ("keep_rate", "schedule", "linkage", "proportional", "distill"):
+            for name in ("keep_rate", "schedule", "linkage", "proportional", "method_options", "distill"):
                 if getattr(self, name):
                     raise ValueError(f"{name}={getattr(self, name)!r} needs a method; method is 'none'")
         if any(not 0 <= rate < 1 for rate in self.patch_drop_rates):

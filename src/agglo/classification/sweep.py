@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,8 @@ from agglo.classification.settings import Settings
 from agglo.classification.training import NonFiniteLossError, finetune
 from agglo.study.records import write_json
 
+_LONGEST_NAME = 120  # characters; file systems take 255 bytes
+_NOT_SAFE = re.compile(r"[^A-Za-z0-9_.,=+\[\]-]")
 # Those of the paper's search that it selected somewhere: warm-up, backbone rate, frozen epochs.
 PAPER: dict[str, list[Any]] = {"warmup_epochs": [5, 20], "backbone_lr_scale": [0.01, 1.0], "frozen_epochs": [0, 5]}
 
@@ -63,12 +68,23 @@ def _outcome(settings: Settings, data: Path, folder: RunFolder) -> dict[str, Any
 
 
 def cell_name(cell: Mapping[str, Any]) -> str:
-    """A folder's name: what distinguishes the cell.
+    """A folder's name: what distinguishes the cell. Where that is long or has letters that are not for every file
+    system, such as the slashes of a path, they are replaced and a few digits distinguish it.
 
     >>> cell_name({"warmup_epochs": 5, "backbone_lr_scale": 0.01})
     'warmup_epochs=5,backbone_lr_scale=0.01'
+    >>> cell_name({"checkpoint": "w1/m.safetensors"})
+    'checkpoint=w1_m.safetensors-64152ee5'
     """
-    return ",".join(f"{name}={value}" for name, value in cell.items())
+    whole = ",".join(f"{name}={_written(value)}" for name, value in cell.items())
+    safe = _NOT_SAFE.sub("_", whole)
+    if safe == whole and len(safe) <= _LONGEST_NAME:
+        return whole
+    return f"{safe[:_LONGEST_NAME]}-{hashlib.sha256(whole.encode(errors='surrogatepass')).hexdigest()[:8]}"
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":")) if isinstance(value, list | dict) else str(value)
 
 
 def table(ranked: Sequence[Mapping[str, Any]]) -> str:

@@ -146,14 +146,7 @@ def run_sweep(arguments: argparse.Namespace) -> None:
     from agglo.classification.sweep import PAPER, sweep, table
     from agglo.demo import embedded  # noqa: F401 timm knows the embedded model from here on
 
-    over = dict(_values(text) for text in arguments.over) or PAPER
+    over = dict(recipes.assignments(text) for text in arguments.over) or PAPER
     ranked = sweep(recipe, _chosen(arguments), over, arguments.data, arguments.output)
     if PartialState().is_main_process:
         print(table(ranked))
-
-
-def _values(text: str) -> tuple[str, list[Any]]:
-    from agglo.classification.recipes import assignment
-
-    name, _, values = text.partition("=")
-    return name, [assignment(f"{name}={value}")[1] for value in values.split(",")]
