@@ -27,7 +27,6 @@ import torch
 import agglo
 from agglo.classification import evaluation_grid, recipes
 from agglo.classification.datasets.fashion_mnist import find_idx, read_idx, write_idx
-from agglo.classification.run_folder import RunFolder
 from agglo.classification.training import finetune
 from agglo.demo.show import EMBEDDED
 from agglo.methods import create
@@ -153,9 +152,9 @@ def train(number: int, data: Path, runs: Path) -> dict[str, Any]:
         found = reach(entry, rate)
     except UnreachableError as error:
         return {**result, "cannot": str(error)}
-    folder = RunFolder(runs / f"{entry.name.replace(' ', '-')}-{rate}")
-    best = folder.result() or finetune(settings, data, folder.path)
-    return {**result, **found, "top1": best["top1"]}
+    folder = runs / f"{entry.name.replace(' ', '-')}-{rate}"
+    # One that is done returns at once, after a look at whether it was this one.
+    return {**result, **found, "top1": finetune(settings, data, folder)["top1"]}
 
 
 class UnreachableError(Exception):

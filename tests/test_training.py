@@ -324,6 +324,50 @@ def test_a_run_does_not_go_on_from_other_weights_of_the_same_name(data: Path, tm
         finetune(settings, data, tmp_path / "run")
 
 
+def test_what_never_began_does_not_stand_in_the_way(data: Path, tmp_path: Path) -> None:
+    settings = plain(epochs=1, warmup_epochs=0.0)
+    with pytest.raises(ValueError, match="48 training images do not fill one step of 64"):
+        finetune(replace(settings, batch_size=64), data, tmp_path / "run")
+    with pytest.raises(ValueError, match="not known to timm"):
+        finetune(replace(settings, model="vit_nowhere"), data, tmp_path / "run")
+    assert finetune(settings, data, tmp_path / "run")["epoch"] == 1
+
+
+def test_a_folder_that_is_no_run_is_told(data: Path, tmp_path: Path) -> None:
+    for content in ("", "{}", "[]", '{"settings": 3, "processes": 1}'):
+        (tmp_path / "settings.json").write_text(content)
+        with pytest.raises(ValueError, match=r"settings\.json' is no record of a run"):
+            finetune(plain(), data, tmp_path)
+
+
+def test_the_untrained_model_is_never_the_best(data: Path, tmp_path: Path) -> None:
+    # At this rate one epoch spoils what it started from.
+    finetune(plain(epochs=6, warmup_epochs=0.0), data, tmp_path / "good")
+    weights = str(tmp_path / "good" / "best" / "model.safetensors")
+    settings = plain(epochs=1, warmup_epochs=0.0, lr=1.0, checkpoint=weights, from_scratch=False, evaluate_first=True)
+    best = finetune(settings, data, tmp_path / "spoilt")
+    before, after = (float(row["top1"]) for row in log(tmp_path / "spoilt"))
+    assert before > after and best["epoch"] == 1 and best["top1"] == after
+    assert json.loads((tmp_path / "spoilt" / "best" / "result.json").read_text())["epoch"] == 1
+
+
+def test_half_precision_needs_a_device_that_has_it(data: Path, tmp_path: Path) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("this machine has such a device")
+    with pytest.raises(ValueError, match="precision='fp16' needs a GPU"):
+        finetune(plain(precision="fp16"), data, tmp_path)
+
+
+@pytest.mark.parametrize("classes", [10, 7])
+def test_only_a_new_head_starts_small(tmp_path: Path, classes: int) -> None:
+    model = build(ModelSpec("agglo_test_vit", num_classes=classes))
+    torch.nn.init.normal_(model.get_submodule("head").weight)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    start = plain(checkpoint=str(tmp_path / "weights.pt"), from_scratch=False, head_std=2e-5)
+    deviation = float(build_models(start, 10)[0].get_submodule("head").weight.detach().std())
+    assert deviation > 0.9 if classes == 10 else deviation < 1e-4
+
+
 def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
     settings = plain(epochs=1, warmup_epochs=0.0)
     finetune(settings, write_fashion(tmp_path / "data"), tmp_path / "run")
@@ -345,6 +389,8 @@ def test_bad_images_stop_a_run_or_are_counted(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"1 skipped: .*bee/3\.png"):
         row = finetune(replace(settings, skip_bad=True), tmp_path, tmp_path / "skipping")
     assert row["epoch"] == 1
+    [skipped] = json.loads((tmp_path / "skipping" / "settings.json").read_text())["skipped"]
+    assert "bee/3.png" in skipped
 
 
 def test_a_sweep_does_not_take_cells_of_other_settings(data: Path, tmp_path: Path) -> None:

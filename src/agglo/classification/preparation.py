@@ -23,6 +23,7 @@ from agglo.classification.transforms import (
     inputs_for,
     train_transform,
 )
+from agglo.schedule import REMOVING
 from agglo.study.checkpoint_files import load_method, read_checkpoint, split_method
 from agglo.study.model_loading import ModelSpec, build
 
@@ -38,7 +39,7 @@ def build_models(settings: Settings, classes: int) -> tuple[nn.Module, nn.Module
     checkpoint = None if settings.checkpoint is None else Path(settings.checkpoint)
     spec = ModelSpec(settings.model, checkpoint, settings.pretrained, None, classes, options, new_head=True)
     model = build(spec)
-    if settings.head_std is not None:
+    if settings.head_std is not None and _known_classes(settings, model, checkpoint) != classes:
         head: Any = model.get_submodule("head")
         nn.init.trunc_normal_(head.weight, std=settings.head_std)
     teacher = None
@@ -57,10 +58,7 @@ def _teacher(settings: Settings, model: nn.Module, checkpoint: Path | None, clas
         pool = {} if settings.global_pool is None else {"global_pool": settings.global_pool}
         teacher = build(ModelSpec(settings.model, Path(settings.teacher), num_classes=classes, options=pool))
     else:
-        if checkpoint is not None:
-            known = head_classes(checkpoint)
-        else:
-            known = model.pretrained_cfg["num_classes"] if settings.pretrained else None  # type: ignore[index, assignment]
+        known = _known_classes(settings, model, checkpoint)
         if known != classes:
             raise ValueError(
                 f"distill=true needs a teacher that knows the {classes} classes of the data; the starting weights "
@@ -68,6 +66,13 @@ def _teacher(settings: Settings, model: nn.Module, checkpoint: Path | None, clas
             )
         teacher = deepcopy(model)
     return teacher.eval().requires_grad_(False)
+
+
+def _known_classes(settings: Settings, model: Any, checkpoint: Path | None) -> int | None:
+    """How many classes the starting weights tell apart; None if they have no head."""
+    if checkpoint is not None:
+        return head_classes(checkpoint)
+    return int(model.pretrained_cfg["num_classes"]) if settings.pretrained else None
 
 
 def fresh_names(settings: Settings, model: nn.Module) -> list[str]:
@@ -90,8 +95,7 @@ def reduce(model: nn.Module, settings: Settings) -> None:
     options = dict(settings.method_options)
     if settings.linkage is not None:
         options["linkage"] = settings.linkage
-    schedules = {"constant": agglo.Constant, "linear": agglo.Linear}
-    schedule = None if settings.schedule is None else schedules[settings.schedule](settings.removed)
+    schedule = None if settings.schedule is None else REMOVING[settings.schedule](settings.removed)
     agglo.apply(
         model,
         settings.method,
@@ -116,6 +120,11 @@ class Splits:
     @property
     def multi_label(self) -> bool:
         return bool(self.train.multi_label)
+
+    @property
+    def skipped(self) -> list[str]:
+        """Images that are left out, in words."""
+        return [*self.train.skipped, *self.validation.skipped]
 
 
 def open_splits(settings: Settings, root: Path) -> Splits:

@@ -30,22 +30,29 @@ class RunFolder:
         record = self.path / "settings.json"
         if not record.exists():
             return
-        before = json.loads(record.read_text(encoding="utf-8"))
         now = {**asdict(settings), "processes": processes}
-        # A setting that did not exist then had what is its default now.
-        then = {**asdict(Settings(from_scratch=True)), **before["settings"], "processes": before["processes"]}
+        try:
+            before = json.loads(record.read_text(encoding="utf-8"))
+            # A setting that did not exist then had what is its default now.
+            then = {**asdict(Settings(from_scratch=True)), **before["settings"], "processes": before["processes"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{str(record)!r} is no record of a run; give another folder, or remove it") from error
         differing = [name for name in now if name not in INDIFFERENT and now[name] != then[name]]
         if differing:
             told = ", ".join(f"{name}={then[name]!r} then and {now[name]!r} now" for name in differing)
             raise ValueError(f"output={str(self.path)!r} holds another run: {told}; give another folder, or remove it")
 
-    def start(self, settings: Settings, processes: int, data: Path) -> None:
-        """Make the folder ready. Only one process does this."""
+    def start(self, settings: Settings, processes: int, data: Path, skipped: Sequence[str] = ()) -> None:
+        """Make the folder ready. Only one process does this, once all that could be wrong with settings and data has
+        been tried: what never began must not stand in the way of what is put right.
+
+        skipped: images that are left out, in words.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.path)
-        record = {"settings": asdict(settings), "processes": processes, "data": str(data), "machine": machine()}
+        record = {"settings": asdict(settings), "processes": processes, "data": str(data), "skipped": list(skipped)}
         if not (self.path / "settings.json").exists():
-            write_json(self.path / "settings.json", record)
+            write_json(self.path / "settings.json", {**record, "machine": machine()})
 
     def require_same_start(self, fingerprints: Mapping[str, str]) -> None:
         """Raise if the run started from something else, which a file or folder of the same name may hold by now.

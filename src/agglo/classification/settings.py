@@ -118,7 +118,7 @@ class Settings:
     precision: str = "no"
     """mixed precision: no, bf16, fp16, or auto: fp16 on GPUs and none on CPUs"""
     evaluate_first: bool = True
-    """before training too"""
+    """before training too: a row of the log, never the best one"""
     evaluate_every: int = 1
     """epochs from one evaluation to the next; after the last one always"""
     evaluation_batch_size: int = 256

@@ -62,8 +62,8 @@ class Position:
 
     @property
     def best_row(self) -> dict[str, Any]:
-        """The first of the best rows, by the weights or their average."""
-        return max(self.rows, key=lambda row: row["best_of_both"])
+        """The first of the best rows, by the weights or their average. What was there before training is none."""
+        return max((row for row in self.rows if row["epoch"] > 0), key=lambda row: row["best_of_both"])
 
 
 def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
@@ -74,12 +74,17 @@ def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
     """
     from accelerate import Accelerator
 
+    has_device = torch.accelerator.is_available()
+    if settings.precision == "fp16" and not has_device:
+        raise ValueError(
+            "precision='fp16' needs a GPU: Accelerate would train in float32; a CPU can do 'bf16' and 'no'"
+        )
     # Of the machine, so not part of what the settings say.
     automatic = "fp16" if torch.cuda.is_available() else "no"
     tracker = None if settings.tracker == "none" else settings.tracker
     accelerator = Accelerator(
         # Unless told, Accelerate takes each of several processes without a GPU for a run of its own.
-        cpu=not torch.accelerator.is_available(),
+        cpu=not has_device,
         mixed_precision=automatic if settings.precision == "auto" else settings.precision,
         log_with=tracker,
         project_dir=output,
@@ -87,14 +92,9 @@ def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
     _require_data_parallel(accelerator)
     folder = RunFolder(output)
     folder.require_same(settings, accelerator.num_processes)
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        folder.start(settings, accelerator.num_processes, data)
     splits = open_splits(settings, data)
     model, teacher = build_models(settings, splits.classes)
-    if accelerator.is_main_process:
-        weights = {} if settings.from_scratch else {"weights": fingerprint(model.state_dict())}
-        folder.require_same_start({**weights, "training images": splits.train.fingerprint()})
+    start = {} if settings.from_scratch else {"weights": fingerprint(model.state_dict())}
     fresh = fresh_names(settings, model)
     if fresh and accelerator.is_main_process:
         print(f"not in {settings.checkpoint}, so started afresh: {', '.join(fresh)}", file=sys.stderr)
@@ -102,9 +102,14 @@ def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
     batches = training_data(settings, splits, model, share)
     objective = Objective(settings, model, splits.classes, splits.multi_label, teacher)
     validation = accelerator.prepare_data_loader(validation_loader(settings, splits, model))
+    trainer = Trainer(settings, accelerator, folder, model, objective, batches, validation, share)
+    # Every process has looked into the folder before the first one writes to it.
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        folder.start(settings, accelerator.num_processes, data, splits.skipped)
+        folder.require_same_start({**start, "training images": splits.train.fingerprint()})
     if tracker is not None:
         accelerator.init_trackers("agglo", {name: str(value) for name, value in asdict(settings).items()})
-    trainer = Trainer(settings, accelerator, folder, model, objective, batches, validation, share)
     best = trainer.run()
     if accelerator.is_main_process:
         folder.finish(best)
@@ -259,8 +264,8 @@ class Trainer:
         counts = "mAP" if self.multi_label else "top1"
         prefix, model = max(candidates, key=lambda candidate: row[candidate[0] + counts])
         row |= {"best_of_both": row[prefix + counts]}
-        better = not self.position.rows or row["best_of_both"] > self.position.best_row["best_of_both"]
         self.position.rows.append(row)
+        better = epoch > 0 and self.position.best_row is row
         self.position.loss_sum = 0.0
         self.accelerator.log({name: value for name, value in row.items() if name != "epoch"}, step=epoch)
         if self.accelerator.is_main_process:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,9 @@ def run(arguments: argparse.Namespace) -> None:
     from agglo.classification.training import finetune
     from agglo.demo import embedded  # noqa: F401 timm knows the embedded model from here on
 
+    if os.environ.get("RANK", "0") == "0":
+        for note in notes:
+            print(f"agglo: {note}", file=sys.stderr)
     best = finetune(settings, arguments.data, arguments.output)
     if PartialState().is_main_process:
         print(f"best: {', '.join(f'{name} {value:.4g}' for name, value in best.items())}; {arguments.output / 'best'}")
