@@ -269,6 +269,56 @@ def test_bad_images_stop_the_run_or_are_counted(
     assert "17 images of 7 classes" in out and "skipped 1: image " in out
 
 
+@pytest.mark.parametrize(
+    ("far", "reductions", "titles"),
+    [
+        (
+            ["--schedule", "linear", "constant", "--removed", "9", "4"],
+            {f"{t.__name__.lower()} {n}": {"schedule": t(n)} for t in (agglo.Linear, agglo.Constant) for n in (9, 4)},
+            "top-1         constant 4  constant 9  linear 4  linear 9",
+        ),
+        (
+            ["--threshold", "0.5", "0.01"],
+            {f"{value}": {"threshold": value} for value in (0.5, 0.01)},
+            "top-1          0.01    0.5",
+        ),
+    ],
+)
+def test_other_ways_to_say_how_far(
+    data: Path,
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    far: list[str],
+    reductions: dict[str, dict[str, Any]],
+    titles: str,
+) -> None:
+    arguments = command(data, checkpoint, *far, "--linkage", "single", "complete", "--no-dense")
+    out, _ = run(capsys, *arguments, "--json", str(tmp_path / "far.json"), "--plot", str(tmp_path / "far.png"))
+    assert titles in out, out
+    results = json.loads((tmp_path / "far.json").read_text())["results"]
+    assert len(results) == 2 * len(reductions)
+    for place, (words, reduction) in enumerate(reductions.items()):
+        for linkage, result in zip(("single", "complete"), results[2 * place :], strict=False):
+            assert result["top1"] == pytest.approx(reference(checkpoint, data, linkage=linkage, **reduction))
+            assert any(line.startswith(words) and f"atc {linkage}" in line for line in out.splitlines())
+    assert (tmp_path / "far.png").stat().st_size > 10_000
+    again, err = run(capsys, *arguments, "--json", str(tmp_path / "far.json"))
+    assert "batches" not in err, "nothing was left to do"
+    assert titles in again
+
+
+def test_other_pictures_of_the_same_names_are_another_evaluation(
+    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator = np.random.default_rng(1)
+    for path in data.rglob("*.png"):
+        save_picture(tmp_path / path.relative_to(data), generator)
+    run(capsys, *command(data, checkpoint, "--json", str(tmp_path / "found.json")))
+    assert main(command(tmp_path, checkpoint, "--json", str(tmp_path / "found.json"))) == 2
+    assert "data fingerprint" in capsys.readouterr().err
+
+
 def test_models_and_data_that_do_not_match_are_told(
     data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -281,7 +331,12 @@ def test_models_and_data_that_do_not_match_are_told(
         tuple(command(data, checkpoint, "--no-dense")): "--no-dense leaves nothing",
         tuple(command(data, checkpoint, "--method", "tome", "--keep-rate", "0.3")): "tome cannot go from 100 to 30",
         tuple(command(data, checkpoint, "--keep-rate", "0.5", "--option", "speed=1")): "speed=1 goes with none",
-        tuple(command(data, checkpoint, "--option", "speed")): "'speed' is not NAME=VALUE",
+        tuple(command(data, checkpoint, "--keep-rate", "0.5", "--option", "speed")): "'speed' is not NAME=VALUE",
+        tuple(command(data, checkpoint, "--method", "evit")): "--method says nothing without one of --keep-rate",
+        tuple(command(data, checkpoint, "--linkage", "single")): "--linkage says nothing without",
+        tuple(command(data, checkpoint, "--schedule", "linear")): "--schedule linear needs --removed",
+        tuple(command(data, checkpoint, "--removed", "3", "--schedule", "cubic")): "accepted: 'constant', 'linear'",
+        tuple(command(data, checkpoint, "--removed", "3", "--blocks", "1")): "reduces at every block",
         tuple(command(data, checkpoint, "--plot", "a.txt")): "has no known ending",
     }
     for arguments, message in told.items():

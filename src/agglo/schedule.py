@@ -218,6 +218,10 @@ class Linear(PerBlock):
         return [2 * self.t * (last - block) // last if last else self.t for block in range(depth)]
 
 
+# What removes t tokens a block, by the names that commands and recipes use.
+REMOVING: dict[str, type[Constant] | type[Linear]] = {"constant": Constant, "linear": Linear}
+
+
 class Geometric(Schedule):
     """The same fraction stays at every block from `start` on: int(N r^m) after the m-th of them."""
 

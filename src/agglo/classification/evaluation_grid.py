@@ -119,7 +119,7 @@ class Grid:
         about: dict[str, Any] = {
             "name": variant.name,
             "method": repr(variant.method),
-            "keep_rate": variant.keep_rate,
+            **variant.how_far,
             "blocks": None if variant.blocks is None else list(variant.blocks),
             "proportional": variant.proportional,
         }

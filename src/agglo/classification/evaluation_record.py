@@ -24,7 +24,7 @@ _MUST_AGREE = {
     "settings": ("batch_size", "dtype", "device", "threads", "processes"),
     "machine": ("cpu", "gpu"),
 }
-_CELL = ("name", "method", "keep_rate", "blocks", "proportional", "counts")
+_CELL = ("name", "method", "keep_rate", "threshold", "schedule", "removed", "blocks", "proportional", "counts")
 
 
 class Record:
@@ -67,7 +67,7 @@ class Record:
     def _continued(self, path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
-            results, cannot = before["results"], before.get("cannot", [])
+            results, cannot = list(before["results"]), list(before.get("cannot", []))
             differs = [
                 f"{part} {name}: {before[part][name]!r} there, {self.about[part][name]!r} now"
                 for part, names in _MUST_AGREE.items()

@@ -8,9 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from agglo.study.records import load_warning
+from agglo.study.variants import in_words
 
 METRICS = {"top1": "top-1", "top5": "top-5", "mAP": "mAP"}
-_LEFT = ("keep", "variant", "tokens left")
+# How far a cell reduces: what a result calls it, the column's title, and the axis's.
+_HOW_FAR = {
+    "keep_rate": ("keep", "keep rate at each stage"),
+    "threshold": ("threshold", "threshold"),
+    "removed": ("removed", "patch tokens removed a block"),
+}
+_LEFT = ("variant", "tokens left", *(title for title, _ in _HOW_FAR.values()))
 _COLOURS = ("#2f6fb0", "#c8553d", "#3a9679", "#7a5ba6", "#d99a2b", "#5f9ed1", "#8c5a3c", "#555555")
 _MARKERS = "osD^vPX"  # fewer than colours, so that no pair of both comes twice soon
 _STYLES = ("-", "--", ":")
@@ -19,9 +26,8 @@ _STYLES = ("-", "--", ":")
 def text(report: dict[str, Any]) -> str:
     """For a terminal: what ran, a row for each cell, and for a real grid the paper's kind of table."""
     parts = ["\n".join(headlines(report)), _rows(report)]
-    rates = {result["keep_rate"] for result in report["results"]} - {None}
-    names = {result["name"] for result in report["results"]} - {"dense"}
-    if len(rates) > 1 and len(names) > 1:
+    reduced = [result for result in report["results"] if result["name"] != "dense"]
+    if len({_far(result) for result in reduced}) > 1 and len({result["name"] for result in reduced}) > 1:
         parts.append(_pivot(report))
     if notes := _notes(report):
         parts.append("\n".join(notes))
@@ -38,6 +44,21 @@ def headlines(report: dict[str, Any]) -> list[str]:
         "reading images",
     ]
     return lines + _reductions(report)
+
+
+def _kind(report: dict[str, Any]) -> str:
+    """What the cells differ in: the one of _HOW_FAR that they have."""
+    return next(
+        (kind for kind in _HOW_FAR for result in report["results"] if result.get(kind) is not None), "keep_rate"
+    )
+
+
+def _far(result: dict[str, Any]) -> str:
+    """How far a cell reduces, below a title that says what the number is."""
+    if result["name"] == "dense":
+        return ""
+    words = in_words(result)
+    return words if result.get("schedule") is not None else words.split()[-1]
 
 
 def _reductions(report: dict[str, Any]) -> list[str]:
@@ -63,10 +84,11 @@ def _rows(report: dict[str, Any]) -> str:
     results = report["results"]
     metrics = [name for name in METRICS if any(name in result for result in results)]
     dense = next((result["images_per_second"] for result in results if result["name"] == "dense"), None)
-    titles = ["keep", "variant", "tokens left", "GFLOPs", *(METRICS[name] for name in metrics), "img/s"]
+    far, _ = _HOW_FAR[_kind(report)]
+    titles = [far, "variant", "tokens left", "GFLOPs", *(METRICS[name] for name in metrics), "img/s"]
     table = [[*titles, "x dense"] if dense else titles]
     for result in results:
-        row = ["" if result["keep_rate"] is None else f"{result['keep_rate']:g}", result["name"]]
+        row = [_far(result), result["name"]]
         if "cannot" in result:
             row += ["cannot", *[""] * (len(metrics) + 2)]
         else:
@@ -85,17 +107,21 @@ def _tokens(result: dict[str, Any]) -> str:
 
 
 def _pivot(report: dict[str, Any]) -> str:
-    """Methods by keep rates, as in the paper's off-the-shelf table."""
-    results = report["results"]
-    metric = main_metric(report)
-    rates = sorted({result["keep_rate"] for result in results} - {None}, reverse=True)
-    table = [[METRICS[metric], *(f"{rate:g}" for rate in rates)]]
-    for name in dict.fromkeys(result["name"] for result in results):
-        found = {result["keep_rate"]: result for result in results if result["name"] == name}
+    """Methods by how far they reduce, from little to much, as in the paper's off-the-shelf table."""
+    kind, metric = _kind(report), main_metric(report)
+    # A high keep rate is little, a high threshold or number of removed tokens much.
+    order = sorted(
+        (result for result in report["results"] if result.get(kind) is not None),
+        key=lambda result: (result.get("schedule") or "", -result[kind] if kind == "keep_rate" else result[kind]),
+    )
+    columns = list(dict.fromkeys(map(_far, order)))
+    table = [[METRICS[metric], *columns]]
+    for name in dict.fromkeys(result["name"] for result in report["results"]):
+        found = {_far(result): result for result in report["results"] if result["name"] == name}
         if name == "dense":
-            table.append([name, f"{found[None][metric]:.2f}", *[""] * (len(rates) - 1)])
+            table.append([name, f"{found[''][metric]:.2f}", *[""] * (len(columns) - 1)])
         else:
-            table.append([name, *(_value(found.get(rate), metric) for rate in rates)])
+            table.append([name, *(_value(found.get(far), metric) for far in columns)])
     return _aligned(table, (table[0][0],))
 
 
@@ -126,7 +152,7 @@ def _notes(report: dict[str, Any]) -> list[str]:
         notes.append(f"skipped {len(data['skipped'])}: {'; '.join(data['skipped'][:3])}")
     for result in report["results"]:
         if "cannot" in result:
-            notes.append(f"cannot: {result['name']} at {result['keep_rate']:g}: {result['cannot']}")
+            notes.append(f"cannot: {result['name']} at {_far(result)}: {result['cannot']}")
     return notes
 
 
@@ -140,20 +166,27 @@ def main_metric(report: dict[str, Any]) -> str:
     return next(name for name in METRICS if any(name in result for result in report["results"]))
 
 
+def _line(result: dict[str, Any]) -> tuple[str, str]:
+    """What tells the lines of a plot apart: a short name, and the method with all its options."""
+    schedule = f", {result['schedule']}" if result.get("schedule") is not None else ""
+    return result["name"] + schedule, f"{result['method']}{schedule}"
+
+
 def plot(report: dict[str, Any], path: Path) -> None:
-    """Accuracy against keep rate and against speed: a line for each variant, the dense model as a grey level."""
+    """Accuracy against how far tokens are reduced and against speed: a line for each variant, the dense model as a grey
+    level."""
     from matplotlib.figure import Figure
 
-    metric = main_metric(report)
+    kind, metric = _kind(report), main_metric(report)
     done = [result for result in report["results"] if "cannot" not in result]
     # A file may hold a method twice, with other options: by its name alone two lines would be one.
-    lines = list(dict.fromkeys((result["name"], result["method"]) for result in done if result["name"] != "dense"))
+    lines = list(dict.fromkeys(_line(result) for result in done if result["name"] != "dense"))
     names = [name for name, _ in lines]
     figure = Figure(figsize=(10, max(4.2, 1.2 + 0.22 * len(lines))), layout="constrained")
     by_rate, by_speed = figure.subplots(1, 2, sharey=True)
     for number, (name, method) in enumerate(lines):
         label = name if names.count(name) == 1 else method
-        of_line = sorted((r for r in done if r["method"] == method), key=lambda result: result["keep_rate"])
+        of_line = sorted((r for r in done if _line(r) == (name, method)), key=lambda result: result[kind])
         look = {
             "color": _COLOURS[number % len(_COLOURS)],
             "marker": _MARKERS[number % len(_MARKERS)],
@@ -162,16 +195,16 @@ def plot(report: dict[str, Any], path: Path) -> None:
             "linewidth": 1.3,
         }
         values = [result[metric] for result in of_line]
-        by_rate.plot([result["keep_rate"] for result in of_line], values, label=label, **look)
+        by_rate.plot([result[kind] for result in of_line], values, label=label, **look)
         by_speed.plot([result["images_per_second"] for result in of_line], values, **look)
     for result in done:
         if result["name"] == "dense":
             by_rate.axhline(result[metric], color="#8a8a8a", linestyle=(0, (6, 3)), linewidth=1, label="dense")
             by_speed.axhline(result[metric], color="#8a8a8a", linestyle=(0, (6, 3)), linewidth=1)
             by_speed.plot(result["images_per_second"], result[metric], color="#8a8a8a", marker="o", markersize=6)
-    by_rate.set_xlabel("keep rate at each stage")
+    by_rate.set_xlabel(_HOW_FAR[kind][1])
     by_rate.set_ylabel(f"{METRICS[metric]} (%)")
-    by_rate.set_xticks(sorted({result["keep_rate"] for result in done} - {None}))
+    by_rate.set_xticks(sorted({result.get(kind) for result in done} - {None}))
     by_speed.set_xlabel("images a second (model alone)")
     by_speed.set_xlim(left=0)
     for axes in (by_rate, by_speed):

@@ -80,7 +80,7 @@ def _own_warnings_in_one_line() -> Iterator[None]:
             else:
                 usual(message, category, filename, *rest)
 
-        warnings.showwarning = show
+        warnings.showwarning = show  # type: ignore[assignment]
         yield
 
 

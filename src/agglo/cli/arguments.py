@@ -135,6 +135,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """A whole number, 0 too."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
 def number(text: str) -> float:
     """Any number; what it may be is for the room below to say."""
     try:

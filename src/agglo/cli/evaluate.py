@@ -19,6 +19,7 @@ from agglo.cli.arguments import (
     model_spec,
     number,
     positive,
+    whole,
 )
 
 _ABOUT = "accuracy and speed of a classifier, dense and reduced, on a data set"
@@ -33,12 +34,15 @@ nuswide (nus_wid_data.csv), hf (Hugging Face, on disk), fashion-mnist (idx files
 Images are resized to 8/7 of the model's size and cropped in the middle; coco and nuswide are resized without a crop.
 """
 
+_METHODS = ["atc"]
+
 _EXAMPLES = """\
 examples:
   agglo evaluate deit_tiny_patch16_224 --checkpoint deit_tiny.safetensors --data imagenet --keep-rate 0.5
   agglo evaluate deit_small_patch16_224 --pretrained --data imagenet --method atc tome \\
       --linkage single average complete --keep-rate 0.9 0.7 0.5 0.25 --json shelf.json --plot shelf.png
-  agglo evaluate vit_base_patch16_224.mae --checkpoint mae_finetuned_vit_base.pth --data imagenet
+  agglo evaluate vit_base_patch16_224.mae --checkpoint mae_finetuned_vit_base.pth --data imagenet \\
+      --proportional off --schedule constant linear --removed 4 8 16
   agglo evaluate deit_small_patch16_224 --checkpoint birds.pth --data nabirds --method evit --keep-rate 0.7 --no-dense
   accelerate launch --num_processes 4 -m agglo evaluate deit_base_patch16_224 --pretrained --data imagenet --device cuda
 """
@@ -51,7 +55,7 @@ def add_to(commands: Any) -> None:
     _add_reduction(parser)
     how = parser.add_argument_group("how it runs")
     add_execution(how)
-    how.add_argument("--workers", type=int, default=2, metavar="N", help="that read images (default: %(default)s)")
+    how.add_argument("--workers", type=whole, default=2, metavar="N", help="that read images (default: %(default)s)")
     how.add_argument(
         "--cache",
         type=number,
@@ -89,8 +93,24 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _add_reduction(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reduction")
-    add_methods(group, ["atc"])
-    add_keep_rates(group, "none, the dense model alone")
+    add_methods(group, _METHODS)
+    how_far = group.add_mutually_exclusive_group()
+    add_keep_rates(how_far, "none, the dense model alone")
+    how_far.add_argument(
+        "--threshold",
+        nargs="+",
+        type=number,
+        metavar="D",
+        help="instead: merge while the closest groups are within D, so that images keep as many tokens as they need",
+    )
+    how_far.add_argument(
+        "--removed",
+        nargs="+",
+        type=positive,
+        metavar="T",
+        help="instead: patch tokens removed a block, as for MAE, AugReg and SWAG models",
+    )
+    group.add_argument("--schedule", nargs="+", metavar="S", help="of --removed: constant, linear (default: constant)")
     add_where(group)
     group.add_argument(
         "--proportional",
@@ -106,6 +126,7 @@ def _add_reduction(parser: argparse.ArgumentParser) -> None:
         help="any other option of a method, for those that have it",
     )
     group.add_argument("--no-dense", action="store_true", help="do not evaluate the model without reduction too")
+    group.set_defaults(method=None)  # to tell what was typed from what is taken otherwise
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -121,11 +142,13 @@ def run(arguments: argparse.Namespace) -> None:
         require_plot_name(arguments.plot)
     if arguments.json is not None:
         require_folder(arguments.json)
-    if arguments.no_dense and not arguments.keep_rate:
-        raise ValueError("--no-dense leaves nothing to evaluate without --keep-rate")
+    _require_how_far(arguments)
     variants = cross(
-        arguments.method,
+        arguments.method or _METHODS,
         keep_rates=arguments.keep_rate or [],
+        thresholds=arguments.threshold or [],
+        removed=arguments.removed or [],
+        schedules=arguments.schedule or ["constant"],
         linkages=arguments.linkage,
         features=arguments.features,
         blocks=arguments.blocks,
@@ -156,6 +179,19 @@ def run(arguments: argparse.Namespace) -> None:
     print(text(report))
     if arguments.plot is not None:
         plot(report, arguments.plot)
+
+
+def _require_how_far(arguments: argparse.Namespace) -> None:
+    """Raise for what says how tokens are reduced where nothing says how far: the dense model alone would answer."""
+    if arguments.schedule and not arguments.removed:
+        raise ValueError(f"--schedule {' '.join(arguments.schedule)} needs --removed")
+    if arguments.keep_rate or arguments.threshold or arguments.removed:
+        return
+    if arguments.no_dense:
+        raise ValueError("--no-dense leaves nothing to evaluate without one of --keep-rate, --threshold and --removed")
+    for option in ("method", "linkage", "features", "blocks", "proportional", "option"):
+        if getattr(arguments, option):
+            raise ValueError(f"--{option} says nothing without one of --keep-rate, --threshold and --removed")
 
 
 def _option(given: str) -> tuple[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 _SHOWN = 5
+_SAMPLED = 256
 
 
 class BadImageError(ValueError):
@@ -36,6 +38,12 @@ class Images(Protocol):
 
     def name(self, index: int) -> str:
         """What a person calls it, the same on every machine."""
+
+    def size(self, index: int) -> int:
+        """Of what is stored, in bytes; 0 where only decoding could tell."""
+
+    def content(self, index: int) -> bytes:
+        """What is stored, or all pixels."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,12 @@ class Files:
 
     def name(self, index: int) -> str:
         return self.paths[index]
+
+    def size(self, index: int) -> int:
+        return (self.root / self.paths[index]).stat().st_size
+
+    def content(self, index: int) -> bytes:
+        return (self.root / self.paths[index]).read_bytes()
 
 
 @dataclass
@@ -124,11 +138,14 @@ class ClassificationData(Dataset[tuple[Any, Any]]):
         return int(target)
 
     def fingerprint(self) -> str:
-        """Names and targets of all images in one short word: equal if and only if the same are evaluated."""
-        content = hashlib.sha256("\n".join(self.classes).encode())
+        """Names, targets and sizes of all images, and the content of some, in one short word. To read all of a large
+        set would take longer than many an evaluation."""
+        found = hashlib.sha256("\n".join(self.classes).encode())
         for chosen in self._chosen:
-            content.update(f"\n{self._images.name(chosen)} {self._targets[chosen]}".encode())
-        return content.hexdigest()[:16]
+            found.update(f"\n{self._images.name(chosen)} {self._targets[chosen]} {self._images.size(chosen)}".encode())
+        for chosen in self._chosen[:: math.ceil(len(self._chosen) / _SAMPLED)]:
+            found.update(self._images.content(chosen))
+        return found.hexdigest()[:16]
 
     def _readable(self) -> list[int]:
         """All images are decoded once: every process then leaves out the same ones, before any batch is made."""

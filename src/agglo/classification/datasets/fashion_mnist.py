@@ -48,6 +48,12 @@ class Pixels:
     def name(self, index: int) -> str:
         return f"{self.source}[{index}]"
 
+    def size(self, index: int) -> int:
+        return self.array[index].nbytes
+
+    def content(self, index: int) -> bytes:
+        return self.array[index].tobytes()
+
 
 def read_fashion_mnist(root: Path, split: str) -> Listing:
     prefix = _PREFIX[split]

@@ -36,6 +36,15 @@ class Column:
     def name(self, index: int) -> str:
         return f"{self.split}[{self.rows[index]}]"
 
+    def size(self, index: int) -> int:
+        return 0
+
+    def content(self, index: int) -> bytes:
+        try:
+            return self.open(index).tobytes()
+        except BadImageError as error:
+            return str(error).encode()
+
 
 def read_hugging_face(root: Path, split: str) -> Listing:
     """The image column is the first of that type; labels are the first column of class labels, or of lists of them."""
