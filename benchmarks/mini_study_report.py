@@ -31,6 +31,14 @@ def cells(report: dict[str, Any]) -> tuple[float, Cells]:
     return dense, found
 
 
+def merging_hard(found: Cells) -> Cells:
+    """Those that the paper's ranking compares."""
+    return {name: values for name, values in found.items() if name in (*HARD, *ATC)}
+
+
+_RANKED = {"merging hard": merging_hard, "all": dict}
+
+
 def ranks(found: Cells, rates: Sequence[float]) -> Cells:
     """Rank of every name among those that reached a rate, 1 the best; equals share the mean of their ranks."""
     ranked: Cells = {name: {} for name in found}
@@ -47,6 +55,14 @@ def differences(found: Cells, rates: Sequence[float], prior: Sequence[str]) -> C
     return {name: {rate: found[name][rate] - best[rate] for rate in rates} for name in ATC}
 
 
+def _head(tuned: dict[str, Any]) -> str:
+    images, machine = tuned["images"], tuned["machine"]
+    return (
+        f"# The study in miniature\n\n`make mini-study`: {images['t10k']} test images; fine-tuned on {images['train']} "
+        f"training images. {machine['cpu']}, {machine['date'][:10]}."
+    )
+
+
 def _markdown(title: str, rows: Cells, rates: Sequence[float], digits: int = 2, sign: str = "") -> str:
     head = [title, *(f"{rate:.0%}" for rate in rates), "mean"]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
@@ -59,20 +75,21 @@ def _markdown(title: str, rows: Cells, rates: Sequence[float], digits: int = 2, 
 
 def write(shelf: dict[str, Any], tuned: dict[str, Any], folder: Path) -> str:
     """tables.md and the pictures in a folder; the text of the tables."""
-    parts = []
+    parts = [_head(tuned)]
     rates = sorted({result["keep_rate"] for result in shelf["results"]} - {None})
     both = {"off the shelf": cells(shelf), "fine-tuned": cells(tuned)}
     for title, (dense, found) in both.items():
-        merging = {name: values for name, values in found.items() if name in (*HARD, *SOFT, *ATC)}
         parts += [
             f"## {title.capitalize()}: top-1, dense {dense:.2f}",
             _markdown("keep rate", found, rates),
             f"### {title.capitalize()}: rank among all methods",
             _markdown("keep rate", ranks(found, rates), rates, digits=1),
+            f"### {title.capitalize()}: rank among methods that merge hard",
+            _markdown("keep rate", ranks(merging_hard(found), rates), rates, digits=1),
             f"### {title.capitalize()}: points above the best prior method that merges hard",
             _markdown("keep rate", differences(found, rates, HARD), rates, sign="+"),
         ]
-        if any(name in merging for name in SOFT):
+        if any(name in found for name in SOFT):
             parts += [
                 f"### {title.capitalize()}: points above the best prior method that merges hard or soft",
                 _markdown("keep rate", differences(found, rates, (*HARD, *SOFT)), rates, sign="+"),
@@ -85,10 +102,11 @@ def write(shelf: dict[str, Any], tuned: dict[str, Any], folder: Path) -> str:
     return text
 
 
-def _panels(count: int, size: tuple[float, float], sharey: bool = False) -> tuple[Figure, Any]:
+def _panels(count: int, size: tuple[float, float], heights: Sequence[float] = (1,)) -> tuple[Figure, Any]:
+    """A figure of so many panels a row, and its axes: an array, of two dimensions if there are several rows."""
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(1, count, sharey=sharey)
-    for panel in axes:
+    axes = figure.subplots(len(heights), count, height_ratios=heights)
+    for panel in axes.flat:
         panel.grid(color="#e6e6e6")
         panel.set_axisbelow(True)
         panel.spines[["top", "right"]].set_visible(False)
@@ -117,8 +135,10 @@ def _plot_accuracy(both: dict[str, tuple[float, Cells]], rates: Sequence[float],
 
 
 def _plot_ranks(both: dict[str, tuple[float, Cells]], rates: Sequence[float], path: Path) -> None:
-    figure, axes = _panels(2, (10, 5))
-    for panel, (title, (_, found)) in zip(axes, both.items(), strict=True):
+    """Mean and deviation over keep rates: above among methods that merge hard, as in the paper's figure, below all."""
+    figure, axes = _panels(2, (10, 7.5), heights=(1, 2.4))
+    compared = {f"{title}, {who}": of(found) for who, of in _RANKED.items() for title, (_, found) in both.items()}
+    for panel, (title, found) in zip(axes.flat, compared.items(), strict=True):
         ranked = ranks(found, rates)
         means = {name: float(np.mean(list(values.values()))) for name, values in ranked.items() if values}
         order = sorted(means, key=lambda name: -means[name])
@@ -127,6 +147,7 @@ def _plot_ranks(both: dict[str, tuple[float, Cells]], rates: Sequence[float], pa
         panel.errorbar([means[name] for name in order], order, xerr=spread, fmt="none", ecolor="#555555", capsize=2)
         panel.set_title(title, fontsize=10)
         panel.set_xlabel("mean rank over keep rates (1 is best)")
+        panel.set_xlim(left=0)
     figure.savefig(path, dpi=150)
 
 

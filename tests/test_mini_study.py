@@ -28,7 +28,8 @@ def results(values: dict[str, dict[float, float]], dense: float = 90.0) -> dict[
     cells = [
         {"name": name, "keep_rate": rate, "top1": top1} for name, row in values.items() for rate, top1 in row.items()
     ]
-    return {"results": [{"name": "dense", "keep_rate": None, "top1": dense}, *cells]}
+    about = {"machine": {"cpu": "a processor", "date": "2026-11-16T00:00"}, "images": {"train": 60, "t10k": 10}}
+    return {**about, "results": [{"name": "dense", "keep_rate": None, "top1": dense}, *cells]}
 
 
 VALUES = {
@@ -46,6 +47,8 @@ def test_ranks_and_differences() -> None:
     assert dense == 90 and found == VALUES
     ranked = report.ranks(found, [0.25, 0.5])
     assert ranked["sit"] == {0.25: 1, 0.5: 2} and ranked["atc average"] == {0.25: 3, 0.5: 1}
+    hard = report.ranks(report.merging_hard(found), [0.25, 0.5])
+    assert "sit" not in hard and hard["atc average"] == {0.25: 2, 0.5: 1} and hard["atc complete"][0.25] == 1
     assert ranked["tome"] == {0.5: 3.5} and ranked["kmedoids"][0.25] == 4.5, "equals share the mean of their ranks"
     assert report.differences(found, [0.25, 0.5], report.HARD)["atc average"] == {0.25: 5.0, 0.5: 2.0}
     everybody = (*report.HARD, *report.SOFT)
