@@ -15,6 +15,7 @@ HARD = ("kmedoids", "dpc_knn", "dpc_knn equal", "tome")
 SOFT = ("sit", "patch_merger", "sinkhorn")
 ATC = ("atc single", "atc average", "atc complete")
 COLOURS = {"atc single": "#c8553d", "atc average": "#3a9679", "atc complete": "#7a5ba6"}
+PRIOR_COLOURS = {"kmedoids": "#d99a2b", "dpc_knn": "#8c5a3c", "dpc_knn equal": "#c99f7f", "tome": "#2f6fb0"}
 
 Cells = dict[str, dict[float, float]]
 
@@ -114,23 +115,27 @@ def _panels(count: int, size: tuple[float, float], heights: Sequence[float] = (1
 
 
 def _plot_accuracy(both: dict[str, tuple[float, Cells]], rates: Sequence[float], path: Path) -> None:
-    """Hard-merging methods against keep rate, as in the paper's figure; the others as thin grey lines."""
+    """Hard-merging methods against keep rate, as in the paper's figure; the others as thin grey lines, which may leave
+    the frame."""
     figure, axes = _panels(2, (10, 4.4))
     markers = dict(zip((*HARD, *ATC), "vsP*oD^", strict=True))
     for panel, (title, (dense, found)) in zip(axes, both.items(), strict=True):
         for name, values in found.items():
             at = [rate for rate in rates if rate in values]
             if name in markers:
-                colour = COLOURS.get(name, {"tome": "#2f6fb0"}.get(name, "#d99a2b"))
+                colour = {**COLOURS, **PRIOR_COLOURS}[name]
                 panel.plot(at, [values[rate] for rate in at], label=name, color=colour, marker=markers[name], zorder=3)
             else:
                 panel.plot(at, [values[rate] for rate in at], color="#c4c4c4", linewidth=0.9)
+        panel.plot([], [], color="#c4c4c4", linewidth=0.9, label="other methods")
+        lowest = min(min(values.values()) for values in merging_hard(found).values())
+        panel.set_ylim(bottom=lowest - 0.15 * (dense - lowest))
         panel.axhline(dense, color="#555555", linestyle="--", linewidth=1, label="dense")
         panel.set_title(title, fontsize=10)
         panel.set_xlabel("keep rate at each stage")
         panel.set_xticks(rates)
         panel.set_ylabel("top-1 (%)")
-    axes[1].legend(frameon=False, fontsize=8, loc="lower right")
+        panel.legend(frameon=False, fontsize=8, loc="lower right")
     figure.savefig(path, dpi=150)
 
 
@@ -156,11 +161,13 @@ def _plot_differences(both: dict[str, tuple[float, Cells]], rates: Sequence[floa
     for panel, (title, (_, found)) in zip(axes, both.items(), strict=True):
         for number, (name, values) in enumerate(differences(found, rates, HARD).items()):
             places = np.arange(len(rates)) + (number - 1) * 0.27
-            panel.bar(places, [values[rate] for rate in rates], 0.25, label=name, color=COLOURS[name])
+            bars = panel.bar(places, [values[rate] for rate in rates], 0.25, label=name, color=COLOURS[name])
+            panel.bar_label(bars, fmt="%+.2g", fontsize=7, padding=2)
         panel.axhline(0, color="#555555", linewidth=1)
         panel.set_xticks(range(len(rates)), [f"{rate:.0%}" for rate in rates])
         panel.set_title(title, fontsize=10)
         panel.set_xlabel("keep rate")
         panel.set_ylabel("points above the best prior\nhard-merging method")
+        panel.margins(y=0.12)
     axes[0].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)
