@@ -51,7 +51,7 @@ off-the-shelf: $(READY)  ## accuracy of every method without parameters on DeiT-
 	$(SHELF) --method dpc_knn kmedoids --option weights=equal --no-dense
 	$(SHELF) --method dpc_knn kmedoids --option weights=equal --no-dense --proportional on
 
-mini-study: $(READY)  ## all methods on the embedded model, off the shelf and fine-tuned (DATA=; an hour or two)
+mini-study: $(READY)  ## all methods on the embedded model, off the shelf and fine-tuned (DATA=; two hours)
 	$(BIN)/python benchmarks/mini_study.py --data $(DATA)
 
 lock:  ## pin the newest versions again (needs `make setup` first)

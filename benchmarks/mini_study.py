@@ -4,7 +4,7 @@
 
 Off the shelf, methods that learn nothing are evaluated as they are. Fine-tuned, every method trains for one short epoch
 (mini_study.toml) on the first 6000 images of the training set. Both are evaluated on the test set. Every cell is kept
-when it is done: a study that was stopped goes on. Takes an hour and a half on two cores.
+when it is done: a study that was stopped goes on. Takes about two hours on two cores.
 
 results/mini-study/ then holds off-the-shelf.json, fine-tuned.json, tables.md, accuracy.png, ranks.png, difference.png.
 """

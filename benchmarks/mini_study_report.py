@@ -129,13 +129,16 @@ def _plot_accuracy(both: dict[str, tuple[float, Cells]], rates: Sequence[float],
                 panel.plot(at, [values[rate] for rate in at], color="#c4c4c4", linewidth=0.9)
         panel.plot([], [], color="#c4c4c4", linewidth=0.9, label="other methods")
         lowest = min(min(values.values()) for values in merging_hard(found).values())
-        panel.set_ylim(bottom=lowest - 0.15 * (dense - lowest))
+        highest = max(dense, *(max(values.values()) for values in found.values()))
+        margin = 0.06 * (highest - lowest)
+        panel.set_ylim(lowest - margin, highest + margin)
         panel.axhline(dense, color="#555555", linestyle="--", linewidth=1, label="dense")
         panel.set_title(title, fontsize=10)
         panel.set_xlabel("keep rate at each stage")
         panel.set_xticks(rates)
         panel.set_ylabel("top-1 (%)")
-        panel.legend(frameon=False, fontsize=8, loc="lower right")
+    # The last panel has every name: more methods take part when they are fine-tuned.
+    figure.legend(*axes[-1].get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside right center")
     figure.savefig(path, dpi=150)
 
 
@@ -162,7 +165,7 @@ def _plot_differences(both: dict[str, tuple[float, Cells]], rates: Sequence[floa
         for number, (name, values) in enumerate(differences(found, rates, HARD).items()):
             places = np.arange(len(rates)) + (number - 1) * 0.27
             bars = panel.bar(places, [values[rate] for rate in rates], 0.25, label=name, color=COLOURS[name])
-            panel.bar_label(bars, fmt="%+.2g", fontsize=7, padding=2)
+            panel.bar_label(bars, fmt="%+.2g", fontsize=6, padding=2)
         panel.axhline(0, color="#555555", linewidth=1)
         panel.set_xticks(range(len(rates)), [f"{rate:.0%}" for rate in rates])
         panel.set_title(title, fontsize=10)
