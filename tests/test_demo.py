@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from data import data_path
+from fashion import write_fashion
 
 from agglo.classification.datasets import open_split
 from agglo.classification.evaluation import evaluate
 from agglo.classification.metrics import metric_for
 from agglo.classification.transforms import evaluation_transform, inputs_for
 from agglo.cli import main
+from agglo.demo import embedded, show
 from agglo.demo.embedded import IMAGES, WEIGHTS
 from agglo.demo.show import EMBEDDED
 from agglo.study.model_loading import build
@@ -50,6 +52,17 @@ def test_demo_prints_a_table_and_writes_pictures(tmp_path: Path, capsys: pytest.
     assert len(done) == 1 + 3 + 4 * 3  # ToMe cannot do 0.25
     for name in ("accuracy.png", "groups.png"):
         assert (tmp_path / "new" / "folder" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_demo_takes_the_whole_test_set_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(embedded, "FULL", tmp_path / "nowhere")
+    assert show.own_images() == IMAGES
+    monkeypatch.setattr(embedded, "FULL", write_fashion(tmp_path / "full", n_validation=13))
+    assert main(["demo", "--output", str(tmp_path / "shown")]) == 0
+    captured = capsys.readouterr()
+    assert "13 images of 10 classes" in captured.out and str(tmp_path / "full") in captured.err
 
 
 def test_demo_of_another_model_needs_its_data(capsys: pytest.CaptureFixture[str]) -> None:

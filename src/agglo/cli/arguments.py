@@ -54,6 +54,35 @@ def add_keep_rates(group: Any, told: str, default: list[float] | None = None) ->
     )
 
 
+def add_how_far(group: Any, told: str) -> None:
+    """--keep-rate, --threshold, --removed, --schedule. told: what is done without any of them, in words."""
+    ways = group.add_mutually_exclusive_group()
+    add_keep_rates(ways, told)
+    ways.add_argument(
+        "--threshold",
+        nargs="+",
+        type=number,
+        metavar="D",
+        help="instead: merge while the closest groups are within D, so that images keep as many tokens as they need",
+    )
+    ways.add_argument(
+        "--removed",
+        nargs="+",
+        type=positive,
+        metavar="T",
+        help="instead: patch tokens removed a block, as for MAE, AugReg and SWAG models",
+    )
+    group.add_argument("--schedule", nargs="+", metavar="S", help="of --removed: constant, linear (default: constant)")
+
+
+def how_far(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What add_how_far's arguments say, for `variants.cross`; empty if they say nothing."""
+    if arguments.schedule and not arguments.removed:
+        raise ValueError(f"--schedule {' '.join(arguments.schedule)} needs --removed")
+    typed = {"keep_rates": arguments.keep_rate, "thresholds": arguments.threshold, "removed": arguments.removed}
+    return {name: value for name, value in {**typed, "schedules": arguments.schedule}.items() if value}
+
+
 def add_where(group: Any) -> None:
     """--blocks, --features."""
     group.add_argument(

@@ -12,10 +12,11 @@ from typing import Any
 from agglo.cli.arguments import (
     add_command,
     add_execution,
-    add_keep_rates,
+    add_how_far,
     add_methods,
     add_model,
     add_where,
+    how_far,
     model_spec,
     number,
     positive,
@@ -94,23 +95,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 def _add_reduction(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reduction")
     add_methods(group, _METHODS)
-    how_far = group.add_mutually_exclusive_group()
-    add_keep_rates(how_far, "none, the dense model alone")
-    how_far.add_argument(
-        "--threshold",
-        nargs="+",
-        type=number,
-        metavar="D",
-        help="instead: merge while the closest groups are within D, so that images keep as many tokens as they need",
-    )
-    how_far.add_argument(
-        "--removed",
-        nargs="+",
-        type=positive,
-        metavar="T",
-        help="instead: patch tokens removed a block, as for MAE, AugReg and SWAG models",
-    )
-    group.add_argument("--schedule", nargs="+", metavar="S", help="of --removed: constant, linear (default: constant)")
+    add_how_far(group, "none, the dense model alone")
     add_where(group)
     group.add_argument(
         "--proportional",
@@ -142,13 +127,12 @@ def run(arguments: argparse.Namespace) -> None:
         require_plot_name(arguments.plot)
     if arguments.json is not None:
         require_folder(arguments.json)
-    _require_how_far(arguments)
+    far = how_far(arguments)
+    if not far:
+        _require_nothing_typed(arguments)
     variants = cross(
         arguments.method or _METHODS,
-        keep_rates=arguments.keep_rate or [],
-        thresholds=arguments.threshold or [],
-        removed=arguments.removed or [],
-        schedules=arguments.schedule or ["constant"],
+        **far,
         linkages=arguments.linkage,
         features=arguments.features,
         blocks=arguments.blocks,
@@ -181,12 +165,8 @@ def run(arguments: argparse.Namespace) -> None:
         plot(report, arguments.plot)
 
 
-def _require_how_far(arguments: argparse.Namespace) -> None:
+def _require_nothing_typed(arguments: argparse.Namespace) -> None:
     """Raise for what says how tokens are reduced where nothing says how far: the dense model alone would answer."""
-    if arguments.schedule and not arguments.removed:
-        raise ValueError(f"--schedule {' '.join(arguments.schedule)} needs --removed")
-    if arguments.keep_rate or arguments.threshold or arguments.removed:
-        return
     if arguments.no_dense:
         raise ValueError("--no-dense leaves nothing to evaluate without one of --keep-rate, --threshold and --removed")
     for option in ("method", "linkage", "features", "blocks", "proportional", "option"):

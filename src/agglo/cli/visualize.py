@@ -9,12 +9,12 @@ from typing import Any
 
 from agglo.cli.arguments import (
     add_command,
-    add_keep_rates,
+    add_how_far,
     add_methods,
     add_model,
     add_where,
+    how_far,
     model_spec,
-    number,
     positive,
 )
 
@@ -44,15 +44,7 @@ def add_to(commands: Any) -> None:
     add_model(parser)
     group = parser.add_argument_group("reduction")
     add_methods(group, ["atc"])
-    how_far = group.add_mutually_exclusive_group()
-    add_keep_rates(how_far, "0.5")
-    how_far.add_argument(
-        "--threshold",
-        nargs="+",
-        type=number,
-        metavar="D",
-        help="instead: merge up to this cosine distance, so that every image keeps what it needs",
-    )
+    add_how_far(group, "0.5")
     add_where(group)
     parser.set_defaults(run=run)
 
@@ -64,8 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
     output = require_image_name(arguments.output)
     variants = cross(
         arguments.method,
-        keep_rates=arguments.keep_rate or ([] if arguments.threshold else [0.5]),
-        thresholds=arguments.threshold or [],
+        **(how_far(arguments) or {"keep_rates": [0.5]}),
         linkages=arguments.linkage,
         features=arguments.features,
         blocks=arguments.blocks,

@@ -11,7 +11,7 @@ from agglo.classification.datasets import detect, open_split
 from agglo.classification.evaluation_grid import Settings, run
 from agglo.classification.evaluation_report import plot
 from agglo.classification.transforms import Normalise, evaluation_transform, inputs_for
-from agglo.demo.embedded import IMAGES, NAME
+from agglo.demo import embedded
 from agglo.study.model_loading import ModelSpec, build
 from agglo.study.variants import Variant, cross
 from agglo.study.visualize import draw_variants
@@ -20,7 +20,12 @@ KEEP_RATES = (0.9, 0.7, 0.5, 0.25)
 LINKAGES = ("single", "average", "complete")
 _DRAWN = 2  # images
 _DRAWN_SIDE = 280  # pixels, at least
-EMBEDDED = ModelSpec(NAME, pretrained=True)
+EMBEDDED = ModelSpec(embedded.NAME, pretrained=True)
+
+
+def own_images() -> Path:
+    """The whole test set of the embedded model if this machine has it, otherwise the images that come with agglo."""
+    return embedded.FULL if any(embedded.FULL.glob("t10k-images-idx3-ubyte*")) else embedded.IMAGES
 
 
 def show(spec: ModelSpec, data: Path, output: Path, *, images: int | None = None) -> dict[str, Any]:
@@ -44,6 +49,3 @@ def _draw(spec: ModelSpec, data: Path, variants: list[Variant]) -> Any:
     pictures = chosen.expand(-1, 3, -1, -1)
     scale = max(1, -(-_DRAWN_SIDE // chosen.shape[-1]))
     return draw_variants(model, Normalise(inputs.mean, inputs.std)(chosen), pictures, variants, scale=scale)
-
-
-__all__ = ["EMBEDDED", "IMAGES", "show"]
