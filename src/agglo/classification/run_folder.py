@@ -82,11 +82,6 @@ class RunFolder:
         """Say that the run is done, and its best row of the log."""
         write_json(self.path / "result.json", dict(best))
 
-    def result(self) -> dict[str, Any] | None:
-        """What `finish` wrote, if the run is done."""
-        path = self.path / "result.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
     def save_log(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """All rows again: a run that goes on repeats none and loses none."""
         text = io.StringIO()

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from agglo.classification.recipes import Recipe
-from agglo.classification.run_folder import RunFolder
 from agglo.classification.settings import Settings
 from agglo.classification.training import NonFiniteLossError, finetune
 from agglo.study.records import write_json
@@ -47,21 +46,18 @@ def sweep(
         planned.append((cell, settings))
     rows = []
     for cell, settings in planned:
-        folder = RunFolder(output / cell_name(cell))
-        rows.append({**cell, **_outcome(settings, data, folder), "folder": folder.path.name})
+        folder = output / cell_name(cell)
+        rows.append({**cell, **_outcome(settings, data, folder), "folder": folder.name})
         ranked = sorted(rows, key=lambda row: (row["best_of_both"] is not None, row["best_of_both"]), reverse=True)
         if _is_main():
             write_json(output / "sweep.json", {"over": dict(over), "cells": len(planned), "ranked": ranked})
     return ranked
 
 
-def _outcome(settings: Settings, data: Path, folder: RunFolder) -> dict[str, Any]:
-    from accelerate import PartialState
-
-    folder.require_same(settings, PartialState().num_processes)
-    done = folder.result()
+def _outcome(settings: Settings, data: Path, folder: Path) -> dict[str, Any]:
     try:
-        best = done if done is not None else finetune(settings, data, folder.path)
+        # A run that is done returns at once, after a look at whether it was this one.
+        best = finetune(settings, data, folder)
     except NonFiniteLossError as error:
         return {"best_of_both": None, "epoch": None, "note": str(error)}
     return {name: best[name] for name in ("best_of_both", "epoch")}
