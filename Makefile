@@ -33,7 +33,7 @@ pytest: $(READY)  ## the tests alone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
 bench-clustering: $(READY)  ## the clustering against scikit-learn, SciPy and fastcluster, in one run
-	$(BIN)/python benchmarks/clustering.py --output benchmarks/results/clustering.json
+	$(BIN)/agglo bench clustering --output benchmarks/results/clustering.json
 
 # The longer studies. CHECKPOINT and IMAGES are a DeiT-Tiny and ImageNet's validation images, DATA is Fashion-MNIST's folder.
 CHECKPOINT ?= deit_tiny_patch16_224.safetensors
@@ -52,7 +52,7 @@ off-the-shelf: $(READY)  ## accuracy of every method without parameters on DeiT-
 	$(SHELF) --method dpc_knn kmedoids --option weights=equal --no-dense --proportional on
 
 mini-study: $(READY)  ## all methods on the embedded model, off the shelf and fine-tuned (DATA=; two hours)
-	$(BIN)/python benchmarks/mini_study.py --data $(DATA)
+	$(BIN)/python -m benchmarks.mini_study --data $(DATA)
 
 lock:  ## pin the newest versions again (needs `make setup` first)
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 --no-header --no-annotate \

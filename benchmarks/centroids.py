@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 import agglo
+from agglo.bench.clustering import spatial_tokens
 from agglo.clustering.tree import number_by_first_member
-from agglo.study.benchmark_clustering import spatial_tokens
-from agglo.study.records import machine
+from agglo.experiments.machine import machine
 
 ROWS = 1024  # similarities of so many groups are alive at once
 

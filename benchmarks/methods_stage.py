@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 import agglo
+from agglo.bench.clustering import spatial_tokens
+from agglo.experiments.devices import torch_threads
+from agglo.experiments.machine import machine
 from agglo.methods import Method, View, create
-from agglo.study.benchmark_clustering import spatial_tokens
-from agglo.study.records import machine, torch_threads
 
 HEADS = 3
 EQUAL = {"dpc_knn": {"weights": "equal"}}  # learns otherwise

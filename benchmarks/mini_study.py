@@ -21,19 +21,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import mini_study_report
 import torch
 
 import agglo
-from agglo.classification import evaluation_grid, recipes
-from agglo.classification.datasets.fashion_mnist import find_idx, read_idx, write_idx
-from agglo.classification.training import finetune
+from agglo.classification.data.fashion_mnist import find_idx, read_idx, write_idx
+from agglo.classification.evaluation import grid
+from agglo.classification.training import recipe as recipes
+from agglo.classification.training.trainer import finetune
 from agglo.demo.show import EMBEDDED
+from agglo.experiments.files import write_json
+from agglo.experiments.machine import machine
+from agglo.experiments.models import build
+from agglo.experiments.progress import progress
+from agglo.experiments.variants import Variant
 from agglo.methods import create
-from agglo.study.model_loading import build
-from agglo.study.progress import progress
-from agglo.study.records import machine, write_json
-from agglo.study.variants import Variant
+from benchmarks import mini_study_report
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "mini-study"
@@ -105,8 +107,8 @@ def off_the_shelf(data: Path) -> dict[str, Any]:
         for entry in ENTRIES
         if not entry.learns
     ]
-    settings = evaluation_grid.Settings(EMBEDDED, data, variants)
-    return evaluation_grid.run(settings, RESULTS / "off-the-shelf.json")
+    settings = grid.Settings(EMBEDDED, data, variants)
+    return grid.run(settings, RESULTS / "off-the-shelf.json")
 
 
 def fine_tuned(data: Path, runs: Path, jobs: int) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from sklearn.cluster import AgglomerativeClustering
 from sklearn.datasets import load_sample_image
 
 import agglo
-from agglo.study.drawing import colours_of, draw_groups, first_members
-from agglo.study.sheet import Panel, Row, compose
+from agglo.drawing.groups import colours_of, draw_groups, first_members
+from agglo.drawing.sheet import Panel, Row, compose
 
 GRID = (26, 40)
 PATCH = 16

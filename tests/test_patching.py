@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from host_contract import assert_same
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import agglo
+from tests.support.host_contract import assert_same
 
 timm_vit = pytest.importorskip("timm.models.vision_transformer")
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from agglo.classification.datasets.fashion_mnist import find_idx, read_idx, write_idx
-from agglo.demo.embedded import IMAGES, WEIGHTS
-from agglo.study.records import write_json
+from agglo.classification.data.fashion_mnist import find_idx, read_idx, write_idx
+from agglo.embedded.classifier import IMAGES, WEIGHTS
+from agglo.experiments.files import write_json
 
 LOG = Path(__file__).parents[1] / "benchmarks" / "results" / "embedded-model"
 

@@ -3,12 +3,13 @@
 from typing import TYPE_CHECKING
 
 from agglo.clustering import backends, cluster, cut, linkage
+from agglo.drawing.groups import draw
 from agglo.grouping import Grouping
 from agglo.hosts import UnsupportedModelError
 from agglo.methods import LearnedMethod, Method, MethodInfo, Outcome, Setting, View, register
 from agglo.patching import Reduction, apply, reduction, remove, trace
 from agglo.schedule import Constant, Geometric, Linear, PerBlock, Schedule, Stages
-from agglo.study.drawing import draw
+from agglo.version import __version__
 
 if TYPE_CHECKING:
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
         ...
 
 
-__version__ = "0.1.0"
 __all__ = [
     "Constant",
     "Geometric",
@@ -34,6 +34,7 @@ __all__ = [
     "Stages",
     "UnsupportedModelError",
     "View",
+    "__version__",
     "apply",
     "backends",
     "cluster",

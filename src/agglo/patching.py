@@ -10,8 +10,9 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
-from agglo.hosts.base import Layout, ReducedModule, UnsupportedModelError, reduced_class
 from agglo.hosts.registry import applied_modules, applied_towers, find_tower
+from agglo.hosts.swap import ReducedModule, UnsupportedModelError, reduced_class
+from agglo.hosts.vit.base import Layout
 from agglo.methods import Method, Setting, create
 from agglo.methods.base import Varies, square
 from agglo.plan import Plan

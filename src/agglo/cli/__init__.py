@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import agglo
 from agglo.cli import backends, bench, demo, evaluate, finetune, visualize
 from agglo.cli.arguments import USAGE_ERROR, Parser
+from agglo.hosts.swap import UnsupportedModelError
+from agglo.version import __version__
 
 _TRACEBACKS = "AGGLO_TRACEBACK"
 _INTERRUPTED = 130
-_PACKAGE = Path(agglo.__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _OF_TRAINING = ("accelerate", "datasets", "torchmetrics", "tensorboard")
 
 _EXAMPLES = f"""\
@@ -41,7 +42,7 @@ def parser() -> Parser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    top.add_argument("--version", action="version", version=f"agglo {agglo.__version__}")
+    top.add_argument("--version", action="version", version=f"agglo {__version__}")
     commands = top.add_subparsers(title="commands", metavar="<command>", dest="command", required=True)
     demo.add_to(commands)
     visualize.add_to(commands)
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("agglo: interrupted", file=sys.stderr)
         return _INTERRUPTED
-    except (ValueError, OSError, ImportError, agglo.UnsupportedModelError) as error:
+    except (ValueError, OSError, ImportError, UnsupportedModelError) as error:
         if os.environ.get(_TRACEBACKS):
             raise
         print(f"agglo: error: {_one_line(error)}", file=sys.stderr)

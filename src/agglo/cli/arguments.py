@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from agglo.study.model_loading import ModelSpec
+    from agglo.experiments.models import ModelSpec
 
 
 USAGE_ERROR = 2
@@ -143,7 +143,7 @@ def add_model(
 
 def model_spec(arguments: argparse.Namespace) -> ModelSpec:
     """What add_model's arguments say."""
-    from agglo.study.model_loading import ModelSpec
+    from agglo.experiments.models import ModelSpec
 
     size = arguments.image_size
     if size is not None and len(size) > 2:

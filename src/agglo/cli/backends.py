@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import agglo
+from agglo.clustering import backends
 
 
 def add_to(commands: Any) -> None:
@@ -14,5 +14,5 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    for status in agglo.backends():
+    for status in backends():
         print(f"{status.name:<10} {'usable' if status.usable else 'no':<7} {status.note}")

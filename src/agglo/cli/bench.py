@@ -49,9 +49,9 @@ def _add_model_benchmark(subjects: Any) -> None:
 
 
 def run_model(arguments: argparse.Namespace) -> None:
-    from agglo.study import benchmark_model
-    from agglo.study.benchmark_report import plot, require_plot_name, table
-    from agglo.study.records import require_folder
+    from agglo.bench import model as benchmark_model
+    from agglo.bench.model_report import plot, require_plot_name, table
+    from agglo.experiments.files import require_folder
 
     if arguments.plot is not None:
         require_plot_name(arguments.plot)
@@ -75,7 +75,7 @@ def run_model(arguments: argparse.Namespace) -> None:
 
 
 def _add_clustering_benchmark(subjects: Any) -> None:
-    from agglo.study import benchmark_clustering
+    from agglo.bench import clustering as benchmark_clustering
 
     parser = subjects.add_parser("clustering", help=_ABOUT_CLUSTERING, description=benchmark_clustering.__doc__)
     benchmark_clustering.add_arguments(parser)

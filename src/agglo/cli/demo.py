@@ -47,7 +47,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from agglo.classification.evaluation_report import text
+    from agglo.classification.evaluation.report import text
     from agglo.demo.show import EMBEDDED, own_images, show
 
     is_own = arguments.model is None

@@ -115,13 +115,12 @@ def _add_reduction(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    import agglo.demo.embedded  # noqa: F401 registers a model with timm
-    from agglo.classification.evaluation_grid import Settings
-    from agglo.classification.evaluation_grid import run as evaluate
-    from agglo.classification.evaluation_report import plot, text
-    from agglo.study.benchmark_report import require_plot_name
-    from agglo.study.records import require_folder
-    from agglo.study.variants import cross
+    from agglo.bench.model_report import require_plot_name
+    from agglo.classification.evaluation.grid import Settings
+    from agglo.classification.evaluation.grid import run as evaluate
+    from agglo.classification.evaluation.report import plot, text
+    from agglo.experiments.files import require_folder
+    from agglo.experiments.variants import cross
 
     if arguments.plot is not None:
         require_plot_name(arguments.plot)

@@ -102,7 +102,7 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
 
 
 def _chosen(arguments: argparse.Namespace) -> dict[str, Any]:
-    from agglo.classification.recipes import assignment
+    from agglo.classification.training.recipe import assignment
 
     typed = {name: getattr(arguments, name) for name in _CHOICES if getattr(arguments, name) is not None}
     return {**typed, **dict(assignment(text) for text in arguments.set)}
@@ -115,7 +115,7 @@ def _require_folders(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from agglo.classification import recipes
+    from agglo.classification.training import recipe as recipes
 
     if arguments.list:
         for name in recipes.names():
@@ -130,8 +130,7 @@ def run(arguments: argparse.Namespace) -> None:
     _require_folders(arguments)
     from accelerate import PartialState
 
-    from agglo.classification.training import finetune
-    from agglo.demo import embedded  # noqa: F401 timm knows the embedded model from here on
+    from agglo.classification.training.trainer import finetune
 
     if os.environ.get("RANK", "0") == "0":
         for note in notes:
@@ -142,14 +141,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def run_sweep(arguments: argparse.Namespace) -> None:
-    from agglo.classification import recipes
+    from agglo.classification.training import recipe as recipes
 
     recipe = recipes.load(arguments.recipe)
     _require_folders(arguments)
     from accelerate import PartialState
 
-    from agglo.classification.sweep import PAPER, sweep, table
-    from agglo.demo import embedded  # noqa: F401 timm knows the embedded model from here on
+    from agglo.classification.training.sweep import PAPER, sweep, table
 
     over = dict(recipes.assignments(text) for text in arguments.over) or PAPER
     ranked = sweep(recipe, _chosen(arguments), over, arguments.data, arguments.output)

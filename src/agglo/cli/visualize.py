@@ -50,8 +50,8 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from agglo.study.variants import cross
-    from agglo.study.visualize import require_image_name, visualize
+    from agglo.classification.evaluation.pictures import require_image_name, visualize
+    from agglo.experiments.variants import cross
 
     output = require_image_name(arguments.output)
     variants = cross(

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from agglo.classification.datasets import detect, open_split
-from agglo.classification.evaluation_grid import Settings, run
-from agglo.classification.evaluation_report import plot
-from agglo.classification.transforms import Normalise, evaluation_transform, inputs_for
-from agglo.demo import embedded
-from agglo.study.model_loading import ModelSpec, build
-from agglo.study.variants import Variant, cross
-from agglo.study.visualize import draw_variants
+from agglo.classification.data import detect, open_split
+from agglo.classification.data.transforms import Normalise, evaluation_transform, inputs_for
+from agglo.classification.evaluation.grid import Settings, run
+from agglo.classification.evaluation.pictures import draw_variants
+from agglo.classification.evaluation.report import plot
+from agglo.embedded import classifier as embedded
+from agglo.experiments.models import ModelSpec, build
+from agglo.experiments.variants import Variant, cross
 
 KEEP_RATES = (0.9, 0.7, 0.5, 0.25)
 LINKAGES = ("single", "average", "complete")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
-from agglo.hosts.base import Host, ReducedModule, UnsupportedModelError
-from agglo.hosts.open_clip_vit import OpenClipViT
-from agglo.hosts.timm_vit import TimmViT
-from agglo.hosts.torchvision_vit import TorchvisionViT
-from agglo.hosts.transformers_vit import TransformersViT
+from agglo.hosts.swap import ReducedModule, UnsupportedModelError
+from agglo.hosts.vit.base import Host
+from agglo.hosts.vit.open_clip import OpenClipViT
+from agglo.hosts.vit.timm import TimmViT
+from agglo.hosts.vit.torchvision import TorchvisionViT
+from agglo.hosts.vit.transformers import TransformersViT
 
 HOSTS: tuple[Host, ...] = (TimmViT(), TorchvisionViT(), OpenClipViT(), TransformersViT())
 

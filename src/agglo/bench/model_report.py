@@ -1,0 +1,109 @@
+"""The model benchmark as a table and as a picture, both from what its JSON file holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from agglo.experiments.files import require_folder
+from agglo.experiments.machine import load_warning
+
+_COLUMNS = ("keep", "variant", "tokens left", "GFLOPs", "img/s", "min", "max", "x dense", "of free")
+_LEFT = ("keep", "variant", "tokens left")
+_COLOURS = {"dense": "#9a9a9a", "free": "#d9d9d9", "tome": "#e0912f"}
+_FURTHER_COLOURS = ("#2f6fb0", "#5f9ed1", "#1f4e79", "#3aa6a0", "#7a5ba6")
+
+
+def table(report: dict[str, Any]) -> str:
+    """Text for a terminal."""
+    cells = [_COLUMNS, *(_cells(result) for result in report["results"])]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
+    lines = [", ".join(headlines(report))]
+    for row in cells:
+        padded = [
+            cell.ljust(width) if title in _LEFT else cell.rjust(width)
+            for title, cell, width in zip(_COLUMNS, row, widths, strict=True)
+        ]
+        lines.append("  ".join(padded).rstrip())
+    lines.append(f"noise: timed twice in this run, the dense model was up to {report['noise']:.1%} off itself")
+    if busy := load_warning(report["machine"]):
+        lines.append(busy)
+    lines += [f"not run: {skip['name']} at {skip['keep_rate']:g}: {skip['reason']}" for skip in report["skipped"]]
+    return "\n".join(lines)
+
+
+def headlines(report: dict[str, Any]) -> tuple[str, str]:
+    """What ran, and where."""
+    settings, machine = report["settings"], report["machine"]
+    repeats = len(report["results"][0]["images_per_second"])
+    what = f"{settings['model']}, batch {settings['batch_size']}, {settings['dtype']}, median of {repeats} repeats"
+    return what, machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
+
+
+def _cells(result: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        "" if result["keep_rate"] is None else f"{result['keep_rate']:g}",
+        result["name"],
+        " ".join(str(count) for count, _ in groupby(result["counts"])),
+        f"{result['gflops']:.2f}",
+        f"{result['median']:.1f}",
+        f"{result['min']:.1f}",
+        f"{result['max']:.1f}",
+        f"{result['to_dense']:.2f}",
+        "" if result["to_free"] is None else f"{result['to_free']:.2f}",
+    )
+
+
+def require_plot_name(path: Path) -> Path:
+    """The path itself, if a plot can be written there; told before any work is done."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    accepted = sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.suffix.removeprefix(".").lower() not in accepted:
+        raise ValueError(f"plot={str(path)!r} has no known ending; accepted: {', '.join(accepted)}")
+    return require_folder(path)
+
+
+def plot(report: dict[str, Any], path: Path) -> None:
+    """Bars of images a second, one group a keep rate, least to most as whiskers, times dense beside them."""
+    from matplotlib.figure import Figure
+
+    results = [result for result in report["results"] if result["name"] != "dense again"]
+    rates = list(dict.fromkeys(result["keep_rate"] for result in results))
+    names = list(dict.fromkeys(result["name"] for result in results))
+    colours = _colours(names)
+    positions = [number + 0.7 * rates.index(result["keep_rate"]) for number, result in enumerate(results)]
+
+    figure = Figure(figsize=(8, 1.5 + 0.38 * positions[-1]), layout="constrained")
+    axes = figure.add_subplot()
+    medians = [result["median"] for result in results]
+    whiskers = [[r["median"] - r["min"] for r in results], [r["max"] - r["median"] for r in results]]
+    axes.barh(positions, medians, height=0.8, color=[colours[result["name"]] for result in results])
+    axes.errorbar(medians, positions, xerr=whiskers, fmt="none", ecolor="#333333", elinewidth=1, capsize=2)
+    for position, result in zip(positions, results, strict=True):
+        axes.annotate(
+            f"{result['median']:.0f}  ({result['to_dense']:.2f}x)",
+            (result["max"], position),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
+    axes.set_yticks(positions, [_bar_name(result) for result in results])
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(result["max"] for result in results) * 1.18)
+    axes.set_xlabel("images a second (times dense)")
+    axes.set_title("\n".join(headlines(report)), fontsize=9, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def _bar_name(result: dict[str, Any]) -> str:
+    return result["name"] if result["keep_rate"] is None else f"{result['name']}, keep {result['keep_rate']:g}"
+
+
+def _colours(names: Sequence[str]) -> dict[str, str]:
+    others = [name for name in names if name not in _COLOURS]
+    return {**_COLOURS, **{name: _FURTHER_COLOURS[i % len(_FURTHER_COLOURS)] for i, name in enumerate(others)}}

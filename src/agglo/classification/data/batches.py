@@ -1,0 +1,157 @@
+"""Training batches: which images a process sees in which order, from any epoch and step on.
+
+Order and augmentation depend on the seed, the epoch and an image's place in it, on nothing else. So a run that goes on
+after a crash sees what it would have seen, and two processes see together what one of twice the batch would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from agglo.classification.data.transforms import Normalise
+from agglo.experiments.randomness import derived_seed, generator, seed_everything
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Share:
+    """How a step's images are dealt out: `accumulation` batches for each of several processes."""
+
+    batch_size: int
+    accumulation: int = 1
+    processes: int = 1
+    process: int = 0
+
+    @property
+    def total(self) -> int:
+        """Images of one step, all processes together."""
+        return self.batch_size * self.accumulation * self.processes
+
+    def places(self, step: int) -> list[range]:
+        """Places in the epoch of this process's batches at a step. Neighbours go to different processes, so that the
+        copies of repeated augmentation do not meet in one batch."""
+        at_once = self.batch_size * self.processes
+        starts = (step * self.total + part * at_once for part in range(self.accumulation))
+        return [range(start + self.process, start + at_once, self.processes) for start in starts]
+
+
+def epoch_order(n_images: int, seed: int, epoch: int, repeats: int = 1) -> list[int]:
+    """The image at each place of an epoch: shuffled, each one `repeats` times in a row, cut to n_images places."""
+    from timm.data.distributed_sampler import RepeatAugSampler
+
+    sampler = RepeatAugSampler(range(n_images), num_replicas=1, rank=0, num_repeats=repeats, selected_round=0)
+    sampler.set_epoch(derived_seed(seed, "order", epoch))
+    return list(sampler)
+
+
+class TrainingData(Protocol):
+    """Something that can give an epoch's batches, from any step on."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, epoch: int, first_step: int, n_steps: int) -> Iterator[Batch]:
+        """This process's batches of steps first_step to n_steps - 1, `accumulation` for each."""
+        ...
+
+
+class _Seeded(Dataset[Any]):
+    """A dataset asked by (image, place in the epoch): augmentations are drawn for the place."""
+
+    def __init__(self, data: Dataset[Any], seed: int, epoch: int) -> None:
+        self.data, self.seed, self.epoch = data, seed, epoch
+
+    def __getitem__(self, where: tuple[int, int]) -> Any:
+        index, place = where
+        seed_everything(self.seed, "image", self.epoch, place)
+        return self.data[index]
+
+
+class ImageBatches:
+    """Images of a dataset one by one, through its transform, in worker processes."""
+
+    def __init__(self, data: Dataset[Any], share: Share, *, seed: int, repeats: int = 1, workers: int = 0) -> None:
+        self.data, self.share, self.seed, self.repeats, self.workers = data, share, seed, repeats, workers
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.data))
+
+    def batches(self, epoch: int, first_step: int, n_steps: int) -> Iterator[Batch]:
+        order = epoch_order(len(self), self.seed, epoch, self.repeats)
+        sampler = (
+            [(order[place], place) for place in places]
+            for step in range(first_step, n_steps)
+            for places in self.share.places(step)
+        )
+        loader = DataLoader(
+            _Seeded(self.data, self.seed, epoch),
+            batch_sampler=sampler,
+            num_workers=self.workers,
+            pin_memory=torch.cuda.is_available(),
+        )
+        return iter(loader)
+
+
+class MemoryBatches:
+    """Small images of one size, all in memory; whole batches are shifted, mirrored and erased.
+
+    images: (N, C, H, W) uint8. targets: (N,) or (N, classes).
+    shift: pixels an image moves at most, along each axis; what comes in is black.
+    flip: probability of mirroring.
+    erase: timm's RandomErasing on the CPU, or anything that changes an image (C, H, W) in place.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        targets: Tensor,
+        share: Share,
+        *,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        seed: int,
+        repeats: int = 1,
+        shift: int = 0,
+        flip: float = 0.0,
+        erase: Callable[[Tensor], Any] | None = None,
+    ) -> None:
+        self.images, self.targets, self.share = images, targets, share
+        self.normalise = Normalise(mean, std)
+        self.seed, self.repeats, self.shift, self.flip, self.erase = seed, repeats, shift, flip, erase
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batches(self, epoch: int, first_step: int, n_steps: int) -> Iterator[Batch]:
+        order = torch.tensor(epoch_order(len(self), self.seed, epoch, self.repeats))
+        draws = generator(self.seed, "shift and flip", epoch)
+        offsets = torch.randint(0, 2 * self.shift + 1, (len(self), 2), generator=draws)
+        mirrored = torch.rand(len(self), generator=draws) < self.flip
+        for step in range(first_step, n_steps):
+            for places in self.share.places(step):
+                at = torch.tensor(places)
+                images = shifted(self.images[order[at]], offsets[at], self.shift)
+                images = torch.where(mirrored[at].view(-1, 1, 1, 1), images.flip(-1), images)
+                inputs = self.normalise(images)
+                if self.erase is not None:
+                    for place, image in zip(places, inputs, strict=True):
+                        seed_everything(self.seed, "erase", epoch, place)
+                        self.erase(image)
+                yield inputs, self.targets[order[at]]
+
+
+def shifted(images: Tensor, offsets: Tensor, pad: int) -> Tensor:
+    """Windows of images (B, C, H, W) padded by `pad` black pixels; offsets (B, 2) in 0 to 2 pad say where."""
+    if pad == 0:
+        return images
+    batch, _, height, width = images.shape
+    padded = torch.nn.functional.pad(images, (pad, pad, pad, pad))
+    rows = offsets[:, 0, None, None] + torch.arange(height).view(1, -1, 1)
+    columns = offsets[:, 1, None, None] + torch.arange(width).view(1, 1, -1)
+    return padded[torch.arange(batch).view(-1, 1, 1), :, rows, columns].permute(0, 3, 1, 2).contiguous()

@@ -1,0 +1,57 @@
+"""NABirds: images.txt, image_class_labels.txt, train_test_split.txt, classes.txt, and the pictures under images/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agglo.classification.data.base import Files, Listing, require_file
+
+_FLAG = {"train": "1", "val": "0"}
+
+
+def read_nabirds(root: Path, split: str) -> Listing:
+    """Classes are those of all images that images.txt lists, of either split and whether or not their files are there,
+    in the order of their numbers."""
+    paths = _table(root / "images.txt")
+    labels = _table(root / "image_class_labels.txt")
+    flags = _table(root / "train_test_split.txt")
+    names = _table(root / "classes.txt")
+    used = sorted({labels[image] for image in paths if image in labels}, key=lambda label: (len(label), label))
+    number = {label: index for index, label in enumerate(used)}
+    per_image = {"image_class_labels.txt": labels, "train_test_split.txt": flags}
+    found: list[str] = []
+    targets: list[int] = []
+    bad: list[str] = []
+    for image, path in paths.items():
+        missing = [file for file, table in per_image.items() if image not in table]
+        if missing:
+            bad.append(f"image {image} ({path}) of images.txt is not in {' nor in '.join(missing)}")
+        elif flags[image] not in _FLAG.values():
+            bad.append(f"image {image} ({path}) has split {flags[image]!r} in train_test_split.txt, not 0 or 1")
+        elif flags[image] == _FLAG[split]:
+            if (root / "images" / path).is_file():
+                found.append(path)
+                targets.append(number[labels[image]])
+            else:
+                bad.append(f"image {image} of images.txt is missing: {str(root / 'images' / path)!r}")
+    for image in dict.fromkeys(image for table in per_image.values() for image in table if image not in paths):
+        named = " and ".join(file for file, table in per_image.items() if image in table)
+        bad.append(f"image {image} of {named} is not in images.txt")
+    return Listing([names.get(label, label) for label in used], Files(root / "images", found), targets, bad=bad)
+
+
+def _table(path: Path) -> dict[str, str]:
+    """Lines of a key, a space, and the rest."""
+    table = {}
+    try:
+        lines = require_file(path).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
+    for count, line in enumerate(lines, 1):
+        key, _, value = line.strip().partition(" ")
+        if not line.strip():
+            continue
+        if not value or key in table:
+            raise ValueError(f"{str(path)!r} line {count}: {line!r} {'has no value' if not value else 'comes twice'}")
+        table[key] = value.strip()
+    return table

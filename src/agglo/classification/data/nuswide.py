@@ -1,0 +1,67 @@
+"""NUS-WIDE from nus_wid_data.csv: columns file path, label (a Python list of names, as text) and split name."""
+
+from __future__ import annotations
+
+import ast
+import csv
+from pathlib import Path
+from typing import Any
+
+from agglo.classification.data.base import Files, Listing, require_file
+
+_FILE = "nus_wid_data.csv"
+_COLUMNS = ("filepath", "label", "splitname")
+_SHOWN = 120
+# What a text that should be a Python list can do to its reader, as the library's documentation says.
+_NO_PYTHON = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+
+
+def read_nuswide(root: Path, split: str) -> Listing:
+    """Classes are all names in either split, sorted."""
+    table = require_file(root / _FILE)
+    with table.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file)
+        try:
+            rows, bad = _rows(reader, table)
+        except (csv.Error, UnicodeDecodeError) as error:
+            hint = "; is a quote not closed?" if "field limit" in str(error) else ""
+            raise ValueError(f"{str(table)!r} line {reader.line_num} cannot be read: {error}{hint}") from error
+    classes = sorted({name for _, _, names, _ in rows for name in names})
+    number = {name: index for index, name in enumerate(classes)}
+    paths: list[str] = []
+    targets: list[tuple[int, ...]] = []
+    for line, path, names, of_split in rows:
+        if of_split != split:
+            continue
+        if (root / path).is_file():
+            paths.append(path)
+            targets.append(tuple(sorted({number[name] for name in names})))
+        else:
+            bad.append(f"{_FILE} line {line} has no image: {str(root / path)!r} is missing")
+    return Listing(classes, Files(root, paths), targets, True, bad)
+
+
+def _rows(reader: Any, path: Path) -> tuple[list[tuple[int, str, list[str], str]], list[str]]:
+    """(line, path, names, split) of each row, and in words the rows that say something else."""
+    rows, bad = [], []
+    header = [title.strip().lower().replace("_", "").replace(" ", "") for title in next(reader, [])]
+    if any(column not in header for column in _COLUMNS):
+        raise ValueError(f"{str(path)!r} has columns {header}; needed: file path, label, split name")
+    places = [header.index(column) for column in _COLUMNS]
+    for row in reader:
+        if not row:
+            continue
+        try:
+            image, label, split = (row[place].strip() for place in places)
+            names = ast.literal_eval(label)
+            understood = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        except (IndexError, *_NO_PYTHON):
+            understood = False
+        if not understood:
+            shown = str(row) if len(str(row)) <= _SHOWN else f"{str(row)[:_SHOWN]}..."
+            bad.append(f"{path.name} line {reader.line_num} is not a path, a list of labels and a split: {shown}")
+        elif split not in ("train", "val"):
+            bad.append(f"{path.name} line {reader.line_num} has split {split!r}, not 'train' or 'val'")
+        else:
+            rows.append((reader.line_num, image, names, split))
+    return rows, bad

@@ -1,0 +1,1 @@
+"""Accuracy and speed of a classifier, dense and reduced."""

@@ -1,0 +1,75 @@
+"""Photographs and their groups under several reductions of one model, on one sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from agglo.drawing.groups import rows
+from agglo.drawing.sheet import Row, compose
+from agglo.experiments.files import require_folder
+from agglo.experiments.models import ModelSpec, build, preparation
+from agglo.experiments.variants import Variant
+from agglo.patching import remove, trace
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def visualize(spec: ModelSpec, images: Sequence[Path], variants: Sequence[Variant], *, scale: int = 2) -> Image:
+    """A sheet with one row for every image and variant: the crop the model saw, then its groups after each stage."""
+    opened = [open_image(path) for path in images]
+    model = build(spec)
+    prepared = preparation(model)
+    inputs = torch.stack([prepared.transform(image) for image in opened])
+    return draw_variants(model, inputs, prepared.seen(inputs), variants, scale=scale)
+
+
+def draw_variants(
+    model: Any, inputs: Tensor, pictures: Tensor, variants: Sequence[Variant], *, scale: int = 2
+) -> Image:
+    """The same for inputs (B, C, H, W) of a built model, and the pictures (B, 3, H, W) they were made of."""
+    by_variant: list[list[Row]] = []
+    for variant in variants:
+        variant.apply(model)
+        with torch.inference_mode(), trace(model) as record:
+            model(inputs)
+        names = [_row_name(variant, variants)] * len(inputs)
+        by_variant.append(rows(record, pictures, grid=model.patch_embed.grid_size, names=names, scale=scale))
+    remove(model)
+    return compose([of_variant[index] for index in range(len(inputs)) for of_variant in by_variant])
+
+
+def _row_name(variant: Variant, variants: Sequence[Variant]) -> str:
+    """The variant's name, with its setting where that is not the same in every row."""
+    alike = len({other.setting for other in variants}) == 1
+    return variant.name if alike else f"{variant.name}, {variant.setting}"
+
+
+def open_image(path: Path) -> Image:
+    """An image file as RGB, the right way up."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    if not path.is_file():
+        raise ValueError(f"image={str(path)!r} is not a file")
+    try:
+        with Image.open(path) as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except (UnidentifiedImageError, OSError) as error:
+        raise ValueError(f"image={str(path)!r} cannot be read as an image: {error}") from error
+
+
+def require_image_name(path: Path) -> Path:
+    """The path itself, if a picture can be written there; told before any work is done."""
+    from PIL import Image
+
+    writable = sorted(
+        suffix for suffix, kind in Image.registered_extensions().items() if kind in ("PNG", "JPEG", "WEBP")
+    )
+    if path.suffix.lower() not in writable:
+        raise ValueError(f"output={str(path)!r} is no image file; accepted: {', '.join(writable)}")
+    return require_folder(path)

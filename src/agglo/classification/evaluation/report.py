@@ -1,0 +1,221 @@
+"""An evaluation as tables and as a picture: of what `evaluation_grid.run` gives, or of what its JSON file holds."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from agglo.experiments.machine import load_warning
+from agglo.experiments.variants import in_words
+
+METRICS = {"top1": "top-1", "top5": "top-5", "mAP": "mAP"}
+# How far a cell reduces: what a result calls it, the column's title, and the axis's.
+_HOW_FAR = {
+    "keep_rate": ("keep", "keep rate at each stage"),
+    "threshold": ("threshold", "threshold"),
+    "removed": ("removed", "patch tokens removed a block"),
+}
+_LEFT = ("variant", "tokens left", *(title for title, _ in _HOW_FAR.values()))
+_COLOURS = ("#2f6fb0", "#c8553d", "#3a9679", "#7a5ba6", "#d99a2b", "#5f9ed1", "#8c5a3c", "#555555")
+_MARKERS = "osD^vPX"  # fewer than colours, so that no pair of both comes twice soon
+_STYLES = ("-", "--", ":")
+
+
+def text(report: dict[str, Any]) -> str:
+    """For a terminal: what ran, a row for each cell, and for a real grid the paper's kind of table."""
+    parts = ["\n".join(headlines(report)), _rows(report)]
+    reduced = [result for result in report["results"] if result["name"] != "dense"]
+    if len({_far(result) for result in reduced}) > 1 and len({result["name"] for result in reduced}) > 1:
+        parts.append(_pivot(report))
+    if notes := _notes(report):
+        parts.append("\n".join(notes))
+    return "\n\n".join(parts)
+
+
+def headlines(report: dict[str, Any]) -> list[str]:
+    """What ran, on what, and where."""
+    model, data, settings = (report[part] for part in ("model", "data", "settings"))
+    lines = [
+        f"{model['name']} ({model['weights']}) on {data['name']} ({data['chosen']}): {data['images']} images of "
+        f"{data['classes']} classes, {report['inputs']['in_words']}",
+        f"{_where(report)}, batch {settings['batch_size']}, {settings['dtype']}; img/s is the model alone, without "
+        "reading images",
+    ]
+    return lines + _reductions(report)
+
+
+def _kind(report: dict[str, Any]) -> str:
+    """What the cells differ in: the one of _HOW_FAR that they have."""
+    return next(
+        (kind for kind in _HOW_FAR for result in report["results"] if result.get(kind) is not None), "keep_rate"
+    )
+
+
+def _far(result: dict[str, Any]) -> str:
+    """How far a cell reduces, below a title that says what the number is."""
+    if result["name"] == "dense":
+        return ""
+    words = in_words(result)
+    return words if result.get("schedule") is not None else words.split()[-1]
+
+
+def _reductions(report: dict[str, Any]) -> list[str]:
+    """The methods with all their options, which the names in the table leave out."""
+    reduced = [result for result in report["results"] if result["method"] is not None]
+    if not reduced:
+        return []
+    told = list(dict.fromkeys(result["method"] for result in reduced))
+    if reduced[0]["blocks"] is not None:
+        told.append(f"at blocks {' '.join(map(str, reduced[0]['blocks']))}")
+    if reduced[0]["proportional"] is not None:
+        told.append(f"proportional attention {'on' if reduced[0]['proportional'] else 'off'}")
+    return [", ".join(told)]
+
+
+def _where(report: dict[str, Any]) -> str:
+    machine, settings = report["machine"], report["settings"]
+    several = f", {settings['processes']} processes" if settings["processes"] > 1 else ""
+    return (machine["gpu"] or f"{machine['cpu']}, {settings['threads']} threads") + several
+
+
+def _rows(report: dict[str, Any]) -> str:
+    results = report["results"]
+    metrics = [name for name in METRICS if any(name in result for result in results)]
+    dense = next((result["images_per_second"] for result in results if result["name"] == "dense"), None)
+    far, _ = _HOW_FAR[_kind(report)]
+    titles = [far, "variant", "tokens left", "GFLOPs", *(METRICS[name] for name in metrics), "img/s"]
+    table = [[*titles, "x dense"] if dense else titles]
+    for result in results:
+        row = [_far(result), result["name"]]
+        if "cannot" in result:
+            row += ["cannot", *[""] * (len(metrics) + 2)]
+        else:
+            speed = result["images_per_second"]
+            row += [_tokens(result), "" if result["gflops"] is None else f"{result['gflops']:.2f}"]
+            row += [f"{result[name]:.2f}" for name in metrics] + [f"{speed:.1f}"]
+        table.append([*row, "" if "cannot" in result else f"{speed / dense:.2f}"] if dense else row)
+    return _aligned(table, _LEFT)
+
+
+def _tokens(result: dict[str, Any]) -> str:
+    if result["counts"] is None:
+        return "differ"
+    counts = " ".join(str(count) for count, _ in groupby(result["counts"]))
+    return counts if result["varies"] == "no" else f"{result['varies']} {counts}"
+
+
+def _pivot(report: dict[str, Any]) -> str:
+    """Methods by how far they reduce, from little to much, as in the paper's off-the-shelf table."""
+    kind, metric = _kind(report), main_metric(report)
+    # A high keep rate is little, a high threshold or number of removed tokens much.
+    order = sorted(
+        (result for result in report["results"] if result.get(kind) is not None),
+        key=lambda result: (result.get("schedule") or "", -result[kind] if kind == "keep_rate" else result[kind]),
+    )
+    columns = list(dict.fromkeys(map(_far, order)))
+    table = [[METRICS[metric], *columns]]
+    for name in dict.fromkeys(result["name"] for result in report["results"]):
+        found = {_far(result): result for result in report["results"] if result["name"] == name}
+        if name == "dense":
+            table.append([name, f"{found[''][metric]:.2f}", *[""] * (len(columns) - 1)])
+        else:
+            table.append([name, *(_value(found.get(far), metric) for far in columns)])
+    return _aligned(table, (table[0][0],))
+
+
+def _value(result: dict[str, Any] | None, metric: str) -> str:
+    return "" if result is None else f"{result[metric]:.2f}" if metric in result else "cannot"
+
+
+def _aligned(table: list[list[str]], left: tuple[str, ...]) -> str:
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    lines = []
+    for row in table:
+        cells = zip(table[0], row, widths, strict=True)
+        lines.append("  ".join(cell.ljust(w) if title in left else cell.rjust(w) for title, cell, w in cells).rstrip())
+    return "\n".join(lines)
+
+
+def _notes(report: dict[str, Any]) -> list[str]:
+    data = report["data"]
+    notes = []
+    top1 = [result["top1"] for result in report["results"] if "top1" in result]
+    if top1:
+        error = max(sampling_error(value, data["images"]) for value in top1)
+        notes.append(f"sampling error of top-1 on {data['images']} images: up to {error:.2f} points")
+    if busy := load_warning(report["machine"]):
+        notes.append(busy)
+    notes += data["remarks"]
+    if data["skipped"]:
+        notes.append(f"skipped {len(data['skipped'])}: {'; '.join(data['skipped'][:3])}")
+    for result in report["results"]:
+        if "cannot" in result:
+            notes.append(f"cannot: {result['name']} at {_far(result)}: {result['cannot']}")
+    return notes
+
+
+def sampling_error(percent: float, images: int) -> float:
+    """Standard error, in points, of an accuracy that so many images gave."""
+    return 100 * math.sqrt(percent / 100 * (1 - percent / 100) / images)
+
+
+def main_metric(report: dict[str, Any]) -> str:
+    """The first of METRICS that the results have."""
+    return next(name for name in METRICS if any(name in result for result in report["results"]))
+
+
+def _line(result: dict[str, Any]) -> tuple[str, str]:
+    """What tells the lines of a plot apart: a short name, and the method with all its options."""
+    schedule = f", {result['schedule']}" if result.get("schedule") is not None else ""
+    return result["name"] + schedule, f"{result['method']}{schedule}"
+
+
+def plot(report: dict[str, Any], path: Path) -> None:
+    """Accuracy against how far tokens are reduced and against speed: a line for each variant, the dense model as a grey
+    level."""
+    from matplotlib.figure import Figure
+
+    kind, metric = _kind(report), main_metric(report)
+    done = [result for result in report["results"] if "cannot" not in result]
+    # A file may hold a method twice, with other options: by its name alone two lines would be one.
+    lines = list(dict.fromkeys(_line(result) for result in done if result["name"] != "dense"))
+    names = [name for name, _ in lines]
+    figure = Figure(figsize=(10, max(4.2, 1.2 + 0.22 * len(lines))), layout="constrained")
+    by_rate, by_speed = figure.subplots(1, 2, sharey=True)
+    for number, (name, method) in enumerate(lines):
+        label = name if names.count(name) == 1 else method
+        of_line = sorted((r for r in done if _line(r) == (name, method)), key=lambda result: result[kind])
+        look = {
+            "color": _COLOURS[number % len(_COLOURS)],
+            "marker": _MARKERS[number % len(_MARKERS)],
+            "linestyle": _STYLES[number // len(_COLOURS) % len(_STYLES)],
+            "markersize": 5,
+            "linewidth": 1.3,
+        }
+        values = [result[metric] for result in of_line]
+        by_rate.plot([result[kind] for result in of_line], values, label=label, **look)
+        by_speed.plot([result["images_per_second"] for result in of_line], values, **look)
+    for result in done:
+        if result["name"] == "dense":
+            by_rate.axhline(result[metric], color="#8a8a8a", linestyle=(0, (6, 3)), linewidth=1, label="dense")
+            by_speed.axhline(result[metric], color="#8a8a8a", linestyle=(0, (6, 3)), linewidth=1)
+            by_speed.plot(result["images_per_second"], result[metric], color="#8a8a8a", marker="o", markersize=6)
+    by_rate.set_xlabel(_HOW_FAR[kind][1])
+    by_rate.set_ylabel(f"{METRICS[metric]} (%)")
+    by_rate.set_xticks(sorted({result.get(kind) for result in done} - {None}))
+    by_speed.set_xlabel("images a second (model alone)")
+    by_speed.set_xlim(left=0)
+    for axes in (by_rate, by_speed):
+        axes.grid(color="#e6e6e6")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, fontsize=9, loc="outside right center")
+    data, settings = report["data"], report["settings"]
+    where = report["machine"]["gpu"] or f"{report['machine']['cpu']}, {settings['threads']} threads"
+    title = (
+        f"{report['model']['name']}, {data['name']}, {data['images']} images\n{where}, batch {settings['batch_size']}"
+    )
+    figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+    figure.savefig(path, dpi=150)

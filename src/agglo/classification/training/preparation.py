@@ -1,0 +1,197 @@
+"""From settings to what is trained: the model with its reduction, the teacher, the data."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from agglo.classification.data.batches import ImageBatches, MemoryBatches, Share, TrainingData
+from agglo.classification.data.transforms import (
+    AUGMENTATION,
+    Inputs,
+    Normalise,
+    evaluation_transform,
+    inputs_for,
+    train_transform,
+)
+from agglo.classification.training.settings import AUGMENTATION_SETTINGS, Settings
+from agglo.experiments.checkpoints import load_method, read_checkpoint, split_method
+from agglo.experiments.models import ModelSpec, build
+from agglo.experiments.randomness import seed_everything
+from agglo.patching import apply
+from agglo.schedule import REMOVING
+
+
+def build_models(settings: Settings, classes: int) -> tuple[nn.Module, nn.Module | None]:
+    """The model to train, reduced as settings say, and its dense teacher if it has one."""
+    seed_everything(settings.seed, "model")
+    options: dict[str, Any] = {"drop_path_rate": settings.drop_path}
+    if any(settings.patch_drop_rates):
+        options["patch_drop_rate"] = max(settings.patch_drop_rates)
+    if settings.global_pool is not None:
+        options["global_pool"] = settings.global_pool
+    checkpoint = None if settings.checkpoint is None else Path(settings.checkpoint)
+    spec = ModelSpec(settings.model, checkpoint, settings.pretrained, None, classes, options, new_head=True)
+    model = build(spec)
+    if settings.head_std is not None and _known_classes(settings, model, checkpoint) != classes:
+        head: Any = model.get_submodule("head")
+        nn.init.trunc_normal_(head.weight, std=settings.head_std)
+    teacher = None
+    if settings.distill:
+        teacher = _teacher(settings, model, checkpoint, classes)
+    if settings.method != "none":
+        reduce(model, settings)
+        if checkpoint is not None and (learned := split_method(read_checkpoint(checkpoint))[1]):
+            load_method(model, learned, f"checkpoint={str(checkpoint)!r}")
+    return model, teacher
+
+
+def _teacher(settings: Settings, model: nn.Module, checkpoint: Path | None, classes: int) -> nn.Module:
+    """A dense model that knows the classes: of its own weights, or the model to be trained before it is."""
+    if settings.teacher is not None:
+        pool = {} if settings.global_pool is None else {"global_pool": settings.global_pool}
+        teacher = build(ModelSpec(settings.model, Path(settings.teacher), num_classes=classes, options=pool))
+    else:
+        known = _known_classes(settings, model, checkpoint)
+        if known != classes:
+            raise ValueError(
+                f"distill=true needs a teacher that knows the {classes} classes of the data; the starting weights "
+                f"know {known or 'none'}: give teacher=F, the dense model trained on this data"
+            )
+        teacher = deepcopy(model)
+    return teacher.eval().requires_grad_(False)
+
+
+def _known_classes(settings: Settings, model: Any, checkpoint: Path | None) -> int | None:
+    """How many classes the starting weights tell apart; None if they have no head."""
+    if checkpoint is not None:
+        return head_classes(checkpoint)
+    return int(model.pretrained_cfg["num_classes"]) if settings.pretrained else None
+
+
+def fresh_names(settings: Settings, model: nn.Module) -> list[str]:
+    """Parameters of a model that its checkpoint does not have, or has in another shape: these start afresh."""
+    if settings.checkpoint is None:
+        return []
+    state = read_checkpoint(Path(settings.checkpoint))
+    shapes = {name: value.shape for name, value in state.items()}
+    return [name for name, parameter in model.named_parameters() if shapes.get(name) != parameter.shape]
+
+
+def head_classes(checkpoint: Path) -> int | None:
+    """How many classes the head of a file tells apart; None if it has no head."""
+    head = read_checkpoint(checkpoint).get("head.weight")
+    return None if head is None else len(head)
+
+
+def reduce(model: nn.Module, settings: Settings) -> None:
+    """Apply the settings' reduction to a model."""
+    options = dict(settings.method_options)
+    if settings.linkage is not None:
+        options["linkage"] = settings.linkage
+    schedule = None if settings.schedule is None else REMOVING[settings.schedule](settings.removed)
+    apply(
+        model,
+        settings.method,
+        keep_rate=settings.keep_rate,
+        schedule=schedule,
+        proportional=settings.proportional,
+        **options,
+    )
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The data of a run, before it is known for which model: splits of one dataset."""
+
+    train: Any
+    validation: Any
+
+    @property
+    def classes(self) -> int:
+        return len(self.train.classes)
+
+    @property
+    def multi_label(self) -> bool:
+        return bool(self.train.multi_label)
+
+    @property
+    def skipped(self) -> list[str]:
+        """Images that are left out, in words."""
+        return [*self.train.skipped, *self.validation.skipped]
+
+
+def open_splits(settings: Settings, root: Path) -> Splits:
+    """Both splits of the settings' dataset, without transforms yet."""
+    from agglo.classification.data import open_split
+
+    train, validation = (
+        open_split(settings.dataset, root, split, skip_bad=settings.skip_bad) for split in ("train", "val")
+    )
+    splits = Splits(train, validation)
+    one_sided = sorted(set(splits.train.classes) ^ set(splits.validation.classes))
+    if one_sided:
+        some = ", ".join(one_sided[:5]) + (", ..." if len(one_sided) > 5 else "")
+        raise ValueError(f"{len(one_sided)} classes are in only one of the splits of data={str(root)!r}: {some}")
+    return splits
+
+
+def training_data(settings: Settings, splits: Splits, model: nn.Module, share: Share) -> TrainingData:
+    """Augmented batches for a model."""
+    from timm.data.random_erasing import RandomErasing
+
+    inputs = inputs_for(model, settings.dataset)
+    repeats = settings.repeated_augmentation if share.processes > 1 else 1
+    if settings.in_memory:
+        images, targets = in_memory(splits.train, inputs)
+        erase = RandomErasing(settings.erasing, mode="pixel", device="cpu") if settings.erasing else None
+        return MemoryBatches(
+            images,
+            targets,
+            share,
+            mean=inputs.mean,
+            std=inputs.std,
+            seed=settings.seed,
+            repeats=repeats,
+            shift=settings.shift or 0,
+            flip=settings.flip,
+            erase=erase,
+        )
+    chosen = {name: getattr(settings, name) for name in AUGMENTATION_SETTINGS}
+    splits.train.transform = train_transform(inputs, replace(AUGMENTATION[settings.dataset], **chosen))
+    return ImageBatches(splits.train, share, seed=settings.seed, repeats=repeats, workers=settings.workers)
+
+
+def validation_loader(settings: Settings, splits: Splits, model: nn.Module) -> DataLoader[Any]:
+    """Batches of the whole validation split, as the model wants its images."""
+    inputs = inputs_for(model, settings.dataset)
+    data: Any = splits.validation
+    if settings.in_memory:
+        images, targets = in_memory(data, inputs)
+        data = TensorDataset(Normalise(inputs.mean, inputs.std)(images), targets)
+    else:
+        data.transform = evaluation_transform(inputs)
+    return DataLoader(data, settings.evaluation_batch_size, num_workers=settings.workers)
+
+
+def in_memory(data: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """All images (N, C, H, W) uint8 and targets of a dataset of images that are what the model takes as they are."""
+    import numpy as np
+
+    images, targets = [], []
+    for index in range(len(data)):
+        image, target = data[index]
+        pixels = torch.from_numpy(np.array(image))
+        images.append(pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1))
+        targets.append(torch.as_tensor(target))
+    wanted = (len(inputs.mean), *inputs.image_size)
+    others = sorted({tuple(image.shape) for image in images} - {wanted})
+    if others:
+        raise ValueError(f"in_memory=true needs images of {wanted}, as the model does; {data.name} has {others[:3]}")
+    return torch.stack(images), torch.stack(targets)

@@ -1,0 +1,1 @@
+"""Pictures of groups, sheets of panels, charts."""

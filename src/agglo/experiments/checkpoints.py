@@ -1,0 +1,124 @@
+"""Weights from files: what training scripts save, read without running any of it, and loaded exactly or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_SHOWN = 6
+_NESTED_UNDER = ("state_dict", "model")
+_AVERAGE, _AVERAGE_IS_BETTER = "model_ema", "ema_best"
+_OF_METHOD = "agglo_method"
+_BLOCKED = re.compile(r"\bGLOBAL (\S+)")  # as torch names what it refuses to read
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file. Nothing in it is executed: safetensors, or torch.load with weights_only=True."""
+    if not path.is_file():
+        raise ValueError(f"checkpoint={str(path)!r} is not a file")
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"checkpoint={str(path)!r} cannot be read as safetensors: {error}") from error
+    try:
+        # DeiT's trainer, and the study's after it, save their arguments beside the weights.
+        with torch.serialization.safe_globals([Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # bytes that are no checkpoint fail in as many ways as there are bytes
+        raise ValueError(f"checkpoint={str(path)!r} cannot be read as plain tensors: {_why(error)}") from error
+    return _state_dict(content, path)
+
+
+def _why(error: Exception) -> str:
+    """What is wrong with a file, without torch's advice how to run what is in it."""
+    told = str(error)
+    if isinstance(error, OSError):
+        return told
+    if blocked := _BLOCKED.search(told):
+        return f"it holds {blocked[1]} besides, which could run code when read; save the state dict alone"
+    if "TorchScript" in told:
+        return "it is a TorchScript program; save the state dict alone"
+    return "it is not a whole file of tensors as torch.save writes them"
+
+
+def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+    """The state dict in what training scripts save: itself, under a key, or with data-parallel names. Where the
+    averaged weights are there too and are noted as the better ones, as in the study's files, those."""
+    if isinstance(content, Mapping) and content.get(_AVERAGE_IS_BETTER):
+        if not isinstance(content.get(_AVERAGE), Mapping):
+            raise ValueError(f"checkpoint={str(path)!r} says {_AVERAGE_IS_BETTER} but holds no {_AVERAGE}")
+        content = content[_AVERAGE]
+    for key in _NESTED_UNDER:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        found = f"keys {_listed(list(content))}" if isinstance(content, Mapping) else type(content).__name__
+        raise ValueError(
+            f"checkpoint={str(path)!r} holds no state dict but {found}; accepted: names to tensors, "
+            f"as such or under {' or '.join(map(repr, _NESTED_UNDER))}"
+        )
+    parallel = bool(content) and all(name.startswith("module.") for name in content)
+    return {name.removeprefix("module.") if parallel else name: value for name, value in content.items()}
+
+
+def load_exactly(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    """Load a state dict whose names and shapes are exactly the model's, or raise and leave the model as it was."""
+    own = model.state_dict()
+    if told := _differences(own, state):
+        raise ValueError(f"checkpoint={source!r} does not fit {type(model).__name__}: {told}")
+    model.load_state_dict(state)
+
+
+def split_method(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What a model itself has, and what the method that was applied to it had learned."""
+    learned = {name: value for name, value in state.items() if _OF_METHOD in name.split(".")}
+    return {name: value for name, value in state.items() if name not in learned}, learned
+
+
+def load_method(model: nn.Module, learned: Mapping[str, Tensor], source: str) -> None:
+    """Give the method applied to a model the weights it has learned; nothing to do for one that does not learn."""
+    _, own = split_method(model.state_dict())
+    if own and not learned:
+        raise ValueError(f"this method learns, and {source} holds no weights of it")
+    if own and (told := _differences(own, learned)):
+        raise ValueError(f"{source} holds weights of another method, or of this one at another keep rate: {told}")
+    model.load_state_dict({name: learned[name] for name in own}, strict=False)
+
+
+def _differences(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
+    """In words, what of a state dict is not as the model's own; empty if all is."""
+    problems = {
+        "missing": [name for name in own if name not in state],
+        "unexpected": [name for name in state if name not in own],
+        "of another shape": [
+            f"{name} {tuple(state[name].shape)} where the model has {tuple(own[name].shape)}"
+            for name in own
+            if name in state and state[name].shape != own[name].shape
+        ],
+    }
+    return "; ".join(f"{what}: {_listed(names)}" for what, names in problems.items() if names)
+
+
+def _listed(names: Sequence[Any]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(str(name) for name in names[:_SHOWN]) + more
+
+
+def fingerprint(state: Mapping[str, Tensor]) -> str:
+    """Names and values of all weights in one short word."""
+    content = hashlib.sha256()
+    for name, value in state.items():
+        content.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()[:16]

@@ -1,0 +1,40 @@
+"""Where and in which precision a model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """A precision by its name."""
+    if name not in DTYPES:
+        raise ValueError(f"dtype={name!r} is not known; accepted: {', '.join(map(repr, DTYPES))}")
+    return DTYPES[name]
+
+
+def require_device(name: str) -> torch.device:
+    """A device by name, if it is there."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device={name!r} is not available here: {reason}") from error
+    return device
+
+
+@contextmanager
+def torch_threads(count: int | None) -> Iterator[None]:
+    """Torch on so many CPU threads inside; None leaves it as it is."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

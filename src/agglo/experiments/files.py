@@ -1,0 +1,106 @@
+"""Files that are whole or not there: a crash, a kill or a full disk leaves the file from before."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_UNFINISHED = ".unfinished"
+_FULL = 1 << 20  # bytes left on a disk on which a checkpoint of some MB just failed
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a path to write; what is there afterwards takes the place of `path`, on the disk, in one step."""
+    unfinished = path.with_name(path.name + _UNFINISHED)
+    try:
+        yield unfinished
+        with unfinished.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """JSON that a reader never meets half of."""
+    with replacing(path) as unfinished:
+        unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def require_folder(path: Path) -> Path:
+    """The path itself, if its folder exists; told before any work is done."""
+    if not path.parent.is_dir():
+        raise ValueError(f"output={str(path)!r} lies in no folder: {str(path.parent)!r} does not exist")
+    return path
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Clear away what a killed run was writing."""
+    for path in folder.rglob(f"*{_UNFINISHED}"):
+        path.unlink(missing_ok=True)
+
+
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Everything a run needs to go on, in one file; OSError says what happened and what is left."""
+    _written(path, lambda unfinished: torch.save(dict(state), unfinished))
+
+
+def load_state(path: Path) -> dict[str, Any] | None:
+    """What `save_state` wrote; None if nothing was. Nothing in the file is executed."""
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(f"checkpoint {str(path)!r} cannot be read; remove it to start again: {error}") from error
+    return state
+
+
+def save_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    """A state dict as safetensors, for `agglo evaluate --checkpoint` and anything else."""
+    from safetensors.torch import save_file
+
+    # Tensors that share memory (tied weights) are refused; copies are what a reader would get anyway.
+    copies = {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
+    _written(path, lambda unfinished: save_file(copies, unfinished, metadata=dict(about)))
+
+
+def _written(path: Path, write: Callable[[Path], Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with replacing(path) as unfinished, _full_disk_told(path.parent):
+            write(unfinished)
+    except Exception as error:
+        left = "the one before is intact" if path.exists() else "there was none before"
+        raise OSError(f"checkpoint {str(path)!r} could not be written, {left}: {error}") from error
+
+
+@contextmanager
+def _full_disk_told(folder: Path) -> Iterator[None]:
+    """Writers in C++ and Rust report a full disk by errors that do not say so: look, while what they wrote is there."""
+    try:
+        yield
+    except Exception as error:
+        if shutil.disk_usage(folder).free < _FULL:
+            raise OSError("the disk is full") from error
+        raise

@@ -1,0 +1,128 @@
+"""A timm model by name, with the weights of a file, at any image size, and the transform its images need."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from agglo.experiments.checkpoints import load_exactly, read_checkpoint, split_method
+
+_ENDS = ("head.", "norm.", "fc_norm.")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a person says about a model.
+
+    name: as timm knows it.
+    checkpoint: a .safetensors file or one of torch.save; its names and shapes must be exactly the model's. What a
+        method learned may be there too and is left out (`checkpoint_files.load_method`).
+    pretrained: take timm's published weights instead (downloads them).
+    image_size: (height, width); None is the model's own. Position embeddings are resampled after loading.
+    num_classes: of the head; None is the checkpoint's, or else the model's own.
+    options: further arguments of the model, by timm's names (drop_path_rate, global_pool, ...).
+    new_head: let the checkpoint have another head, final norm or none at all: those start afresh.
+    """
+
+    name: str
+    checkpoint: Path | None = None
+    pretrained: bool = False
+    image_size: tuple[int, int] | None = None
+    num_classes: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    new_head: bool = False
+
+    @property
+    def has_random_weights(self) -> bool:
+        return self.checkpoint is None and not self.pretrained
+
+
+def build(spec: ModelSpec) -> nn.Module:
+    """The model a spec describes, in eval mode on the CPU; ValueError names what does not fit."""
+    import timm
+
+    import agglo.embedded.classifier  # noqa: F401 from here on timm knows the model that comes with agglo
+
+    if not timm.is_model(spec.name):
+        close = difflib.get_close_matches(spec.name, timm.list_models(), n=3)
+        hint = f"; close to it: {', '.join(close)}" if close else "; timm.list_models() lists them"
+        raise ValueError(f"model={spec.name!r} is not known to timm{hint}")
+    if spec.pretrained and spec.checkpoint is not None:
+        raise ValueError(f"give either pretrained weights or checkpoint={str(spec.checkpoint)!r}, not both")
+    state = None if spec.checkpoint is None else split_method(read_checkpoint(spec.checkpoint))[0]
+    options = {} if state is None or spec.new_head else _told_by(state)
+    if spec.num_classes is not None:
+        options["num_classes"] = spec.num_classes
+    options.update(spec.options)
+    try:
+        model: nn.Module = timm.create_model(spec.name, pretrained=spec.pretrained, **options)
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"model={spec.name!r} cannot be built{given and f' with {given}'}: {reason}") from error
+    if state is not None:
+        load_exactly(model, _with_own_head(model, state) if spec.new_head else state, str(spec.checkpoint))
+    if spec.image_size is not None:
+        _resize(model, spec.image_size)
+    return model.eval()
+
+
+def _told_by(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What the weights of a vision transformer tell about it: its classes, and whether patches are averaged."""
+    told: dict[str, Any] = {}
+    if "head.weight" in state and state["head.weight"].ndim == 2:
+        told["num_classes"] = len(state["head.weight"])
+    if "fc_norm.weight" in state and "norm.weight" not in state:
+        told["global_pool"] = "avg"
+    return told
+
+
+def _with_own_head(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict with the model's own tensors for a head of other classes, and for what stands between the last
+    block and the head where a model without one (MAE's encoder) or with another pooling was saved."""
+    own = model.state_dict()
+    ends = {name for name in (*own, *state) if name.startswith(_ENDS)}
+    differs = {name for name in ends if name not in own or name not in state or own[name].shape != state[name].shape}
+    kept = {name: value for name, value in state.items() if name not in differs}
+    return {**kept, **{name: own[name] for name in differs if name in own}}
+
+
+def _resize(model: Any, image_size: tuple[int, int]) -> None:
+    if not hasattr(model, "set_input_size"):
+        raise ValueError(f"{type(model).__name__} has a fixed image size; image_size={image_size} cannot be set")
+    patch = model.patch_embed.patch_size
+    if any(side < 1 or side % p for side, p in zip(image_size, patch, strict=True)):
+        raise ValueError(f"image_size={image_size} must be multiples of the patch size {tuple(patch)}")
+    model.set_input_size(img_size=image_size)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How the pictures of a model are prepared for it, and how to get back what it saw.
+
+    transform: a PIL image -> (3, H, W), resized, cropped and normalised.
+    """
+
+    transform: Callable[[Any], Tensor]
+    image_size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def seen(self, inputs: Tensor) -> Tensor:
+        """Normalised inputs (B, 3, H, W) as pictures in 0 to 1."""
+        mean, std = (inputs.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return (inputs * std + mean).clamp(0, 1)
+
+
+def preparation(model: Any) -> Preparation:
+    """timm's evaluation transform for a model, at the size the model is set to."""
+    from timm.data import create_transform, resolve_data_config
+
+    size = tuple(int(side) for side in getattr(getattr(model, "patch_embed", None), "img_size", None) or ())
+    config = resolve_data_config({"input_size": (getattr(model, "in_chans", 3), *size)} if size else {}, model=model)
+    return Preparation(create_transform(**config), config["input_size"][1:], config["mean"], config["std"])

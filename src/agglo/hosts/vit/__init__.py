@@ -1,0 +1,1 @@
+"""Vision transformers: one file per library, around one loop over blocks."""

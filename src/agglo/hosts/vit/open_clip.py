@@ -1,0 +1,154 @@
+"""open_clip's own vision towers. Towers that are timm models (TimmModel) belong to the timm host.
+
+The tower's Transformer holds the loop over blocks; embedding, pooling and projection around it stay open_clip's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from agglo.hosts.swap import ReducedModule, UnsupportedModelError
+from agglo.hosts.vit import packed_attention
+from agglo.hosts.vit.base import Host, Layout, Parts, Projected, matrix_entries
+from agglo.hosts.vit.run import Run, checkpointed, directly, run_blocks
+
+_PREFIX = 1  # the class token, always there
+_PLAIN, _CUSTOM = "ResidualAttentionBlock", "CustomResidualAttentionBlock"
+
+
+class _PlainParts(Parts):
+    """ResidualAttentionBlock: ln_1, attn, ls_1, ln_2, mlp, ls_2, the attention torch's own."""
+
+    def whole(self, block: Any, x: Tensor, rotary: Tensor | None) -> Tensor:
+        if block.attn.batch_first:
+            return cast(Tensor, block(x))
+        return cast(Tensor, block(x.transpose(0, 1)).transpose(0, 1))
+
+    def project(self, block: Any, x: Tensor, rotary: Tensor | None) -> Projected:
+        return packed_attention.project(block.attn, block.ln_1(x))
+
+    def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
+        return x + cast(Tensor, block.ls_1(packed_attention.output(block.attn, attended)))
+
+    def feed(self, block: Any, x: Tensor) -> Tensor:
+        return x + cast(Tensor, block.ls_2(block.mlp(block.ln_2(x))))
+
+
+class _CustomParts(_PlainParts):
+    """CustomResidualAttentionBlock: open_clip's own attention with norms and scales in between."""
+
+    def whole(self, block: Any, x: Tensor, rotary: Tensor | None) -> Tensor:
+        return cast(Tensor, block(x))
+
+    def project(self, block: Any, x: Tensor, rotary: Tensor | None) -> Projected:
+        attn = block.attn
+        packed = F.linear(block.ln_1(x), attn.in_proj_weight, attn.in_proj_bias)
+        q, k, v = packed_attention.split_heads(packed, attn.num_heads)
+        return Projected(attn.ln_q(q), attn.ln_k(k), v, dropout=attn.attn_drop.p if attn.training else 0.0)
+
+    def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
+        attn = block.attn
+        attended = attended if attn.head_scale is None else attended * attn.head_scale
+        out = attn.out_drop(attn.out_proj(attn.ln_inner(attended.transpose(1, 2).flatten(2))))
+        return x + cast(Tensor, block.ls_1(block.ln_attn(out)))
+
+
+_PARTS: dict[str, Parts] = {_PLAIN: _PlainParts(), _CUSTOM: _CustomParts()}
+
+
+class _ReducedTransformer(ReducedModule):
+    def _agglo_run(self: Any, x: Tensor, attn_mask: Tensor | None, stop: int | None, keep: tuple[int, ...]) -> Run:
+        if attn_mask is not None:
+            raise ValueError("attn_mask does not go with token reduction: call agglo.remove(model) first")
+        blocks = list(self.resblocks)
+        return run_blocks(
+            self,
+            blocks[:stop],
+            x,
+            parts=_PARTS[type(blocks[0]).__name__],
+            prefix=_PREFIX,
+            training=self.training,
+            depth=len(blocks),
+            call=checkpointed if self.grad_checkpointing else directly,
+            keep=keep,
+            grid=self.agglo_plan.grid,  # open_clip takes no other image size
+        )
+
+    def forward(self: Any, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        return cast(Tensor, self._agglo_run(x, attn_mask, None, ()).restored())
+
+    def forward_intermediates(
+        self: Any,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        indices: int | list[int] | None = None,
+        stop_early: bool = False,
+    ) -> tuple[Tensor, list[Tensor]]:
+        from open_clip.utils import feature_take_indices
+
+        take, last = feature_take_indices(len(self.resblocks), indices)
+        run = self._agglo_run(x, attn_mask, last + 1 if stop_early else None, tuple(take))
+        return run.restored(), run.kept
+
+
+class OpenClipViT(Host):
+    """open_clip's VisionTransformer, with plain and custom blocks."""
+
+    model_classes: ClassVar[tuple[str, ...]] = ("open_clip.VisionTransformer",)
+
+    def check(self, module: Any) -> None:
+        name, loop = type(module).__name__, self.loop(module)
+        for method in ("forward", "forward_intermediates"):
+            definer = getattr(getattr(type(loop), method, None), "__module__", "open_clip")
+            if definer.split(".")[0] not in ("open_clip", "agglo"):
+                raise UnsupportedModelError(
+                    f"{type(loop).__name__} replaces open_clip's {method} (in {definer}); agglo would bypass it"
+                )
+        kinds = {type(block).__name__ for block in module.transformer.resblocks}
+        if len(kinds) != 1 or not kinds <= _PARTS.keys():
+            raise UnsupportedModelError(
+                f"{name} is built from {' and '.join(sorted(kinds))}; supported: {' or '.join(_PARTS)}"
+            )
+        for block in module.transformer.resblocks:
+            if kinds == {_PLAIN}:
+                packed_attention.require_packed(block.attn)
+            elif block.attn.logit_scale is not None:
+                raise UnsupportedModelError(f"{name} attends by scaled cosines; supported: scaled dot products")
+
+    def loop(self, module: Any) -> nn.Module:
+        return cast(nn.Module, module.transformer)
+
+    def layout(self, module: Any) -> Layout:
+        blocks = module.transformer.resblocks
+        n_tokens, width = module.positional_embedding.shape
+        return Layout(
+            depth=len(blocks),
+            prefix=_PREFIX,
+            patches=n_tokens - _PREFIX,
+            attention_weights=matrix_entries(blocks[0].attn),
+            attention_width=width,
+            mlp_weights=matrix_entries(blocks[0].mlp),
+            embedding_weights=matrix_entries(module.conv1),
+            head_madds=_head_madds(module, n_tokens),
+            width=width,
+            heads=blocks[0].attn.num_heads,
+            grid=(int(module.grid_size[0]), int(module.grid_size[1])),
+        )
+
+    def mixin(self, module: nn.Module) -> type[ReducedModule]:
+        return _ReducedTransformer
+
+
+def _head_madds(module: Any, n_tokens: int) -> int:
+    """Attention pooling reads all n_tokens, since they are unmerged before it."""
+    madds = 0 if module.proj is None else module.proj.numel()
+    for name in ("attn_pool", "attn_pool_contrastive"):
+        pooler = getattr(module, name, None)
+        if pooler is not None:
+            attn, (n_queries, width) = pooler.attn, pooler.query.shape
+            madds += 2 * n_queries * width * width + n_tokens * width * (attn.kdim + attn.vdim + 2 * n_queries)
+            n_tokens = n_queries if module.attn_pool_type == "cascade" else n_tokens
+    return int(madds)

@@ -1,1 +1,0 @@
-"""Benchmarks, drawings, and the paper's tables and figures."""

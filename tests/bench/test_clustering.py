@@ -1,0 +1,55 @@
+"""The clustering benchmark measures what it says, on real contestants."""
+
+import argparse
+import json
+
+import pytest
+import torch
+
+from agglo.bench import clustering as benchmark
+from agglo.clustering.distances import pairwise
+
+
+def test_tokens_resemble_their_neighbours():
+    tokens = benchmark.spatial_tokens(2, 196)
+    assert tokens.shape == (2, 196, 64)
+    grid = pairwise(tokens, "cosine").view(2, 14, 14, 14, 14)
+    near = torch.stack([grid[:, i, j, i, j + 1] for i in range(14) for j in range(13)]).mean()
+    assert near < 0.5 * pairwise(tokens, "cosine").mean()
+    with pytest.raises(ValueError, match="n=50 must be a square number"):
+        benchmark.spatial_tokens(1, 50)
+
+
+def test_contestants_agree_and_all_are_timed():
+    case = benchmark.measure("spatial", pairwise(benchmark.spatial_tokens(2, 49), "cosine"), 0.5, "average", repeats=2)
+    assert set(case.seconds) == {"agglo", "scikit-learn", "scipy", "fastcluster"}
+    assert all(len(times) == 2 and min(times) > 0 for times in case.seconds.values())
+    assert case.same_partition == dict.fromkeys(case.seconds, 1.0)
+    case.seconds = {"agglo": [1.0, 3.0, 2.0], "scipy": [9.0, 11.0, 10.0]}
+    assert case.ratio("scipy") == 5.0
+
+
+def test_goals_are_judged_by_what_was_measured():
+    case = benchmark.Case("spatial", 64, 196, 0.5, "single", {name: [1.0] for name in benchmark.CONTESTANTS})
+    case.seconds |= {"agglo": [0.1], "scikit-learn": [2.5]}
+    verdicts = benchmark.goals([case])
+    assert verdicts[0].startswith("met: 25.0x scikit-learn")
+    assert "MISSED" not in verdicts[1]
+    case.seconds["fastcluster"] = [0.3]
+    assert benchmark.goals([case])[2].startswith("MISSED: 3.0x fastcluster")
+
+
+def test_run_prints_a_table_and_keeps_the_numbers(tmp_path, capsys):
+    parser = argparse.ArgumentParser()
+    benchmark.add_arguments(parser)
+    output = tmp_path / "clustering.json"
+    arguments = ["--sizes", "2x49", "1x100", "--linkage", "single", "--repeats", "1", "--output", str(output)]
+    assert benchmark.run(parser.parse_args(arguments)) == 0
+    printed = capsys.readouterr().out
+    assert "| spatial | 2 x 49 | single |" in printed
+    report = json.loads(output.read_text())
+    assert [case["n"] for case in report["cases"]] == [49, 100]
+    assert report["machine"]["threads"] == 2
+    assert report["peak_memory"].keys() == {"single"}
+    with pytest.raises(ValueError, match="size '64' must be BxN"):
+        benchmark.run(parser.parse_args(["--sizes", "64"]))

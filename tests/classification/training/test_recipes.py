@@ -1,0 +1,267 @@
+"""Recipes say what the paper says, and refuse what no run could have."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+
+import agglo
+from agglo.classification.data import DATASETS
+from agglo.classification.training import recipe as recipes
+from agglo.classification.training.settings import Settings, explanations
+from agglo.cli import main
+
+# Warm-up epochs, backbone rate, frozen epochs, as the paper's table has them.
+SELECTED = {
+    ("single", 0.25): (5, 0.01, 5),
+    ("single", 0.5): (5, 0.01, 5),
+    ("single", 0.7): (5, 0.01, 5),
+    ("single", 0.9): (20, 1, 0),
+    ("average", 0.25): (5, 0.01, 5),
+    ("average", 0.5): (20, 0.01, 5),
+    ("average", 0.7): (5, 0.01, 5),
+    ("average", 0.9): (5, 0.01, 5),
+    ("complete", 0.25): (5, 0.01, 5),
+    ("complete", 0.5): (20, 0.01, 5),
+    ("complete", 0.7): (5, 0.01, 5),
+    ("complete", 0.9): (20, 1, 0),
+}
+
+
+def resolve(name: str, **choices: Any) -> Settings:
+    return recipes.load(name).resolve(choices)[0]
+
+
+@pytest.mark.parametrize(("linkage", "keep_rate"), SELECTED)
+@pytest.mark.parametrize("model", ["deit_tiny_patch16_224", "deit_base_patch16_224"])
+def test_selected_on_imagenet(model: str, linkage: str, keep_rate: float) -> None:
+    found = resolve("deit", model=model, method="atc", linkage=linkage, keep_rate=keep_rate)
+    assert (found.warmup_epochs, found.backbone_lr_scale, found.frozen_epochs) == SELECTED[linkage, keep_rate]
+
+
+def test_other_data_have_sets_of_their_own_except_two_cells() -> None:
+    for dataset in ("nabirds", "coco", "nuswide"):
+        for linkage, keep_rate in SELECTED:
+            found, notes = recipes.load("deit").resolve(
+                {"dataset": dataset, "method": "atc", "linkage": linkage, "keep_rate": keep_rate}
+            )
+            its_own = not (dataset == "nuswide" and keep_rate == 0.9 and linkage != "average")
+            assert found.warmup_epochs == (5 if its_own else 20)
+            assert any("not known" in note for note in notes)
+            assert (found.mixup, found.cutmix) == ((0.8, 1.0) if dataset == "nabirds" else (0, 0))
+
+
+IMAGENETS = "those that ATC was given most often are taken"
+AT_THIS_RATE = "selected these for keep rates of 0.25, 0.5, 0.7 and 0.9 alone"
+FULL_RATE = "the whole model learns at the full rate"
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_notes_tell_where_the_rates_are_from_and_never_two_places(dataset: str) -> None:
+    recipe = recipes.load("deit")
+    for method, keep_rate in itertools.product((info.name for info in agglo.methods()), (0.5, 0.6)):
+        found, notes = recipe.resolve({"dataset": dataset, "method": method, "keep_rate": keep_rate})
+        told = {text for text in (IMAGENETS, AT_THIS_RATE, FULL_RATE) if any(text in note for note in notes)}
+        if dataset in ("nabirds", "coco", "nuswide"):
+            expected, rates = {FULL_RATE}, (1, 0)
+        elif method == "atc":
+            expected, rates = {AT_THIS_RATE} if keep_rate == 0.6 else set(), (0.01, 5)
+        else:
+            expected, rates = {IMAGENETS}, (0.01, 5)
+        assert told == expected and (found.backbone_lr_scale, found.frozen_epochs) == rates, (method, keep_rate)
+
+
+def test_atc_by_a_schedule_has_no_rates_of_the_papers() -> None:
+    _, notes = recipes.load("deit").resolve({"method": "atc", "schedule": "constant", "removed": 8})
+    assert any(AT_THIS_RATE in note for note in notes)
+
+
+def test_data_sets_augment_as_the_study_did() -> None:
+    birds, coco = resolve("deit", dataset="nabirds"), resolve("deit", dataset="coco")
+    assert (birds.randaugment, birds.colour_jitter, birds.erasing) == (None, 0.3, 0.25)
+    assert (coco.randaugment, coco.cutout, coco.flip, coco.erasing) == ("rand-m9-mstd0.5-inc1", True, 0, 0)
+    assert resolve("deit", dataset="coco", erasing=0.1).erasing == 0.1
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("vit_base_patch16_224.mae", (100, 5e-4, 0.65, 0.1, 16)),
+        ("vit_large_patch16_224.mae", (50, 1e-3, 0.75, 0.2, 8)),
+        ("vit_huge_patch14_224.mae", (50, 1e-3, 0.75, 0.3, 7)),
+    ],
+)
+def test_mae(model: str, expected: tuple[float, ...]) -> None:
+    found = resolve("mae", model=model, checkpoint="mae.pth")
+    assert (found.epochs, found.lr, found.layer_decay, found.drop_path, found.removed) == expected
+    assert (found.lr_batch, found.schedule, found.linkage, found.proportional) == (256, "constant", "average", False)
+    dense = resolve("mae", model=model, checkpoint="mae.pth", method="none", linkage="none")
+    assert (dense.schedule, dense.removed) == (None, 0)
+
+
+def test_mae_is_the_papers_on_imagenet_alone() -> None:
+    for dataset in DATASETS:
+        found, notes = recipes.load("mae").resolve({"dataset": dataset, "checkpoint": "mae.pth"})
+        assert any("ImageNet alone" in note for note in notes) is (dataset != "imagenet")
+        assert (found.mixup == 0) is (dataset in ("coco", "nuswide"))
+
+
+def test_mae_by_a_keep_rate_is_told_how() -> None:
+    choices = {"checkpoint": "mae.pth", "keep_rate": 0.5}
+    with pytest.raises(ValueError, match=r"keep_rate=0.5 and schedule='constant'.* not both.*schedule=none removed=0"):
+        recipes.load("mae").resolve(choices)
+    assert recipes.load("mae").resolve({**choices, "schedule": "none", "removed": 0})[0].keep_rate == 0.5
+
+
+@pytest.mark.parametrize("model", ["vit_large_patch16_224", "vit_small_patch16_224"])
+def test_models_that_mae_has_no_settings_for(model: str) -> None:
+    """Without the tag timm would normalise images in another way than MAE did."""
+    accepted = "vit_base_patch16_224.mae, vit_large_patch16_224.mae and vit_huge_patch14_224.mae"
+    for dense in ({}, {"method": "none"}):
+        with pytest.raises(ValueError, match=rf"^recipe mae with model='{model}': accepted models are {accepted}"):
+            recipes.load("mae").resolve({"checkpoint": "mae.pth", "model": model, **dense})
+    assert timm.get_pretrained_cfg(model).mean != timm.get_pretrained_cfg("vit_large_patch16_224.mae").mean
+
+
+def test_methods_that_are_named_exist_and_all_others_have_settings_too() -> None:
+    known = {info.name for info in agglo.methods()}
+    for name in recipes.names():
+        for case in recipes.load(name).cases:
+            for named in (case.when, case.unless):
+                assert set(named.get("method", [])) <= known | {"none"}
+    for method in known:
+        assert resolve("deit", method=method, keep_rate=0.7).distill == method.startswith("dynamicvit")
+
+
+def test_what_a_person_chooses_goes_before_cases() -> None:
+    found = resolve("deit", method="atc", linkage="single", keep_rate=0.9, warmup_epochs=3)
+    assert (found.warmup_epochs, found.backbone_lr_scale) == (3, 1)
+    assert resolve("deit", checkpoint="own.pth").pretrained is False
+    assert resolve("fashion_mnist", checkpoint="own.pth").from_scratch is False
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"warm_up_epochs": 5}, "'warm_up_epochs' is no setting; close to it: warmup_epochs"),
+        ({"lr": "fast"}, "lr='fast' must be a number"),
+        ({"epochs": 2.5}, "epochs=2.5 must be a whole number"),
+        ({"epochs": True}, "epochs=True must be a whole number"),
+        ({"pretrained": 1}, "pretrained=1 must be true or false"),
+        ({"keep_rate": [0.5]}, r"keep_rate=\[0.5\] must be a number or none"),
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"drop_path": 1.5}, "drop_path=1.5 must be in 0 to 1"),
+        ({"precision": "fp8"}, "precision='fp8' is not one of no, bf16, fp16, auto"),
+        ({"method": "atc"}, "method='atc' needs one of keep_rate and schedule"),
+        ({"keep_rate": 0.5}, "keep_rate=0.5 needs a method"),
+        ({"method_options": {"k": 5}}, "method_options={'k': 5} needs a method; method is 'none'"),
+        ({"warmup_epochs": 31}, "warmup_epochs=31 must not exceed epochs=30"),
+        ({"dataset": "imagnet"}, "dataset='imagnet' is not known"),
+        ({"pretrained": False}, "no starting weights: give one of"),
+        ({"from_scratch": True}, "weights and from_scratch=true exclude each other"),
+        ({"checkpoint": "f", "pretrained": True}, "give either pretrained=true or checkpoint='f', not both"),
+        ({"method": "atc", "keep_rate": 0.5, "patch_drop_rates": [0.5]}, "exclude each other"),
+        ({"in_memory": True}, "in_memory=true needs a shift"),
+    ],
+)
+def test_impossible_choices(choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        recipes.load("deit").resolve(choices)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("settings = ", "recipe own is not TOML"),
+        ("setings = {}", "'setings' is unknown; a recipe has about, settings and case"),
+        ("[settings]\nlrr = 1", "recipe own: 'lrr' is no setting; close to it: lr"),
+        ("[[case]]\nwhen = { modle = 'x' }", "recipe own: 'modle' is no setting; close to it: mode"),
+        ("[[case]]\nunless = { modle = 'x' }", "recipe own: 'modle' is no setting; close to it: mode"),
+        ("[[case]]\nunless = { model = 3 }", "recipe own: model=3 must be text"),
+        (
+            "[[case]]\nsets = { lr = 1.0 }",
+            "own: case 1: 'sets' is unknown; a case has when, unless, set, note and refuse",
+        ),
+        ("[[case]]\n[[case]]\nset = 3", r"recipe own: case 2: set=3 must be a table: set = \{ name = value \}"),
+        ("[[case]]\nwhen = 'coco'", r"recipe own: case 1: when='coco' must be a table"),
+        ("[[case]]\nunless = ['coco']", r"recipe own: case 1: unless=\['coco'\] must be a table"),
+        ("[[case]]\nnote = 3", "recipe own: case 1: note=3 must be text"),
+        ("[[case]]\nrefuse = true", "recipe own: case 1: refuse=True must be text"),
+        ("[case]\nset = { lr = 1.0 }", r"recipe own: cases are written \[\[case\]\], each under its own"),
+        ("case = 3", r"recipe own: cases are written \[\[case\]\]"),
+        ("case = [3]", r"recipe own: cases are written \[\[case\]\]"),
+        ("settings = 3", r"recipe own: settings=3 must be a table: \[settings\]"),
+        ("[[settings]]", r"recipe own: settings=\[\{\}\] must be a table: \[settings\]"),
+        ("about = 3", "recipe own: about=3 must be text"),
+    ],
+)
+def test_impossible_recipes(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        recipes.parse(text, "own")
+
+
+def test_a_case_holds_when_and_unless() -> None:
+    text = """
+    [settings]
+    from_scratch = true
+    [[case]]
+    when = { dataset = ["coco", "nuswide"] }
+    unless = { epochs = [3, 4], lr = 0.5 }
+    set = { seed = 7 }
+    """
+    recipe = recipes.parse(text, "own")
+    for choices, holds in (
+        ({"dataset": "coco"}, True),
+        ({"dataset": "nuswide", "epochs": 6, "lr": 0.1}, True),
+        ({"dataset": "folder"}, False),
+        ({"dataset": "coco", "epochs": 3, "warmup_epochs": 0}, False),
+        ({"dataset": "coco", "epochs": 4, "lr": 0.5, "warmup_epochs": 0}, False),
+        ({"dataset": "coco", "lr": 0.5}, False),
+    ):
+        assert recipe.resolve(choices)[0].seed == (7 if holds else 0), choices
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text('about = "mine"\n[settings]\nfrom_scratch = true\nepochs = 7\n')
+    assert resolve(str(tmp_path / "own.toml")).epochs == 7
+    (tmp_path / "latin.toml").write_bytes("about = 'für mich'".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin.toml' is not text in UTF-8"):
+        recipes.load(str(tmp_path / "latin.toml"))
+    with pytest.raises(ValueError, match=r"none.toml' is not a file"):
+        recipes.load(str(tmp_path / "none.toml"))
+    with pytest.raises(ValueError, match=r"recipe='diet' is none of deit, fashion_mnist, mae, and no .toml file"):
+        recipes.load("diet")
+
+
+def test_what_is_shown_is_a_recipe_of_the_same_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["finetune", "deit", "--show", "--method", "evit", "--keep-rate", "0.7", "--set", "lr=2e-3"]) == 0
+    shown = capsys.readouterr().out
+    assert "# warm-up, backbone rate and frozen epochs of this method are not known" in shown
+    again = recipes.parse(f"[settings]\n{shown}", "shown").resolve({})[0]
+    assert asdict(again) == asdict(resolve("deit", method="evit", keep_rate=0.7, lr=2e-3))
+
+
+def test_explanations_are_found() -> None:
+    meanings = explanations()
+    assert meanings["model"] == "as timm knows it"
+    assert set(meanings) <= {item.name for item in fields(Settings)} and len(meanings) > 30
+
+
+def test_command_line_is_told_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
+        (["finetune"], "name a recipe: deit, fashion_mnist, mae"),
+        (["finetune", "deit"], "--data is missing"),
+        (["finetune", "deit", "--data", "."], "--output is missing"),
+        (["finetune", "deit", "--set", "lr"], "'lr' is not of the form name=value"),
+        (["sweep", "deit", "--data", ".", "--output", "x", "--over", "lrs=1,2"], "'lrs' is no setting"),
+    ):
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+    assert main(["finetune", "--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["deit", "fashion_mnist", "mae"]

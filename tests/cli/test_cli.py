@@ -1,0 +1,168 @@
+"""What a person types: results, and errors on one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import agglo
+from agglo.bench import model as benchmark_model
+from agglo.cli import main
+from tests.support.data import data_path
+
+pytest.importorskip("timm")
+Image = pytest.importorskip("PIL.Image")
+
+MODEL = ["--model", "test_vit"]
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> str:
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 260, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    return str(tmp_path / "photo.png")
+
+
+def exit_code(*arguments: str) -> int:
+    """As a shell sees it: argparse leaves by SystemExit."""
+    try:
+        return main(arguments)
+    except SystemExit as leaving:
+        return int(leaving.code or 0)
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--version") == 0
+    assert capsys.readouterr().out == f"agglo {agglo.__version__}\n"
+    for command in ([], ["visualize"], ["bench"], ["bench", "model"], ["bench", "clustering"], ["backends"]):
+        assert exit_code(*command, "--help") == 0
+        assert f"usage: {' '.join(['agglo', *command])}" in capsys.readouterr().out
+    exit_code("--help")
+    assert "agglo bench model --keep-rate" in capsys.readouterr().out
+
+
+def test_backends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("backends") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [status.name for status in agglo.backends()]
+
+
+def test_python_m_agglo() -> None:
+    done = subprocess.run([sys.executable, "-m", "agglo", "bench", "model", "--dtype"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "agglo: error: argument --dtype: expected one argument; see agglo bench model --help\n"
+
+
+def test_visualize_writes_a_row_for_every_image_and_variant(
+    photo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heights = []
+    for number, rows in enumerate(
+        (["--linkage", "average"], ["--linkage", "single", "complete", "--method", "atc", "tome"])
+    ):
+        output = tmp_path / f"{number}.png"
+        assert exit_code("visualize", photo, *MODEL, *rows, "--keep-rate", "0.5", "-o", str(output)) == 0
+        assert capsys.readouterr().out == f"{output}\n"
+        heights.append(Image.open(output).height)
+    one, gap = heights[0], (heights[1] - 3 * heights[0]) // -2
+    assert heights[1] == 3 * one - 2 * gap
+    assert 0 < gap < 20
+
+
+def test_visualize_warns_about_random_weights(photo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("visualize", photo, *MODEL, "-o", str(tmp_path / "a.png")) == 0
+    assert "weights are random" in capsys.readouterr().err
+
+
+def test_visualize_real_weights_on_a_real_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = data_path("deit_tiny_patch16_224.safetensors")
+    image = next(data_path("imagenet-val-2k").rglob("*.jpg"))
+    output = tmp_path / "a.webp"
+    arguments = [str(image), "--checkpoint", str(weights), "--threshold", "0.1", "--scale", "1", "-o", str(output)]
+    assert exit_code("visualize", *arguments) == 0
+    assert capsys.readouterr().err == ""
+    assert Image.open(output).width > 4 * 224
+
+
+def test_bench_model_writes_table_json_and_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(benchmark_model, "_LEAST_SECONDS", 0.0)
+    small = ["--batch-size", "1", "--repeats", "1", "--keep-rate", "0.5", "--image-size", "64", "96"]
+    files = [tmp_path / "a.json", tmp_path / "a.png"]
+    assert exit_code("bench", "model", *MODEL, *small, "--json", str(files[0]), "--plot", str(files[1])) == 0
+    assert "atc average" in capsys.readouterr().out
+    assert json.loads(files[0].read_text())["results"][0]["counts"][0] == 24
+    assert files[1].stat().st_size > 1000
+
+
+ERRORS = {
+    "unknown command": (["vis"], "invalid choice: 'vis'"),
+    "unknown option": (["visualize", "PHOTO", "-o", "a.png", "--bogus"], "unrecognized arguments: --bogus"),
+    "abbreviated option": (["visualize", "PHOTO", "-o", "a.png", "--keep", "0.5"], "unrecognized arguments: --keep"),
+    "no output": (["visualize", "PHOTO"], "the following arguments are required: -o/--output"),
+    "no image": (["visualize", "absent.jpg", "-o", "OUT"], "image='absent.jpg' is not a file"),
+    "not an image": (["visualize", __file__, "-o", "OUT"], "cannot be read as an image"),
+    "output of another kind": (["visualize", "PHOTO", "-o", "a.txt"], "output='a.txt' is no image file; accepted: "),
+    "output nowhere": (["visualize", "PHOTO", "-o", "no/a.png"], "output='no/a.png' lies in no folder"),
+    "method": (
+        ["visualize", "PHOTO", "-o", "OUT", "--method", "x"],
+        "method='x' is not known; accepted: 'atc', 'ats'",
+    ),
+    "linkage": (["visualize", "PHOTO", "-o", "OUT", "--linkage", "ward"], "linkage='ward' is not known; accepted: "),
+    "features": (["visualize", "PHOTO", "-o", "OUT", "--features", "x"], "features='x' is not known; accepted: 'keys'"),
+    "keep rate": (["visualize", "PHOTO", "-o", "OUT", "--keep-rate", "1.5"], "keep_rate=1.5 is not a keep rate"),
+    "no number": (["visualize", "PHOTO", "-o", "OUT", "--keep-rate", "half"], "--keep-rate: 'half' is not a number"),
+    "blocks": (
+        ["visualize", "PHOTO", "-o", "OUT", *MODEL, "--blocks", "9"],
+        "blocks=(9,) do not fit a model of depth 6",
+    ),
+    "tome below half": (
+        ["visualize", "PHOTO", "-o", "OUT", *MODEL, "--method", "tome", "--keep-rate", "0.25"],
+        "tome cannot go from 100 to 25 patch tokens",
+    ),
+    "threshold for tome": (
+        ["visualize", "PHOTO", "-o", "OUT", *MODEL, "--method", "tome", "--threshold", "0.1"],
+        "method 'tome' takes no threshold",
+    ),
+    "both": (["visualize", "PHOTO", "-o", "OUT", "--keep-rate", "1", "--threshold", "1"], "not allowed with argument"),
+    "model": (
+        ["visualize", "PHOTO", "-o", "OUT", "--model", "deit_tny_patch16_224"],
+        "close to it: deit_tiny_patch16_224",
+    ),
+    "a model without blocks": (["bench", "model", "--model", "test_resnet"], "supported: timm.VisionTransformer"),
+    "checkpoint": (["bench", "model", "--checkpoint", "absent.pth"], "checkpoint='absent.pth' is not a file"),
+    "image size": (["bench", "model", *MODEL, "--image-size", "50"], "image_size=(50, 50) must be multiples"),
+    "image sizes": (["bench", "model", "--image-size", "1", "2", "3"], "--image-size 1 2 3: one number, or height and"),
+    "batch size": (["bench", "model", "--batch-size", "0"], "--batch-size: '0' is not a whole number of at least 1"),
+    "device": (["bench", "model", "--device", "gpu"], "device='gpu' is not available here"),
+    "dtype": (["bench", "model", "--dtype", "int8"], "dtype='int8' is not known; accepted: 'float32'"),
+    "plot of another kind": (["bench", "model", "--plot", "a.doc"], "plot='a.doc' has no known ending; accepted: "),
+    "json nowhere": (["bench", "model", "--json", "no/a.json"], "output='no/a.json' lies in no folder"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_one_line_that_names_the_value(
+    name: str, photo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, told = ERRORS[name]
+    places = {"PHOTO": photo, "OUT": str(tmp_path / "out.png")}
+    assert exit_code(*(places.get(argument, argument) for argument in arguments)) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("agglo: weights are random")]
+    assert len(errors) == 1
+    assert errors[0].startswith("agglo: error: ")
+    assert told in errors[0]
+    assert not (tmp_path / "out.png").exists()
+
+
+def test_tracebacks_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGGLO_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="is not a file"):
+        main(["bench", "model", "--checkpoint", "absent.pth"])

@@ -1,0 +1,80 @@
+"""The embedded model is as good as its log says, and the demo shows what it promises."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from agglo.classification.data import open_split
+from agglo.classification.data.transforms import evaluation_transform, inputs_for
+from agglo.classification.evaluation.metrics import metric_for
+from agglo.classification.evaluation.one_pass import evaluate
+from agglo.cli import main
+from agglo.demo.show import EMBEDDED
+from agglo.embedded import classifier as embedded
+from agglo.embedded import show
+from agglo.embedded.classifier import IMAGES, WEIGHTS
+from agglo.experiments.models import build
+from tests.support.data import data_path
+from tests.support.fashion import write_fashion
+
+LOG = Path(__file__).parents[2] / "benchmarks" / "results" / "embedded-model" / "log.csv"
+
+
+def test_embedded_model_is_small_and_accurate() -> None:
+    model = build(EMBEDDED)
+    assert len(model.blocks) == 12 and model.patch_embed.num_patches == 196
+    assert 500_000 < sum(parameter.numel() for parameter in model.parameters()) < 700_000
+    assert WEIGHTS.stat().st_size < 2_000_000
+    images = open_split(
+        "fashion-mnist", IMAGES, "val", transform=evaluation_transform(inputs_for(model, "fashion-mnist"))
+    )
+    assert len(images) == 1000
+    found = evaluate(model, torch.utils.data.DataLoader(images, 100), metric_for(False))
+    with LOG.open() as log:
+        promised = max(float(row["best_of_both"]) for row in csv.DictReader(log))
+    assert promised >= 90
+    sampling_error = 100 * math.sqrt(promised / 100 * (1 - promised / 100) / 1000)
+    assert abs(found["top1"] - promised) <= 3 * sampling_error
+
+
+def test_demo_prints_a_table_and_writes_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--images", "20", "--output", str(tmp_path / "new" / "folder")]) == 0
+    printed = capsys.readouterr().out
+    assert "atc complete" in printed and "agglo.apply(model, keep_rate=0.5)" in printed
+    results = json.loads((tmp_path / "new" / "folder" / "results.json").read_text())["results"]
+    done = {(result["name"], result["keep_rate"]): result["counts"][-1] for result in results}
+    assert done["dense", None] == 196 and done["tome", 0.5] == 25 and done["atc single", 0.25] == 3
+    assert len(done) == 1 + 3 + 4 * 3  # ToMe cannot do 0.25
+    for name in ("accuracy.png", "groups.png"):
+        assert (tmp_path / "new" / "folder" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_demo_takes_the_whole_test_set_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(embedded, "FULL", tmp_path / "nowhere")
+    assert show.own_images() == IMAGES
+    monkeypatch.setattr(embedded, "FULL", write_fashion(tmp_path / "full", n_validation=13))
+    assert main(["demo", "--output", str(tmp_path / "shown")]) == 0
+    captured = capsys.readouterr()
+    assert "13 images of 10 classes" in captured.out and str(tmp_path / "full") in captured.err
+
+
+def test_demo_of_another_model_needs_its_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--model", "deit_tiny_patch16_224"]) == 2
+    assert "--data" in capsys.readouterr().err
+    assert main(["demo", "--checkpoint", "weights.safetensors"]) == 2
+    assert "--model" in capsys.readouterr().err
+
+
+def test_demo_of_a_real_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights, images = data_path("deit_tiny_patch16_224.safetensors"), data_path("imagenet-val-2k")
+    arguments = ["--model", "deit_tiny_patch16_224", "--checkpoint", str(weights), "--data", str(images)]
+    assert main(["demo", *arguments, "--images", "8", "--output", str(tmp_path)]) == 0
+    assert "8 images of 1000 classes" in capsys.readouterr().out

@@ -1,0 +1,168 @@
+"""Pictures of groups, held to their definitions: composed labels, mean colours, outlines."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import agglo
+from agglo.drawing import groups as drawing
+from agglo.grouping import Grouping
+from agglo.methods import Outcome
+from agglo.tracing import Step, Trace
+
+timm = pytest.importorskip("timm")
+Image = pytest.importorskip("PIL.Image")
+from timm.models.vision_transformer import VisionTransformer  # noqa: E402
+
+RANDOM = np.random.default_rng(0)
+
+
+def two_stages(prefix: int) -> Trace:
+    """Six patches, then four groups, then two, numbered in no particular order."""
+    first = Grouping.of(torch.tensor([[3, 0, 0, 1, 2, 3]]), 4, prefix)
+    second = Grouping.of(torch.tensor([[1, 0, 1, 0]]), 2, prefix, first.sizes)
+    return Trace([[Step(3, Outcome(first), first), Step(6, Outcome(second), first.then(second))]])
+
+
+def small_model(**options: object) -> nn.Module:
+    torch.manual_seed(0)
+    settings = {"img_size": (64, 96), "patch_size": 8, "embed_dim": 48, "depth": 8, "num_heads": 3, "num_classes": 10}
+    return VisionTransformer(**settings, **options).eval()
+
+
+def traced(model: nn.Module, pictures: Tensor, **reduction: object) -> Trace:
+    agglo.apply(model, **reduction)
+    with torch.no_grad(), agglo.trace(model) as trace:
+        model(pictures)
+    return trace
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 5])
+def test_labels_are_composed_over_stages_and_named_by_first_member(prefix: int) -> None:
+    labels = drawing.patch_labels(two_stages(prefix))
+    assert labels[3].tolist() == [[0, 1, 1, 3, 4, 0]]
+    # Groups 0 and 2 of the first stage, patches 1, 2 and 4, become one; groups 1 and 3, patches 0, 3 and 5, the other.
+    assert labels[6].tolist() == [[0, 1, 1, 0, 1, 0]]
+
+
+def test_a_group_is_filled_with_its_mean_colour() -> None:
+    picture = RANDOM.integers(0, 256, (12, 20, 3), dtype=np.uint8)
+    labels = RANDOM.integers(0, 4, (3, 5))
+    filled = drawing.fill(picture, labels)
+    of_pixels = labels.repeat(4, axis=0).repeat(4, axis=1)
+    for label in np.unique(labels):
+        mean = picture[of_pixels == label].mean(axis=0)
+        assert (np.abs(filled[of_pixels == label] - mean) <= 0.5).all()
+
+
+@pytest.mark.parametrize("thickness", [1, 3])
+def test_border_pixels_are_those_with_another_label_within_reach(thickness: int) -> None:
+    labels = RANDOM.integers(0, 3, (3, 4)).repeat(5, axis=0).repeat(5, axis=1)
+    edge = drawing.border(labels, thickness)
+    for y in range(labels.shape[0]):
+        for x in range(labels.shape[1]):
+            around = labels[max(0, y - thickness) : y + thickness + 1, max(0, x - thickness) : x + thickness + 1]
+            assert edge[y, x] == (around != labels[y, x]).any()
+
+
+def test_one_group_has_no_border() -> None:
+    assert not drawing.border(np.zeros((8, 8), dtype=np.int64), 2).any()
+
+
+def test_outlines_lie_inside_their_group_and_everything_else_is_the_fill() -> None:
+    picture = RANDOM.integers(0, 256, (24, 40, 3), dtype=np.uint8)
+    labels = drawing.first_members(torch.from_numpy(RANDOM.integers(0, 4, (1, 15)))).reshape(3, 5)
+    colours = drawing.colours_of([labels])
+    drawn = drawing.draw_groups(picture, labels, colours, scale=2, thickness=2)
+    of_pixels = labels.repeat(16, axis=0).repeat(16, axis=1)
+    edge = drawing.border(of_pixels, 2)
+    assert drawn.shape == (48, 80, 3)
+    assert all((drawn[edge & (of_pixels == name)] == colour).all() for name, colour in colours.items())
+    assert (drawn[~edge] == drawing.fill(picture, labels).repeat(2, 0).repeat(2, 1)[~edge]).all()
+
+
+def test_touching_groups_differ_and_a_group_keeps_its_colour_over_the_stages() -> None:
+    model, pictures = small_model(), torch.rand(1, 3, 64, 96)
+    stages = [labels.reshape(8, 12) for labels in drawing.patch_labels(traced(model, pictures, keep_rate=0.5)).values()]
+    colours = drawing.colours_of(stages)
+    for labels in stages[1:]:
+        for one, other in ((labels[1:], labels[:-1]), (labels[:, 1:], labels[:, :-1])):
+            for a, b in zip(one[one != other], other[one != other], strict=True):
+                assert colours[a] != colours[b]
+    for earlier, later in itertools.pairwise(stages):
+        assert set(later.ravel()) <= set(earlier.ravel())  # the names that colours hang on live on
+
+    fills = [drawing.fill(drawing.as_pixels(pictures)[0], labels) for labels in stages]
+    for labels, fill in zip(stages, fills, strict=True):
+        drawn = drawing.draw_groups(fill, labels, colours, scale=1, thickness=1)
+        edge = drawing.border(labels.repeat(8, 0).repeat(8, 1), 1)
+        assert (drawn[edge] == [colours[name] for name in labels.repeat(8, 0).repeat(8, 1)[edge]]).all()
+
+
+@pytest.mark.parametrize(
+    "options", [{"class_token": False, "global_pool": "avg"}, {}, {"reg_tokens": 4}], ids=["0", "1", "5"]
+)
+def test_rows_of_a_model_on_a_grid_that_is_not_square(options: dict[str, object]) -> None:
+    pictures = torch.rand(2, 3, 64, 96)
+    trace = traced(small_model(**options), pictures, keep_rate=0.5)
+    rows = drawing.rows(trace, pictures, scale=3)
+    titles = ["input: 96 tokens", "block 2: 48 tokens", "block 4: 24 tokens", "block 6: 12 tokens"]
+    assert [[panel.title for panel in row.panels] for row in rows] == [titles, titles]
+    assert {panel.pixels.shape for row in rows for panel in row.panels} == {(192, 288, 3)}
+    assert (rows[1].panels[0].pixels[::3, ::3] == drawing.as_pixels(pictures)[1]).all()
+
+
+def test_counts_of_a_threshold_are_each_images_own() -> None:
+    pictures = torch.rand(2, 3, 64, 96)
+    pictures[1] = 0.5
+    trace = traced(small_model(), pictures, threshold=0.05, blocks=(2,))
+    found = [int(count) for count in trace.groupings[2].counts]
+    assert found[0] != found[1]
+    for row, count in zip(drawing.rows(trace, pictures), found, strict=True):
+        assert row.panels[1].title == f"block 2: {count} token{'s' * (count > 1)}"
+
+
+def test_draw_gives_a_picture_with_every_panel_unresampled(tmp_path: Path) -> None:
+    pictures = torch.rand(2, 3, 64, 96)
+    trace = traced(small_model(), pictures, method="tome", keep_rate=0.5)
+    sheet = agglo.draw(trace, pictures, names=["one", "two"], scale=1)
+    sheet.save(tmp_path / "groups.png")
+    pixels = np.asarray(Image.open(tmp_path / "groups.png"))
+    for row in drawing.rows(trace, pictures, scale=1):
+        for panel in row.panels:
+            windows = np.lib.stride_tricks.sliding_window_view(pixels[..., 0], (4, panel.pixels.shape[1]))
+            tops, lefts = np.nonzero((windows == panel.pixels[:4, :, 0]).all(axis=(-1, -2)))
+            height, width = panel.pixels.shape[:2]
+            assert any(
+                (pixels[y : y + height, x : x + width] == panel.pixels).all() for y, x in zip(tops, lefts, strict=True)
+            )
+
+
+@pytest.mark.parametrize(
+    ("n_patches", "shape", "grid"),
+    [(196, (224, 224), (14, 14)), (180, (160, 288), (10, 18)), (6, (20, 30), (2, 3)), (1, (7, 7), (1, 1))],
+)
+def test_the_grid_follows_from_the_picture(n_patches: int, shape: tuple[int, int], grid: tuple[int, int]) -> None:
+    assert drawing.grid_of(n_patches, shape) == grid
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    trace = two_stages(1)
+    with pytest.raises(ValueError, match="6 patches are no grid of squares in a picture of 8x8"):
+        drawing.rows(trace, torch.rand(1, 3, 8, 8))
+    with pytest.raises(ValueError, match=r"grid=\(2, 2\) does not hold the 6 patches"):
+        drawing.rows(trace, torch.rand(1, 3, 8, 8), grid=(2, 2))
+    with pytest.raises(ValueError, match="2 pictures do not fit a trace of 1 images"):
+        drawing.rows(trace, torch.rand(2, 3, 8, 12))
+    with pytest.raises(ValueError, match="undo the normalisation"):
+        drawing.rows(trace, torch.randn(1, 3, 8, 12))
+    with pytest.raises(ValueError, match=r"must be \(B, 3, H, W\), got \(3, 8, 12\)"):
+        drawing.rows(trace, torch.rand(3, 8, 12))
+    with pytest.raises(ValueError, match="2 names do not fit 1 pictures"):
+        drawing.rows(trace, torch.rand(1, 3, 8, 12), names=["a", "b"])

@@ -1,0 +1,412 @@
+"""timm's vision transformers: the contract for every family, timm's own extras, and ATC against scikit-learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import agglo
+from tests.support.data import data_path
+from tests.support.host_contract import HostContract, TakenApart, assert_same
+
+timm = pytest.importorskip("timm")
+from timm.models.eva import Eva  # noqa: E402
+from timm.models.vision_transformer import ResPostBlock, VisionTransformer  # noqa: E402
+
+SMALL = {"img_size": 64, "patch_size": 8, "embed_dim": 48, "depth": 8, "num_heads": 3, "num_classes": 10}
+
+
+class TestDeiT(HostContract):
+    def model(self) -> nn.Module:
+        return VisionTransformer(**SMALL)
+
+
+class TestDistilled(HostContract):
+    def model(self) -> nn.Module:
+        return timm.create_model("deit_tiny_distilled_patch16_224", **SMALL)
+
+
+class TestDeiT3(HostContract):
+    def model(self) -> nn.Module:
+        return VisionTransformer(**SMALL, no_embed_class=True, init_values=1e-2)
+
+
+class TestMAE(HostContract):
+    def model(self) -> nn.Module:
+        return VisionTransformer(**SMALL, global_pool="avg", fc_norm=True)
+
+
+class TestDinoV2WithRegisters(HostContract):
+    def model(self) -> nn.Module:
+        return timm.create_model("vit_small_patch14_reg4_dinov2", **SMALL)
+
+
+class TestSigLIP(HostContract):
+    def model(self) -> nn.Module:
+        return VisionTransformer(**SMALL, class_token=False, global_pool="map")
+
+
+class TestCLIPTower(HostContract):
+    def model(self) -> nn.Module:
+        return VisionTransformer(**SMALL, pre_norm=True, qk_norm=True)
+
+
+class TestPostNorm(HostContract):
+    def model(self) -> nn.Module:
+        return VisionTransformer(**SMALL, block_fn=ResPostBlock, init_values=0.5)
+
+
+class TestEva02(HostContract):
+    def model(self) -> nn.Module:
+        return Eva(**SMALL, use_rot_pos_emb=True, swiglu_mlp=True, scale_mlp=True, qkv_fused=False)
+
+
+class TestDinoV3(HostContract):
+    def model(self) -> nn.Module:
+        return timm.create_model("vit_small_patch16_dinov3", **SMALL, dynamic_img_size=True)
+
+
+class TestMixedRotary(HostContract):
+    def model(self) -> nn.Module:
+        return Eva(**SMALL, attn_type="rope", use_rot_pos_emb=True, rope_type="mixed", init_values=0.1)
+
+
+class TestGroupedQueries(HostContract):
+    def model(self) -> nn.Module:
+        return Eva(**SMALL, attn_type="rope", use_rot_pos_emb=True, qkv_fused=False, num_kv_heads=1, qk_norm=True)
+
+
+class TestTowerInACompositeModel(HostContract):
+    def model(self) -> nn.Module:
+        return nn.ModuleDict({"visual": VisionTransformer(**SMALL), "text": nn.Linear(4, 4)})
+
+    def run(self, model: Any, x: Tensor) -> Any:
+        return model["visual"](x)
+
+
+def deit(**options: Any) -> VisionTransformer:
+    torch.manual_seed(0)
+    return VisionTransformer(**{**SMALL, **options}).eval()
+
+
+IMAGE = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
+
+
+@torch.no_grad()
+def test_forward_features_are_full_length_and_members_share_a_value() -> None:
+    model = agglo.apply(deit(), keep_rate=0.25)
+    with agglo.trace(model) as trace:
+        features = model.forward_features(IMAGE)
+    assert features.shape == (2, 65, 48)
+    grouping = trace.groupings[6]
+    for image in range(2):
+        for group in range(grouping.n_groups):
+            members = features[image, grouping.labels[image] == group]
+            assert torch.equal(members, members[:1].expand_as(members))
+    assert_same(model.forward_head(features), model(IMAGE), atol=1e-6)
+
+
+@pytest.mark.parametrize("build", [deit, lambda: Eva(**SMALL, use_rot_pos_emb=True).eval()])
+@torch.no_grad()
+def test_forward_intermediates(build: Any) -> None:
+    model = build()
+    arguments = {"indices": [2, 5, 7], "return_prefix_tokens": True, "norm": True}
+    dense = model.forward_intermediates(IMAGE, **arguments)
+    assert_same(agglo.apply(model, keep_rate=1.0).forward_intermediates(IMAGE, **arguments), dense, atol=1e-5)
+    assert_same(
+        agglo.apply(model, TakenApart(), schedule=[1]).forward_intermediates(IMAGE, **arguments), dense, atol=1e-5
+    )
+    agglo.apply(model, keep_rate=0.5)
+    final, reduced = model.forward_intermediates(IMAGE, **arguments)
+    assert [t.shape for pair in reduced for t in pair] == [t.shape for pair in dense[1] for t in pair]
+    assert_same(final, model.forward_features(IMAGE))
+    early = model.forward_intermediates(IMAGE, indices=[2], stop_early=True, intermediates_only=True, output_fmt="NLC")
+    assert early[0].shape == (2, 64, 48)
+
+
+@torch.no_grad()
+def test_intermediates_as_a_dictionary() -> None:
+    model = deit()
+    dense = model.forward_intermediates(IMAGE, output_dict=True, return_prefix_tokens=True)
+    reduced = agglo.apply(model, keep_rate=0.5).forward_intermediates(
+        IMAGE, output_dict=True, return_prefix_tokens=True
+    )
+    assert dense.keys() == reduced.keys()
+
+
+@torch.no_grad()
+def test_features_only_wrapper() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", features_only=True, img_size=64, patch_size=8).eval()
+    dense = model(IMAGE)
+    assert [t.shape for t in agglo.apply(model, keep_rate=0.5)(IMAGE)] == [t.shape for t in dense]
+
+
+@pytest.mark.parametrize(
+    "model", [deit(dynamic_img_size=True), Eva(**SMALL, dynamic_img_size=True, use_rot_pos_emb=True)]
+)
+@torch.no_grad()
+def test_dynamic_image_size(model: Any) -> None:
+    model.eval()
+    wide = torch.randn(2, 3, 48, 80)
+    dense = model(wide)
+    assert_same(agglo.apply(model, TakenApart(), schedule=[1])(wide), dense, atol=1e-5)
+    agglo.apply(model, keep_rate=0.5)
+    with agglo.trace(model) as trace:
+        model(wide)
+    assert [g.n_groups for g in trace.groupings.values()] == [1 + 30, 1 + 15, 1 + 7]
+
+
+def test_gradient_checkpointing_changes_no_gradient() -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        model = agglo.apply(deit(attn_drop_rate=0.0), keep_rate=0.5).train()
+        model.set_grad_checkpointing(checkpointing)
+        model(IMAGE).square().sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert_same(gradients[1], gradients[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["atc", "tome"])
+@torch.no_grad()
+def test_compiles_as_one_graph(method: str) -> None:
+    model = agglo.apply(deit(), method, keep_rate=0.5)
+    expected = model(IMAGE)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_same(compiled(IMAGE), expected, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_compiled_model_notices_apply_and_remove() -> None:
+    model = deit()
+    dense = model(IMAGE)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    assert_same(compiled(IMAGE), dense, atol=1e-5)
+    agglo.apply(compiled, "tome", keep_rate=0.5)
+    reduced = model(IMAGE)
+    assert not torch.equal(reduced, dense)
+    assert_same(compiled(IMAGE), reduced, atol=1e-5)
+    agglo.remove(compiled)
+    assert_same(compiled(IMAGE), dense, atol=1e-5)
+
+
+@torch.no_grad()
+def test_wrappers() -> None:
+    model = deit()
+    wrapped = nn.DataParallel(model)
+    assert agglo.apply(wrapped, keep_rate=0.5) is wrapped
+    assert agglo.reduction(wrapped) == agglo.reduction(model) is not None
+    assert_same(wrapped(IMAGE), model(IMAGE))
+    assert agglo.reduction(agglo.remove(wrapped)) is None
+
+
+@torch.no_grad()
+def test_a_data_parallel_replica_runs_itself() -> None:
+    """Replicas share the instance dictionary: had it held a bound method, they would run the original."""
+    model = agglo.apply(deit(), keep_rate=0.5)
+    replica: Any = model._replicate_for_data_parallel()
+    replica._parameters = model._parameters
+    replica.head = nn.Linear(48, 3)
+    assert replica(IMAGE).shape == (2, 3)
+
+
+@torch.no_grad()
+def test_distributed_wrapper() -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(deit())
+        agglo.apply(wrapped, keep_rate=0.5)
+        assert_same(wrapped(IMAGE), wrapped.module(IMAGE))
+        assert agglo.reduction(wrapped) is not None
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class LowRank(nn.Module):
+    """An adapter around a linear layer, as PEFT makes them."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down, self.up = nn.Linear(base.in_features, 2), nn.Linear(2, base.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x) + self.up(self.down(x))
+        return y
+
+
+def test_adapters_on_linear_layers_run_and_learn() -> None:
+    model = deit()
+    for block in model.blocks:
+        block.attn.qkv = LowRank(block.attn.qkv)
+    dense = model(IMAGE)
+    assert_same(agglo.apply(model, TakenApart(), schedule=[1])(IMAGE), dense, atol=1e-5)
+    agglo.apply(model, keep_rate=0.5)(IMAGE).square().sum().backward()
+    assert all(block.attn.qkv.up.weight.grad.abs().max() > 0 for block in model.blocks)
+
+
+@torch.no_grad()
+def test_nan_in_is_nan_out() -> None:
+    model = agglo.apply(deit(), keep_rate=0.5)
+    spoiled = IMAGE.clone()
+    spoiled[0] = float("nan")
+    logits = model(spoiled)
+    assert logits[0].isnan().all()
+    assert_same(logits[1], model(IMAGE)[1], atol=1e-5)
+
+
+def test_a_tower_can_be_chosen() -> None:
+    pair = nn.ModuleDict({"left": deit(), "right": deit()})
+    with pytest.raises(ValueError, match=r"'left'.*'right'.*tower="):
+        agglo.apply(pair, keep_rate=0.5)
+    agglo.apply(pair, keep_rate=0.5, tower="right")
+    assert agglo.reduction(pair["left"]) is None
+    assert agglo.reduction(pair["right"]) is not None
+    agglo.apply(pair, keep_rate=0.5, tower=pair["left"])
+    assert agglo.reduction(pair["left"]) is not None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "swin_tiny_patch4_window7_224",
+        "swinv2_tiny_window8_256",
+        "maxvit_tiny_tf_224",
+        "coatnet_0_rw_224",
+        "samvit_base_patch16",  # windows in a plain-looking ViT
+        "vit_relpos_small_patch16_224",  # a bias for every pair of positions
+        "beit_base_patch16_224",
+        "hiera_tiny_224",
+        "mvitv2_tiny",
+        "pvt_v2_b0",
+        "cait_xxs24_224",
+        "mixer_s16_224",
+        "convnext_tiny",
+        "resnet18",
+    ],
+)
+def test_other_models_are_refused_by_name(name: str) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    types = [type(m) for m in model.modules()]
+    with pytest.raises(
+        agglo.UnsupportedModelError, match=rf"{type(model).__name__} \(from timm.*timm.VisionTransformer"
+    ):
+        agglo.apply(model, keep_rate=0.5)
+    assert [type(m) for m in model.modules()] == types
+
+
+def test_blocks_that_cannot_be_taken_apart_are_refused_by_name() -> None:
+    from timm.models.vision_transformer import ParallelScalingBlock
+
+    with pytest.raises(agglo.UnsupportedModelError, match="ParallelScalingBlock"):
+        agglo.apply(deit(block_fn=ParallelScalingBlock), keep_rate=0.5)
+    with pytest.raises(agglo.UnsupportedModelError, match="DiffAttention"):
+        agglo.apply(deit(attn_layer="diff", num_heads=2), keep_rate=0.5)
+
+
+class OwnFeatures(VisionTransformer):
+    def forward_features(self, x: Tensor, **kwargs: Any) -> Tensor:
+        return super().forward_features(x, **kwargs) * 2
+
+
+class OwnForward(VisionTransformer):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.forward_features(x)[:, 1:].amax(1)
+
+
+@torch.no_grad()
+def test_subclasses() -> None:
+    with pytest.raises(agglo.UnsupportedModelError, match="OwnFeatures replaces timm's forward_features"):
+        agglo.apply(OwnFeatures(**SMALL), keep_rate=0.5)
+    model = OwnForward(**SMALL).eval()
+    dense = model(IMAGE)
+    assert_same(agglo.apply(model, keep_rate=1.0)(IMAGE), dense, atol=1e-6)
+    assert agglo.apply(model, keep_rate=0.5)(IMAGE).shape == dense.shape
+
+
+def test_masks_are_refused() -> None:
+    model = agglo.apply(deit(), keep_rate=0.5)
+    with pytest.raises(ValueError, match="attn_mask"):
+        model(IMAGE, attn_mask=torch.zeros(65, 65))
+
+
+def test_flops_of_deit_tiny() -> None:
+    model = timm.create_model("deit_tiny_patch16_224")
+    report = agglo.reduction(agglo.apply(model, keep_rate=0.5))
+    assert report is not None
+    assert report.gflops_before == pytest.approx(1.26, abs=0.01)  # as published
+    assert report.counts == [196] * 3 + [98] * 3 + [49] * 3 + [24] * 3
+    assert "196 -> 24" in str(report)
+
+
+@torch.no_grad()
+def test_mean_pooling_counts_every_patch_once() -> None:
+    """Pooling merged tokens by size is pooling the unmerged ones."""
+    model = agglo.apply(deit(global_pool="avg", fc_norm=True), keep_rate=0.5)
+    with agglo.trace(model) as trace:
+        logits = model(IMAGE)
+    run = model._agglo_run(IMAGE)
+    sizes = trace.groupings[6].sizes[:, 1:, None]
+    pooled = (run.tokens[:, 1:] * sizes).sum(1) / 64
+    assert_same(model.head(model.fc_norm(pooled)), logits, atol=1e-5)
+
+
+def sklearn_atc_logits(model: Any, x: Tensor, counts: dict[int, int], linkage: str) -> Tensor:
+    """ATC on a DeiT written out plainly, one image at a time, with scikit-learn's labels and explicit softmax."""
+    cluster = pytest.importorskip("sklearn.cluster")
+    logits = []
+    for image in x:
+        tokens = model.norm_pre(model._pos_embed(model.patch_embed(image[None])))[0]
+        sizes = torch.ones(len(tokens))
+        for index, block in enumerate(model.blocks):
+            attn, n = block.attn, len(tokens)
+            q, k, v = attn.qkv(block.norm1(tokens)).view(n, 3, attn.num_heads, -1).permute(1, 2, 0, 3)
+            weights = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5 + sizes.log()).softmax(-1)
+            tokens = tokens + attn.proj((weights @ v).transpose(0, 1).reshape(n, -1))
+            if index in counts:
+                keys = k.mean(0)[1:].double()
+                keys = keys / keys.norm(dim=1, keepdim=True)
+                fit = cluster.AgglomerativeClustering(counts[index], metric="precomputed", linkage=linkage)
+                labels = np.concatenate([[0], 1 + fit.fit((1 - keys @ keys.T).numpy()).labels_])
+                groups = [np.flatnonzero(labels == group) for group in range(counts[index] + 1)]
+                tokens = torch.stack([(tokens[g] * sizes[g, None]).sum(0) / sizes[g].sum() for g in groups])
+                sizes = torch.stack([sizes[g].sum() for g in groups])
+            tokens = tokens + block.mlp(block.norm2(tokens))
+        logits.append(model.head(model.norm(tokens)[0]))
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize("linkage", ["single", "average", "complete"])
+@torch.no_grad()
+def test_atc_is_what_scikit_learn_makes_of_a_random_deit(linkage: str) -> None:
+    model = deit(depth=12)
+    expected = sklearn_atc_logits(model, IMAGE, {3: 32, 6: 16, 9: 8}, linkage)
+    assert_same(agglo.apply(model, keep_rate=0.5, linkage=linkage)(IMAGE), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("keep_rate", [0.25, 0.7])
+@torch.no_grad()
+def test_atc_is_what_scikit_learn_makes_of_the_real_deit(keep_rate: float) -> None:
+    weights = data_path("deit_tiny_patch16_224.safetensors")
+    images = sorted(data_path("imagenet-val-2k").glob("*/*.jpg"))[:300:100]
+    safetensors = pytest.importorskip("safetensors.torch")
+    transforms = pytest.importorskip("torchvision.transforms.v2")
+    image = pytest.importorskip("PIL.Image")
+    model = timm.create_model("deit_tiny_patch16_224").eval()
+    model.load_state_dict(safetensors.load_file(weights), strict=True)
+    prepare = transforms.Compose([
+        transforms.PILToTensor(),
+        transforms.CenterCrop(224),
+        transforms.ToDtype(torch.float32, scale=True),
+        transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    ])  # fmt: skip
+    x = torch.stack([prepare(image.open(path).convert("RGB")) for path in images])
+    counts = {3 * m: int(196 * keep_rate**m) for m in (1, 2, 3)}
+    expected = sklearn_atc_logits(model, x, counts, "average")
+    assert_same(agglo.apply(model, keep_rate=keep_rate)(x), expected, atol=1e-4)

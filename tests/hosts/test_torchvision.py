@@ -1,0 +1,227 @@
+"""torchvision's vision transformer: the contract, the ways people call it, and ATC against the timm host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import agglo
+from tests.support.host_contract import HostContract, TakenApart, assert_same
+
+models = pytest.importorskip("torchvision.models")
+from torchvision.models.vision_transformer import ConvStemConfig, Encoder, VisionTransformer  # noqa: E402
+
+SMALL = {
+    "image_size": 64,
+    "patch_size": 8,
+    "num_layers": 8,
+    "num_heads": 4,
+    "hidden_dim": 48,
+    "mlp_dim": 96,
+    "num_classes": 10,
+}
+IMAGE = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
+
+
+def randomised(model: nn.Module) -> Any:
+    """torchvision starts heads at zero; a test needs outputs that depend on the input."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.05)
+    return model.eval()
+
+
+def vit(**options: Any) -> Any:
+    torch.manual_seed(0)
+    return randomised(VisionTransformer(**{**SMALL, **options}))
+
+
+class TestViT(HostContract):
+    def model(self) -> nn.Module:
+        return VisionTransformer(**SMALL)
+
+
+class TestOddHeads(HostContract):
+    """torch's fused attention kernel declines an odd number of heads: the other road through MultiheadAttention."""
+
+    def model(self) -> nn.Module:
+        return VisionTransformer(**{**SMALL, "num_heads": 3})
+
+
+class TestConvStemAndPreLogits(HostContract):
+    threshold = 1e-3
+
+    def model(self) -> nn.Module:
+        stem = [ConvStemConfig(out_channels=width, kernel_size=3, stride=2) for width in (8, 16, 32)]
+        return VisionTransformer(**SMALL, conv_stem_configs=stem, representation_size=20)
+
+
+class TestDropout(HostContract):
+    def model(self) -> nn.Module:
+        return VisionTransformer(**SMALL, dropout=0.1, attention_dropout=0.1)
+
+
+class TestFeaturesOfTheEncoder(HostContract):
+    """How people get patch features: torchvision has no method for it."""
+
+    def model(self) -> nn.Module:
+        return VisionTransformer(**SMALL)
+
+    def run(self, model: Any, x: Tensor) -> Any:
+        patches = model._process_input(x)
+        return model.encoder(torch.cat([model.class_token.expand(len(x), -1, -1), patches], dim=1))
+
+
+def as_timm(model: Any) -> nn.Module:
+    """A timm VisionTransformer with the weights of a torchvision one."""
+    timm_vit = pytest.importorskip("timm.models.vision_transformer")
+    twin = timm_vit.VisionTransformer(
+        img_size=model.image_size,
+        patch_size=model.patch_size,
+        embed_dim=model.hidden_dim,
+        depth=len(model.encoder.layers),
+        num_heads=model.encoder.layers[0].num_heads,
+        mlp_ratio=model.mlp_dim / model.hidden_dim,
+        num_classes=model.num_classes,
+    )
+    renamed = {}
+    for name, value in model.state_dict().items():
+        for theirs, ours in (
+            ("conv_proj", "patch_embed.proj"),
+            ("class_token", "cls_token"),
+            ("encoder.pos_embedding", "pos_embed"),
+            ("encoder.layers.encoder_layer_", "blocks."),
+            ("encoder.ln", "norm"),
+            ("ln_1", "norm1"),
+            ("ln_2", "norm2"),
+            ("self_attention.in_proj_", "attn.qkv."),
+            ("self_attention.out_proj", "attn.proj"),
+            ("mlp.0", "mlp.fc1"),
+            ("mlp.3", "mlp.fc2"),
+            ("heads.head", "head"),
+        ):
+            name = name.replace(theirs, ours)
+        renamed[name] = value
+    twin.load_state_dict(renamed, strict=True)
+    return twin.eval()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"keep_rate": 0.5},
+        {"keep_rate": 0.25, "linkage": "complete"},
+        {"keep_rate": 0.7, "linkage": "single", "features": "tokens"},
+        {"schedule": agglo.Linear(4), "proportional": False},
+        {"threshold": 0.2},
+        {"method": "tome", "keep_rate": 0.5},
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_equals_the_timm_host_on_the_same_weights(request_: dict[str, Any]) -> None:
+    model = vit(num_layers=12)
+    twin = as_timm(model)
+    dense = model(IMAGE)
+    assert_same(dense, twin(IMAGE), atol=1e-4)
+    agglo.apply(model, **request_)
+    agglo.apply(twin, **request_)
+    with agglo.trace(model) as trace, agglo.trace(twin) as twin_trace:
+        logits = model(IMAGE)
+        assert_same(logits, twin(IMAGE), atol=1e-4)
+    assert not torch.allclose(logits, dense, atol=1e-3)
+    for block, grouping in trace.groupings.items():
+        assert torch.equal(grouping.labels, twin_trace.groupings[block].labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "image_size", "published"),
+    [("vit_b_16", 224, 17.564), ("vit_b_32", 224, 4.409), ("vit_b_16", 384, 55.484)],
+)
+def test_flops_are_those_torchvision_publishes(name: str, image_size: int, published: float) -> None:
+    with torch.device("meta"):
+        model = getattr(models, name)(image_size=image_size)
+    report = agglo.reduction(agglo.apply(model, keep_rate=0.5))
+    assert report is not None
+    assert report.gflops_before == pytest.approx(published, abs=1e-3)
+
+
+class MeanPooled(VisionTransformer):
+    """A subclass with a forward of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.encoder(torch.cat([self.class_token.expand(len(x), -1, -1), self._process_input(x)], dim=1))
+        pooled: Tensor = self.heads(tokens[:, 1:].mean(dim=1))
+        return pooled
+
+
+@torch.no_grad()
+def test_a_subclass_keeps_its_forward() -> None:
+    model = randomised(MeanPooled(**SMALL))
+    dense = model(IMAGE)
+    assert_same(agglo.apply(model, TakenApart(), schedule=[1])(IMAGE), dense, atol=1e-5)
+    agglo.apply(model, keep_rate=0.5)
+    assert not torch.allclose(model(IMAGE), dense)
+
+
+@torch.no_grad()
+def test_hooks_on_the_encoder_see_every_token() -> None:
+    model = agglo.apply(vit(), keep_rate=0.5)
+    seen: list[Tensor] = []
+    model.encoder.register_forward_hook(lambda module, arguments, output: seen.append(output))
+    model(IMAGE)
+    assert seen[0].shape == (2, 65, 48)
+
+
+@pytest.mark.parametrize("method", ["atc", "tome"])
+@torch.no_grad()
+def test_compiles_as_one_graph(method: str) -> None:
+    model = agglo.apply(vit(), method, keep_rate=0.5)
+    expected = model(IMAGE)
+    torch._dynamo.reset()
+    assert_same(torch.compile(model, fullgraph=True, backend="aot_eager")(IMAGE), expected, atol=1e-5)
+
+
+class OwnEncoder(Encoder):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * 2
+
+
+class OtherAttention(nn.MultiheadAttention):
+    """As an adapter around the attention would be."""
+
+
+def test_what_agglo_would_bypass_is_refused_by_name() -> None:
+    model = vit()
+    model.encoder.__class__ = OwnEncoder
+    with pytest.raises(agglo.UnsupportedModelError, match="OwnEncoder replaces torchvision's forward"):
+        agglo.apply(model, keep_rate=0.5)
+    model = vit()
+    model.encoder.layers[3].self_attention = OtherAttention(48, 4, batch_first=True)
+    with pytest.raises(agglo.UnsupportedModelError, match=r"OtherAttention \(from test_host"):
+        agglo.apply(model, keep_rate=0.5)
+    model.encoder.layers[3].self_attention = nn.MultiheadAttention(48, 4, batch_first=True, add_zero_attn=True)
+    with pytest.raises(agglo.UnsupportedModelError, match="add_zero_attn"):
+        agglo.apply(model, keep_rate=0.5)
+    model.encoder.layers[3] = nn.TransformerEncoderLayer(48, 4)
+    with pytest.raises(agglo.UnsupportedModelError, match="TransformerEncoderLayer; supported: EncoderBlock"):
+        agglo.apply(model, keep_rate=0.5)
+
+
+def test_an_attention_replaced_later_is_refused_when_it_runs() -> None:
+    model = agglo.apply(vit(), keep_rate=0.5)
+    model.encoder.layers[3].self_attention = OtherAttention(48, 4, batch_first=True)
+    with pytest.raises(agglo.UnsupportedModelError, match="OtherAttention"):
+        model(IMAGE)
+
+
+@pytest.mark.parametrize("name", ["swin_t", "swin_v2_t", "maxvit_t", "resnet18", "convnext_tiny"])
+def test_other_models_are_refused_by_name(name: str) -> None:
+    with torch.device("meta"):
+        model = getattr(models, name)()
+    with pytest.raises(agglo.UnsupportedModelError, match=rf"{type(model).__name__}.*torchvision.VisionTransformer"):
+        agglo.apply(model, keep_rate=0.5)

@@ -1,0 +1,435 @@
+"""Methods whose tokens pass blocks by, against a slow model: one image, all tokens in a list, every block run by timm
+itself on those tokens alone that it is to process."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import agglo
+from agglo.drawing import groups as drawing
+from agglo.grouping import Grouping
+from agglo.methods import Method, Outcome, Setting, View, create
+from agglo.methods.evo_vit import EvoViT
+from agglo.methods.svit import SViT
+from agglo.plan import Plan
+from tests.support.reductions import lively_vit
+
+timm = pytest.importorskip("timm")
+from timm.models.vision_transformer import VisionTransformer  # noqa: E402
+
+SKIPPING: list[tuple[str, dict[str, Any]]] = [("svit", {}), ("evovit", {}), ("evovit", {"per_block": True})]
+METHODS = pytest.mark.parametrize(("name", "options"), [*SKIPPING, ("dynamicvit_prsv", {})])
+
+
+def vit(img_size: int | tuple[int, int] = 32, depth: int = 6, **options: Any) -> Any:
+    """8 x 8 patches, few channels, weights that matter."""
+    return lively_vit(img_size, depth, **options)
+
+
+def images(batch: int = 3, size: tuple[int, int] = (32, 32)) -> Tensor:
+    x = torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(1))
+    return x * torch.linspace(0.2, 2, batch)[:, None, None, None]  # so that gates decide differently
+
+
+def applied(name: str, options: dict[str, Any], model: Any = None, keep_rate: float = 0.6) -> Any:
+    model = agglo.apply(vit() if model is None else model, name, keep_rate=keep_rate, **options)
+    if name == "svit":
+        generator = torch.Generator().manual_seed(2)
+        with torch.no_grad():  # gates of clear and varied decisions
+            for parameter in model.agglo_method.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+Choose = Callable[[int, Tensor], list[int] | None]
+
+
+def by_hand(model: Any, image: Tensor, choose: Choose, seen: Callable[..., None] = lambda *_: None) -> Tensor:
+    """Tokens (T, C) after the last norm. choose(block, tokens) gives the patches to process, None for all of them;
+    seen(block, patches, attention) is told how the class token attends, (heads, patches processed)."""
+    x = model._pos_embed(model.patch_embed(image[None]))[0]
+    for index, block in enumerate(model.blocks):
+        patches = choose(index, x)
+        patches = list(range(len(x) - 1)) if patches is None else patches
+        rows = [0, *(1 + patch for patch in patches)]
+        inside = x[rows]
+        qkv = block.attn.qkv(block.norm1(inside)).reshape(len(rows), 3, block.attn.num_heads, -1)
+        logits = torch.einsum("hd,thd->ht", qkv[0, 0], qkv[:, 1]) / math.sqrt(qkv.shape[-1])
+        seen(index, patches, logits.softmax(-1)[:, 1:])
+        x = x.clone()
+        x[rows] = block(inside[None])[0]
+    return model.norm(x)
+
+
+def svit_by_hand(method: SViT, blocks: list[int]) -> Choose:
+    def choose(index: int, x: Tensor) -> list[int] | None:
+        if index not in blocks:
+            return None
+        gate: Any = method.gates[blocks.index(index)]
+        processed = []
+        for patch, token in enumerate(x[1:]):
+            normed = (token - token.mean()) / (token.var(unbiased=False) + 1e-5).sqrt() * gate.norm.weight
+            hidden = torch.nn.functional.gelu(gate.decide[0](normed + gate.norm.bias))
+            process, skip = gate.decide[2](hidden)
+            if process >= skip:
+                processed.append(patch)
+        return processed
+
+    return choose
+
+
+def evovit_by_hand(starts: list[int], n_kept: int, per_block: bool) -> tuple[Choose, Callable[..., None]]:
+    """As published: a = the latest attention up to the first stage, then half of it and half of what there was."""
+    memory: dict[int, float] = {}
+    chosen: list[int] = []
+
+    def choose(index: int, x: Tensor) -> list[int] | None:
+        nonlocal chosen
+        if index < starts[0]:
+            return None
+        if per_block or index in starts:
+            chosen = sorted(memory, key=lambda patch: -memory[patch])[:n_kept]
+        return chosen
+
+    def seen(index: int, patches: list[int], attention: Tensor) -> None:
+        alpha = 1.0 if index < starts[0] else 0.5
+        for patch, latest in zip(patches, attention.sum(0).tolist(), strict=True):
+            memory[patch] = latest if index == 0 else (1 - alpha) * memory[patch] + alpha * latest
+
+    return choose, seen
+
+
+@torch.no_grad()
+def test_svit_is_the_slow_model() -> None:
+    model, x = vit(), images()
+    slow = copy.deepcopy(model)
+    applied("svit", {}, model)
+    with agglo.trace(model) as trace:
+        features, logits = model.forward_features(x), model(x)
+    blocks = [step.block for step in trace.steps]
+    assert blocks == [1, 2, 3, 4, 5]
+    counts = torch.stack([step.total.counts for step in trace.steps if step.total.counts is not None])
+    assert (counts.amin(1) < counts.amax(1)).any(), counts  # images differ
+    processed = torch.stack([step.total.labels >= 0 for step in trace.steps])
+    assert (processed[1:] & ~processed[:-1]).any()  # tokens come back
+    for index, image in enumerate(x):
+        expected = by_hand(slow, image, svit_by_hand(model.agglo_method, blocks))
+        torch.testing.assert_close(features[index], expected, rtol=0, atol=3e-5)
+        torch.testing.assert_close(logits[index], slow.head(expected[0]), rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("per_block", [False, True])
+@pytest.mark.parametrize("keep_rate", [0.3, 0.7])
+@torch.no_grad()
+def test_evovit_is_the_slow_model(keep_rate: float, per_block: bool) -> None:
+    model, x = vit(depth=8), images()
+    slow = copy.deepcopy(model)
+    agglo.apply(model, "evovit", keep_rate=keep_rate, blocks=(2, 5), per_block=per_block)
+    with agglo.trace(model) as trace:
+        features, logits = model.forward_features(x), model(x)
+    assert [step.block for step in trace.steps] == ([2, 3, 4, 5, 6, 7] if per_block else [2, 5])
+    processed = torch.stack([step.total.labels >= 0 for step in trace.steps])
+    assert keep_rate == 0.3 or (processed[-1] & ~processed[0]).any()  # tokens come back
+    for index, image in enumerate(x):
+        expected = by_hand(slow, image, *evovit_by_hand([2, 5], int(64 * keep_rate), per_block))
+        torch.testing.assert_close(features[index], expected, rtol=0, atol=3e-5)
+        torch.testing.assert_close(logits[index], slow.head(expected[0]), rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("name", ["svit", "dynamicvit_prsv"])
+def test_training_processes_what_its_masks_say(name: str) -> None:
+    """As if the others were not there, whose values stay: the mask of a block is that of the latest step."""
+    model, x = applied(name, {}).train(), images()
+    torch.manual_seed(0)
+    with torch.no_grad(), agglo.trace(model) as trace:
+        features = model.forward_features(x)
+    masks = {step.block: step.outcome.processed for step in trace.steps}
+    for index, image in enumerate(x):
+
+        def choose(block: int, _: Tensor, index: int = index) -> list[int] | None:
+            latest = [b for b in masks if b <= block]
+            mask = masks[latest[-1]] if latest else None
+            return None if mask is None else mask[index, 1:].nonzero().flatten().tolist()
+
+        with torch.no_grad():
+            expected = by_hand(agglo.remove(copy.deepcopy(model)).eval(), image, choose)
+        # DynamicViT's attention in training lets 1e-6 of hidden tokens through.
+        torch.testing.assert_close(features[index], expected, rtol=0, atol=3e-5 if name == "svit" else 1e-3)
+    shares = [float(mask.mean()) for mask in masks.values() if mask is not None]
+    assert all(0 < share < 1 for share in shares), shares
+
+
+def test_svit_gradients_are_those_of_the_definition() -> None:
+    """One gated block, with attention, mask and mixture written out."""
+    model = agglo.apply(vit(depth=3), "svit", keep_rate=0.5, blocks=(2,)).train()
+    x = images()
+    target = torch.randn(3, 65, 24, generator=torch.Generator().manual_seed(5))
+    torch.manual_seed(3)
+    with agglo.trace(model) as trace:
+        features = model.forward_features(x)
+    assert trace.loss is not None
+    ((features * target).sum() + trace.loss).backward()
+    actual = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+
+    tokens = model._pos_embed(model.patch_embed(x))
+    tokens = model.blocks[1](model.blocks[0](tokens))
+    block = model.blocks[2]
+    gate = model.agglo_method.gates[0]
+    torch.manual_seed(3)
+    mask = torch.nn.functional.gumbel_softmax(gate(tokens[:, 1:]), tau=1.0, hard=True)[..., 0]
+    loss = 4 * (mask.mean() - 32 / 64) ** 2
+    mask = torch.cat([torch.ones(3, 1), mask], dim=1).unsqueeze(-1)
+    q, k, v = block.attn.qkv(block.norm1(tokens)).reshape(3, 65, 3, 3, 8).permute(2, 0, 3, 1, 4)
+    logits = (q @ k.transpose(-1, -2) / math.sqrt(8)).masked_fill(mask.detach()[:, None, :, 0][:, :, None] == 0, -1e9)
+    attended = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
+    after = tokens + block.attn.proj(attended)
+    after = after + block.mlp(block.norm2(after))
+    ((model.norm(mask * after + (1 - mask) * tokens) * target).sum() + loss).backward()
+    torch.testing.assert_close(trace.loss, loss)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(actual[name], parameter.grad, rtol=1e-3, atol=1e-3, msg=name)
+    assert all(actual[f"agglo_method.{name}"].abs().max() > 0 for name, _ in model.agglo_method.named_parameters())
+
+
+def test_svit_loss_is_the_mean_over_blocks_of_squared_misses() -> None:
+    model = applied("svit", {"loss_weight": 3.0}).train()
+    with agglo.trace(model) as trace:
+        logits = model(images())
+    report = agglo.reduction(model)
+    assert report is not None and report.counts is not None
+    assert report.counts == [64, 38, 38, 23, 13, 13]
+    misses = [
+        (float(step.outcome.processed[:, 1:].detach().mean()) - report.counts[step.block] / 64) ** 2
+        for step in trace.steps
+        if step.outcome.processed is not None
+    ]
+    assert len(misses) == 5
+    assert trace.loss is not None
+    assert float(trace.loss.detach()) == pytest.approx(3 * sum(misses) / 5, rel=1e-4)
+    (logits.sum() + trace.loss).backward()
+    for name, parameter in model.agglo_method.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
+
+
+@METHODS
+@torch.no_grad()
+def test_images_of_a_batch_do_not_meet(name: str, options: dict[str, Any]) -> None:
+    model, x = applied(name, options), images(4)
+    together = model.forward_features(x)
+    for index in range(4):
+        torch.testing.assert_close(together[index], model.forward_features(x[index : index + 1])[0], rtol=0, atol=2e-5)
+
+
+@METHODS
+@pytest.mark.parametrize("size", [(20, 28), (20, 4)])
+def test_odd_grids_and_a_batch_of_one(name: str, options: dict[str, Any], size: tuple[int, int]) -> None:
+    model = applied(name, options, vit(size))
+    n_patches = size[0] * size[1] // 16
+    for mode in (model.train(), model.eval()):
+        features = mode.forward_features(images(1, size))
+        assert features.shape == (1, 1 + n_patches, 24)
+        assert features.isfinite().all()
+        features.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("class_token", [True, False])
+def test_gates_may_let_everything_pass_or_nothing(class_token: bool) -> None:
+    model = vit(class_token=class_token, global_pool="avg", fc_norm=False)
+    x, block_0 = images(), copy.deepcopy(model.blocks[0])
+    with torch.no_grad():
+        dense = model.forward_features(x)
+        first = model.norm(block_0(model._pos_embed(model.patch_embed(x))))
+    agglo.apply(model, "svit", keep_rate=0.6)
+
+    def decide(process: float) -> None:
+        with torch.no_grad():
+            for gate in model.agglo_method.gates:
+                gate.decide[2].weight.zero_()
+                gate.decide[2].bias.copy_(torch.tensor([process, -process]))
+
+    decide(100.0)
+    torch.testing.assert_close(model.forward_features(x), dense, rtol=0, atol=2e-5)
+    decide(-100.0)
+    patches = slice(int(class_token), None)
+    for mode in (model.eval(), model.train()):
+        mode.zero_grad()
+        features = mode.forward_features(x)
+        torch.testing.assert_close(features[:, patches], first[:, patches], rtol=0, atol=2e-5)
+        features.sum().backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in mode.parameters())
+
+
+class Together(Method):
+    """Of a user: neighbours pass a block in pairs, and part again."""
+
+    name = "together"
+    acts = "before block"
+    tokens_return = "after block"
+    proportional = False
+
+    def reduce(self, view: View) -> Outcome:
+        labels = torch.arange(view.patches.shape[1]).expand(len(view.tokens), -1) // 2
+        return Outcome(Grouping.of(labels, int(labels.max()) + 1, view.prefix, view.sizes))
+
+
+@torch.no_grad()
+def test_groups_may_part_again_too() -> None:
+    model, x = vit(depth=3), images()
+    tokens = model.blocks[0](model._pos_embed(model.patch_embed(x)))
+    for block in model.blocks[1:]:
+        pairs = tokens[:, 1:].unflatten(1, (32, 2)).mean(2)
+        tokens = block(torch.cat([tokens[:, :1], pairs], dim=1))
+        tokens = torch.cat([tokens[:, :1], tokens[:, 1:].repeat_interleave(2, dim=1)], dim=1)
+    agglo.apply(model, Together(), keep_rate=0.5, blocks=(1,))
+    torch.testing.assert_close(model.forward_features(x), model.norm(tokens), rtol=0, atol=2e-5)
+
+
+@torch.no_grad()
+def test_sampling_at_inference_is_an_option() -> None:
+    model, x = agglo.apply(vit(), "svit", keep_rate=0.6), images()
+    assert torch.equal(model(x), model(x))
+    agglo.apply(model, "svit", keep_rate=0.6, sample=True)
+    assert not torch.equal(model(x), model(x))
+
+
+def test_counts_and_multiply_adds_are_honest() -> None:
+    deit = timm.create_model("deit_tiny_patch16_224")
+    for name, options, expected in [
+        ("svit", {}, [196] * 3 + [137] * 3 + [96] * 3 + [67] * 3),
+        ("evovit", {}, [196] * 4 + [137] * 8),
+        ("evovit", {"per_block": True}, [196] * 4 + [137] * 8),
+        ("dynamicvit_prsv", {}, [196] * 3 + [137] * 3 + [96] * 3 + [67] * 3),
+    ]:
+        report = agglo.reduction(agglo.apply(deit, name, keep_rate=0.7, **options))
+        assert report is not None
+        assert report.counts == expected
+        assert report.varies == ("about" if name == "svit" else "no")
+        assert report.returning == (name != "dynamicvit_prsv")
+        per_token, width = 12 * 192 * 192, 192
+        blocks = sum((1 + n) * per_token + 2 * (1 + n) ** 2 * width for n in expected)
+        assert report.gflops_after == pytest.approx((blocks + 196 * 768 * 192 + 192 * 1000) / 1e9)
+    assert "196 -> about 67 patch tokens processed" in str(agglo.reduction(agglo.apply(deit, "svit", keep_rate=0.7)))
+
+
+def test_any_schedule_says_how_many_are_processed() -> None:
+    counts = Plan(agglo.Stages(0.5, blocks=(1, 3))).counts(EvoViT(), 40, 6)
+    assert counts == [40, 20, 20, 10, 10, 10]
+    rising = agglo.Stages([0.25, 0.5, 1.0], blocks=(1, 3, 5), returning=True)
+    assert rising.counts(40, 6) == [40, 10, 10, 20, 20, 40]
+    assert Plan(rising).targets(EvoViT(), 40, 6) == [None, 10, None, 20, None, 40]
+    assert Plan(rising).targets(EvoViT(per_block=True), 40, 6) == [None, 10, 10, 20, 20, None]
+    assert Plan(rising).counts(EvoViT(per_block=True), 40, 6) == [40, 10, 10, 20, 20, 40]
+    assert Plan(agglo.Linear(3)).targets(SViT(), 40, 4) == [34, 30, 28, 28]
+    assert Plan(agglo.Linear(3)).targets(EvoViT(), 40, 4) == [34, 30, 28, None]
+    model = agglo.apply(vit(), "evovit", schedule=rising)
+    with torch.no_grad(), agglo.trace(model) as trace:
+        model(images())
+    assert [step.total.n_groups - 1 for step in trace.steps] == [16, 32, 64]
+    assert repr(rising) == "Stages([0.25, 0.5, 1.0], blocks=(1, 3, 5), returning=True)"
+
+
+def test_what_cannot_be_is_refused_before_anything_changes() -> None:
+    model = vit()
+    for request, complaint in [
+        ({"method": "evovit", "keep_rate": 0.5, "blocks": (0, 2)}, "evovit ranks patches.*block 0"),
+        ({"method": "kmedoids", "keep_rate": 0.5, "blocks": (0, 2)}, "kmedoids weighs.*weights='equal'"),
+        ({"method": "atc", "schedule": agglo.Stages(0.5, returning=True)}, "returning=True.*atc drops are gone"),
+        ({"method": "evovit", "keep_rate": 0.5, "momentum": 0.0}, r"momentum=0\.0"),
+        ({"method": "svit", "threshold": 0.5}, "svit.*takes no threshold"),
+    ]:
+        with pytest.raises(ValueError, match=complaint):
+            agglo.apply(model, **request)
+    assert type(model) is VisionTransformer
+    with pytest.raises(ValueError, match="give one of them"):
+        agglo.Stages(0.5, nested=True, returning=True)
+    with pytest.raises(ValueError, match="evovit asks what the class token"):
+        agglo.apply(vit(class_token=False, global_pool="avg"), "evovit", keep_rate=0.5)
+    agglo.apply(model, "kmedoids", keep_rate=0.5, blocks=(0, 2), weights="equal")
+
+
+@pytest.mark.parametrize(("name", "options"), [*SKIPPING[1:], ("dynamicvit_prsv", {})])
+@torch.no_grad()
+def test_compiles_whole(name: str, options: dict[str, Any]) -> None:
+    model, x = applied(name, options), images()
+    torch._dynamo.reset()
+    compiled = torch.compile(model.forward_features, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), model.forward_features(x))
+
+
+@METHODS
+def test_copies_precisions_and_checkpointing(name: str, options: dict[str, Any]) -> None:
+    model, x = applied(name, options), images()
+    with torch.no_grad():
+        expected = model(x)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            torch.testing.assert_close(twin(x), expected)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert model(x).isfinite().all()
+        half = copy.deepcopy(model).to(torch.bfloat16)
+        assert half(x.bfloat16()).dtype == torch.bfloat16
+    model.train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(x).float().sum().backward()
+    gradients = []
+    for checkpointing in (False, True):
+        model.set_grad_checkpointing(checkpointing)
+        model.zero_grad()
+        torch.manual_seed(0)
+        model(x).sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_evovit_trains_as_it_evaluates() -> None:
+    model, x = agglo.apply(vit(), "evovit", keep_rate=0.4), images()
+    evaluated = model(x)
+    trained = model.train()(x)
+    torch.testing.assert_close(trained, evaluated)
+    trained.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_evovit_remembers_a_running_mean() -> None:
+    method = EvoViT(momentum=0.25)
+    attention = torch.rand(2, 3, 7, generator=torch.Generator().manual_seed(0))
+    first = method.remember(attention, None)
+    torch.testing.assert_close(first, attention[:, 0] + attention[:, 1] + attention[:, 2])
+    torch.testing.assert_close(method.remember(2 * attention, first), 0.75 * first + 0.5 * first)
+    memory = torch.tensor([[9.0, 1, 5, 2, 4, 3]])
+    shown = View(torch.zeros(1, 6, 8), None, None, None, None, None, 1, 2, None, 0, False, memory=memory)
+    assert method.reduce(shown).grouping.labels.tolist() == [[0, -1, 1, -1, 2, -1]]
+
+
+def test_skipped_patches_are_drawn_grey() -> None:
+    pytest.importorskip("PIL")
+    model, x = applied("evovit", {}, keep_rate=0.5), images(1).sigmoid()
+    with torch.no_grad(), agglo.trace(model) as trace:
+        model(x)
+    labels = drawing.patch_labels(trace)
+    assert [(block, int((of[0] == drawing.DROPPED).sum())) for block, of in labels.items()] == [(2, 32), (4, 32)]
+    assert agglo.draw(trace, x).size[0] > 32
+
+
+def test_gates_are_one_for_each_block_and_stay_when_they_fit() -> None:
+    method = SViT()
+    model = agglo.apply(vit(), method, keep_rate=0.6)
+    assert len(method.gates) == 5
+    before = copy.deepcopy(method.state_dict())
+    agglo.apply(model, method, keep_rate=0.3)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in method.state_dict().items())
+    new = create("svit")
+    new.build(Setting(((64, 30),), width=24, heads=3, prefix=1, blocks=(2,)))
+    assert isinstance(new, nn.Module)
+    assert sum(p.numel() for p in new.parameters()) == 2 * 24 + 24 * 6 + 6 + 6 * 2 + 2

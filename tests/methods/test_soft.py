@@ -1,0 +1,251 @@
+"""SiT, PatchMerger and Sinkhorn against their definitions, written out here in loops over tokens."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import erf, logsumexp
+from torch import Tensor, nn
+
+import agglo
+from agglo.methods import create
+from agglo.methods.patch_merger import PatchMerger, QueryMixer
+from agglo.methods.sinkhorn import Sinkhorn, TransportMixer, transport_plan
+from agglo.methods.sit import SiT, TokenSlimming
+from agglo.methods.soft import Mixer, SoftMethod
+from tests.support.reductions import STAGES, built, deit, view
+
+NAMES = ["sit", "patch_merger", "sinkhorn"]
+KEYS = {
+    "sit": ["norm.weight", "norm.bias", "mlp.0.weight", "mlp.0.bias", "mlp.2.weight", "scale"],
+    "patch_merger": ["norm.weight", "norm.bias", "queries"],
+    "sinkhorn": ["centres"],
+}
+seeds = st.integers(0, 9**6)
+
+
+def shaken(mixer: Mixer, seed: int) -> Mixer:
+    """All parameters moved away from where they start, so that none is 0 or 1."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return mixer
+
+
+def array(tensor: Any) -> np.ndarray:
+    return tensor.detach().double().numpy()
+
+
+def plain_norm(x: np.ndarray, norm: nn.LayerNorm) -> np.ndarray:
+    rows = [(row - row.mean()) / np.sqrt(row.var() + norm.eps) for row in x]
+    return np.array([row * array(norm.weight) + array(norm.bias) for row in rows])
+
+
+def plain_softmax(row: np.ndarray) -> np.ndarray:
+    return np.exp(row - logsumexp(row))
+
+
+def plain_sit(x: np.ndarray, mixer: TokenSlimming) -> np.ndarray:
+    first, _, second = mixer.mlp
+    logits = []
+    for token in plain_norm(x, mixer.norm):
+        hidden = array(first.weight) @ token + array(first.bias)
+        hidden = hidden * (1 + erf(hidden / np.sqrt(2))) / 2
+        logits.append((array(second.weight) @ hidden) * array(mixer.scale))
+    return np.array([plain_softmax(column) for column in np.array(logits).T])
+
+
+def plain_patch_merger(x: np.ndarray, mixer: QueryMixer) -> np.ndarray:
+    normed = plain_norm(x, mixer.norm)
+    return np.array([plain_softmax(np.array([query @ token for token in normed])) for query in array(mixer.queries)])
+
+
+def plain_transport(scores: np.ndarray, iterations: int) -> np.ndarray:
+    """Log-domain Sinkhorn with marginals 1 / (K + N) on both sides, the plan times K + N."""
+    k, n = scores.shape
+    marginal = -np.log(k + n)
+    u, v = np.zeros(k), np.zeros(n)
+    for _ in range(iterations):
+        u = np.array([marginal - logsumexp(scores[c] + v) for c in range(k)])
+        v = np.array([marginal - logsumexp(scores[:, i] + u) for i in range(n)])
+    return np.array([[np.exp(scores[c, i] + u[c] + v[i]) for i in range(n)] for c in range(k)]) * (k + n)
+
+
+def plain_sinkhorn(x: np.ndarray, mixer: TransportMixer) -> np.ndarray:
+    cosines = [
+        [c @ token / np.linalg.norm(c) / np.linalg.norm(token) / mixer.temperature for token in x]
+        for c in array(mixer.centres)
+    ]
+    return plain_transport(np.array(cosines), mixer.iterations)
+
+
+def plain(x: Tensor, mixer: Mixer) -> tuple[np.ndarray, np.ndarray]:
+    """New tokens and weights of one image."""
+    values = array(x)
+    if isinstance(mixer, TokenSlimming):
+        weights = plain_sit(values, mixer)
+    elif isinstance(mixer, QueryMixer):
+        weights = plain_patch_merger(values, mixer)
+        values = plain_norm(values, mixer.norm)
+    else:
+        assert isinstance(mixer, TransportMixer)
+        weights = plain_sinkhorn(values, mixer)
+        values = np.array([token / np.linalg.norm(token) for token in values])
+    return np.array([sum(w * token for w, token in zip(row, values, strict=True)) for row in weights]), weights
+
+
+def one_stage(name: str, target: int = 5, **changes: Any) -> SoftMethod:
+    method = built(create(name, **changes), target=target)
+    assert isinstance(method, SoftMethod)
+    return method
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=seeds, n=st.integers(1, 20), k=st.integers(1, 20), prefix=st.integers(0, 2))
+@settings(max_examples=20, deadline=None)
+def test_mixers_are_their_definition(name: str, seed: int, n: int, k: int, prefix: int) -> None:
+    shown = view(seed, n=n, target=k, prefix=prefix)
+    method = one_stage(name, target=k)
+    mixer: Any = shaken(method.mixers[0], seed)  # type: ignore[arg-type]
+    outcome = method.reduce(shown)
+    assert outcome.tokens is not None
+    assert torch.equal(outcome.tokens[:, :prefix], shown.tokens[:, :prefix])
+    for b in range(2):
+        tokens, weights = plain(shown.patches[b], mixer)
+        np.testing.assert_allclose(outcome.tokens[b, prefix:].detach(), tokens, rtol=1e-4, atol=1e-5)
+        labels = outcome.grouping.labels[b, prefix:].numpy() - prefix
+        np.testing.assert_allclose(weights[labels, np.arange(n)], weights.max(axis=0), rtol=1e-5)
+
+
+@given(seeds, st.integers(1, 12), st.integers(1, 12), st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_transport_plan_is_sinkhorn_with_published_marginals(seed: int, k: int, n: int, iterations: int) -> None:
+    scores = torch.randn(1, k, n, generator=torch.Generator().manual_seed(seed)) * 3
+    plan = transport_plan(scores, iterations)
+    np.testing.assert_allclose(plan[0], plain_transport(array(scores[0]), iterations), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(plan.sum(dim=1), torch.ones(1, n))
+
+
+def test_transport_plan_converges_to_both_marginals() -> None:
+    plan = transport_plan(torch.randn(2, 4, 12), 200)
+    torch.testing.assert_close(plan.sum(dim=2), torch.full((2, 4), 3.0))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_reach_every_parameter_and_token(name: str) -> None:
+    tokens = view().tokens.requires_grad_()
+    method = one_stage(name)
+    outcome = method.reduce(view(tokens=tokens))
+    assert outcome.tokens is not None
+    (outcome.tokens * torch.randn_like(outcome.tokens)).sum().backward()
+    assert tokens.grad is not None and (tokens.grad.abs().amax(-1) > 0).all()
+    for key, parameter in method.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.abs().max() > 0, key
+
+
+def test_sinkhorn_leaves_its_centres_alone() -> None:
+    method = one_stage("sinkhorn")
+    torch.testing.assert_close(method.mixers[0].centres.norm(dim=-1), torch.ones(5))  # type: ignore[union-attr,operator]
+    before = copy.deepcopy(method.state_dict())
+    first = method.reduce(view()).tokens
+    with torch.no_grad():
+        method.mixers[0].centres.mul_(7)  # type: ignore[union-attr,operator]
+    second = method.reduce(view()).tokens
+    assert first is not None and second is not None
+    torch.testing.assert_close(first, second)
+    torch.testing.assert_close(method.state_dict()["mixers.0.centres"], before["mixers.0.centres"] * 7)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("target", [1, 4, 13])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_count(name: str, target: int, batch: int) -> None:
+    outcome = one_stage(name, target).reduce(view(batch=batch, target=target))
+    assert outcome.tokens is not None
+    assert outcome.tokens.shape == (batch, 1 + target, 8)
+    assert outcome.grouping.sizes.shape == (batch, 1 + target)
+    assert (outcome.grouping.sizes >= 1).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(name: str, dtype: torch.dtype) -> None:
+    method, shown = one_stage(name), view()
+    full = method.reduce(shown).tokens
+    with torch.autocast("cpu", dtype=dtype):
+        mixed = method.reduce(shown).tokens
+    half = method.to(dtype).reduce(view(tokens=shown.tokens.to(dtype))).tokens
+    assert full is not None and mixed is not None and half is not None
+    assert half.dtype == dtype
+    torch.testing.assert_close(half.float(), full, rtol=0.1, atol=0.1)
+    torch.testing.assert_close(mixed.float(), full, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rate", STAGES)
+def test_counts_on_deit(name: str, rate: float) -> None:
+    model = deit()
+    dense = set(model.state_dict())
+    agglo.apply(model, name, keep_rate=rate)
+    images = torch.randn(2, 3, 56, 56)
+    with agglo.trace(model) as trace, torch.no_grad():
+        logits = model(images)
+        assert torch.equal(model(images), logits)
+    assert [step.outcome.grouping.n_groups - 1 for step in trace.steps] == STAGES[rate]
+    assert [step.block for step in trace.steps] == [3, 6, 9]
+    for grouping in trace.groupings.values():
+        assert (grouping.labels[:, 0] == 0).all() and (grouping.labels[:, 1:] > 0).all()
+    added = {key.split("agglo_method.")[1] for key in set(model.state_dict()) - dense}
+    assert added == {f"mixers.{stage}.{key}" for stage in range(3) for key in KEYS[name]}
+    assert set(agglo.remove(model).state_dict()) == dense
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_inside_a_model(name: str) -> None:
+    model = agglo.apply(deit(), name, keep_rate=0.5).train()
+    torch.nn.functional.cross_entropy(model(torch.randn(2, 3, 56, 56)), torch.tensor([0, 1])).backward()
+    learned = {key: p for key, p in model.named_parameters() if "mixers" in key}
+    assert len(learned) == 3 * len(KEYS[name])
+    for key, parameter in learned.items():
+        assert parameter.grad is not None, key
+        assert parameter.grad.abs().max() > 0, key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_brings_the_mixers_back(name: str) -> None:
+    images = torch.randn(1, 3, 56, 56)
+    trained = agglo.apply(deit(), name, keep_rate=0.7)
+    for method in trained.modules():
+        if isinstance(method, Mixer):
+            shaken(method, 1)
+    other = agglo.apply(deit(), name, keep_rate=0.7)
+    assert not torch.equal(other(images), trained(images))
+    other.load_state_dict(trained.state_dict())
+    assert torch.equal(other(images), trained(images))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_count_than_built_for_is_refused(name: str) -> None:
+    method = one_stage(name, 5)
+    with pytest.raises(ValueError, match=rf"{name} was built for \[5\].*cannot leave 4 after stage 0"):
+        method.reduce(view(target=4))
+    with pytest.raises(ValueError, match="after stage 1"):
+        method.reduce(view(target=5, stage=1))
+
+
+def test_options() -> None:
+    assert repr(SiT()) == "sit()"
+    assert repr(PatchMerger()) == "patch_merger()"
+    assert repr(Sinkhorn(temperature=0.1)) == "sinkhorn(iterations=3, temperature=0.1)"
+    with pytest.raises(ValueError, match="iterations=0"):
+        Sinkhorn(iterations=0)
+    with pytest.raises(ValueError, match="temperature=0"):
+        Sinkhorn(temperature=0)

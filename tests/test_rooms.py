@@ -1,0 +1,126 @@
+"""Who may call whom: imports between the rooms of the package go downwards only, and never in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "agglo"
+
+# From the ground up. A room may import rooms of lower floors, and itself; rooms of one floor do not know each other.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("version",),
+    ("clustering",),
+    ("schedule", "grouping", "attention"),
+    ("methods",),
+    ("plan", "tracing"),
+    ("hosts",),
+    ("patching",),
+    ("drawing", "embedded"),
+    ("experiments",),
+    ("classification", "synthesis", "detection"),
+    ("bench", "tune"),
+    ("reproduce",),
+    ("demo", "playground"),
+    ("cli",),
+    ("__main__",),
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+ROOT = ""  # agglo itself: what users import; it may import any room, and no room may import it
+
+
+class Import(NamedTuple):
+    file: Path
+    line: int
+    room: str
+    imported: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.room or 'agglo'} imports {self.imported or 'agglo itself'}"
+
+
+def room_of(module: str) -> str:
+    """The room of a dotted name.
+
+    >>> room_of("agglo.hosts.vit.run"), room_of("agglo.patching"), room_of("agglo")
+    ('hosts', 'patching', '')
+    """
+    return module.split(".")[1] if "." in module else ROOT
+
+
+def imports(package: Path) -> Iterator[Import]:
+    """Every import of one room by another, in functions and behind TYPE_CHECKING too."""
+    rooms = {path.stem if path.suffix == ".py" else path.name for path in package.iterdir()}
+    for path in sorted(package.rglob("*.py")):
+        name = ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for module in _modules(node, rooms):
+                if module.split(".")[0] == "agglo" and room_of(module) != room_of(name):
+                    yield Import(path.relative_to(package.parent), node.lineno, room_of(name), room_of(module))  # type: ignore[attr-defined]
+
+
+def _modules(node: ast.AST, rooms: set[str]) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are written out, not relative"
+        # `from agglo import patching` imports that room, not the root.
+        is_root = node.module == "agglo"
+        return [f"agglo.{a.name}" if is_root and a.name in rooms else str(node.module) for a in node.names]
+    return []
+
+
+def wrong(found: Import) -> bool:
+    if found.room == ROOT:
+        return False
+    return found.imported == ROOT or FLOOR[found.imported] >= FLOOR[found.room]
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {path.stem if path.suffix == ".py" else path.name for path in PACKAGE.iterdir()}
+    assert rooms - {"__init__", "__pycache__", "py"} - {"py.typed"} <= FLOOR.keys()
+
+
+def test_imports_go_downwards() -> None:
+    upwards = [str(found) for found in imports(PACKAGE) if wrong(found)]
+    assert not upwards, "\n" + "\n".join(upwards)
+
+
+def test_a_module_never_shares_its_name_with_a_folder() -> None:
+    shared = [path for path in PACKAGE.rglob("*.py") if path.with_suffix("").is_dir()]
+    assert not shared
+
+
+@pytest.mark.parametrize(
+    ("room", "text", "imported"),
+    [
+        ("methods", "from agglo.hosts.swap import ReducedModule", "hosts"),
+        ("methods", "import agglo", ROOT),
+        ("classification", "def f():\n    from agglo.detection import train", "detection"),
+        ("experiments", "if TYPE_CHECKING:\n    from agglo.classification.data import base", "classification"),
+        ("experiments", "from agglo import cli", "cli"),
+    ],
+)
+def test_a_wrong_import_is_found_with_its_line(tmp_path: Path, room: str, text: str, imported: str) -> None:
+    package = tmp_path / "agglo"
+    (package / room).mkdir(parents=True)
+    for other in {imported, "cli"} - {ROOT}:
+        (package / other).mkdir(exist_ok=True)
+    (package / room / "file.py").write_text(text)
+    found = [entry for entry in imports(package) if wrong(entry)]
+    assert [(entry.room, entry.imported, entry.line) for entry in found] == [(room, imported, text.count("\n") + 1)]
+    assert str(found[0]).startswith(f"agglo/{room}/file.py:")
+
+
+@pytest.mark.parametrize(
+    "text", ["from agglo.grouping import Grouping", "from agglo.methods import base", "import torch"]
+)
+def test_a_right_import_is_not(tmp_path: Path, text: str) -> None:
+    package = tmp_path / "agglo"
+    (package / "methods").mkdir(parents=True)
+    (package / "methods" / "file.py").write_text(text)
+    assert not [entry for entry in imports(package) if wrong(entry)]
