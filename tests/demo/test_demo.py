@@ -15,9 +15,9 @@ from agglo.classification.data.transforms import evaluation_transform, inputs_fo
 from agglo.classification.evaluation.metrics import metric_for
 from agglo.classification.evaluation.one_pass import evaluate
 from agglo.cli import main
+from agglo.demo import show
 from agglo.demo.show import EMBEDDED
 from agglo.embedded import classifier as embedded
-from agglo.embedded import show
 from agglo.embedded.classifier import IMAGES, WEIGHTS
 from agglo.experiments.models import build
 from tests.support.data import data_path
