@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import agglo
-from agglo.classification.training.optimisation import optimiser_and_rates
 from agglo.classification.training.parameter_groups import freeze_backbone, parameter_groups
+from agglo.experiments.training.optimisation import optimiser_and_rates
 from tests.support.fashion import plain
 
 
@@ -73,7 +73,8 @@ def rates(steps: int, **changes: Any) -> list[tuple[float, float]]:
     """(backbone, new) rates of a run of 4 epochs of 5 steps."""
     model = timm.create_model("test_vit", num_classes=3)
     settings = plain(epochs=4, **changes)
-    optimiser, scheduler = optimiser_and_rates(settings, model, total_batch=32, steps_per_epoch=5)
+    groups = parameter_groups(model, weight_decay=0.05, backbone_lr_scale=settings.backbone_lr_scale)
+    optimiser, scheduler = optimiser_and_rates(settings, groups, total_batch=32, steps_per_epoch=5)
     seen = []
     for step in range(steps):
         scheduler.step_update(step)
@@ -108,7 +109,7 @@ def test_frozen_epochs_are_epochs() -> None:
 
 
 def test_a_rate_of_zero_leaves_weights_alone(model: nn.Module) -> None:
-    optimiser, _ = optimiser_and_rates(plain(), model, 16, 3)
+    optimiser, _ = optimiser_and_rates(plain(), parameter_groups(model, weight_decay=0.05), 16, 3)
     before = [parameter.clone() for parameter in model.parameters()]
     freeze_backbone(optimiser.param_groups)
     for parameter in model.parameters():

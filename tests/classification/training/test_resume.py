@@ -16,8 +16,9 @@ import torch
 
 from agglo.classification.training.objective import Objective
 from agglo.classification.training.settings import Settings
-from agglo.classification.training.trainer import NonFiniteLossError, finetune
+from agglo.classification.training.trainer import finetune
 from agglo.experiments import files as checkpoints
+from agglo.experiments.training.loop import NonFiniteLossError
 from tests.support.fashion import quick, write_fashion
 
 _SPAWN = multiprocessing.get_context("forkserver")

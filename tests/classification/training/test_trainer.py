@@ -19,7 +19,6 @@ from torch import nn
 
 import agglo
 from agglo.classification.data import BadImageError, open_split
-from agglo.classification.data.batches import epoch_order
 from agglo.classification.data.transforms import Inputs
 from agglo.classification.evaluation.metrics import TopK
 from agglo.classification.evaluation.one_pass import evaluate
@@ -38,6 +37,7 @@ from agglo.classification.training.sweep import sweep, table
 from agglo.classification.training.trainer import finetune
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.run_folder import RunFolder
+from agglo.experiments.training.batches import epoch_order
 from tests.support.fashion import last, log, plain, quick, write_fashion
 
 
@@ -136,7 +136,7 @@ def test_best_weights_are_those_of_the_best_row(data: Path, tmp_path: Path) -> N
     rows = log(tmp_path / "run")
     assert len(rows) == 3
     top = max(max(float(row["top1"]), float(row["ema_top1"])) for row in rows)
-    assert best["best_of_both"] == top
+    assert best["best_metric"] == top
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == best
     model = build(ModelSpec(settings.model, tmp_path / "run" / "best" / "model.safetensors"))
     reduce(model, settings)
@@ -231,7 +231,7 @@ def test_several_labels_an_image_train_by_the_recipe(tmp_path: Path) -> None:
     best = finetune(settings, write_coco(tmp_path / "coco"), tmp_path / "run")
     rows = log(tmp_path / "run")
     assert [row["epoch"] for row in rows] == ["0", "1"]
-    assert best["best_of_both"] == max(float(row[name]) for row in rows for name in ("mAP", "ema_mAP"))
+    assert best["best_metric"] == max(float(row[name]) for row in rows for name in ("mAP", "ema_mAP"))
 
 
 def test_a_head_of_other_classes_starts_afresh(data: Path, tmp_path: Path) -> None:
@@ -409,7 +409,7 @@ def test_sweep_ranks_goes_on_and_survives_a_run_that_does_not(data: Path, tmp_pa
     recipe = recipes.parse(f"[settings]\n{text}", "own")
     ranked = sweep(recipe, {"batch_size": 16}, {"lr": [1e-3, 1e30]}, data, tmp_path)
     assert [row["lr"] for row in ranked] == [1e-3, 1e30]
-    assert ranked[1]["best_of_both"] is None and "training went astray" in ranked[1]["note"]
+    assert ranked[1]["best_metric"] is None and "training went astray" in ranked[1]["note"]
     assert json.loads((tmp_path / "sweep.json").read_text())["ranked"] == ranked
     weights = tmp_path / "lr=0.001" / "best" / "model.safetensors"
     before = weights.stat().st_mtime_ns

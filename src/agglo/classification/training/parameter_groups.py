@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -55,7 +56,7 @@ def parameter_groups(
     return list(groups.values())
 
 
-def freeze_backbone(groups: list[Group]) -> None:
+def freeze_backbone(groups: Sequence[Group]) -> None:
     """Let the backbone stay as it is at the next step: weight decay goes by the rate too. The optimiser's moments go on
     gathering, as in the paper."""
     for group in groups:

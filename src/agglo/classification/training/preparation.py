@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from agglo.classification.data.batches import ImageBatches, MemoryBatches, Share, TrainingData
 from agglo.classification.data.transforms import (
     AUGMENTATION,
     Inputs,
@@ -24,6 +23,7 @@ from agglo.classification.training.settings import AUGMENTATION_SETTINGS, Settin
 from agglo.experiments.checkpoints import load_method, read_checkpoint, split_method
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.randomness import seed_everything
+from agglo.experiments.training.batches import ImageBatches, MemoryBatches, Share, TrainingData
 from agglo.patching import apply
 from agglo.schedule import REMOVING
 
@@ -155,8 +155,7 @@ def training_data(settings: Settings, splits: Splits, model: nn.Module, share: S
             images,
             targets,
             share,
-            mean=inputs.mean,
-            std=inputs.std,
+            prepare=Normalise(inputs.mean, inputs.std),
             seed=settings.seed,
             repeats=repeats,
             shift=settings.shift or 0,

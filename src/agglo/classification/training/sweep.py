@@ -12,8 +12,9 @@ from typing import Any
 
 from agglo.classification.training.recipe import Recipe
 from agglo.classification.training.settings import Settings
-from agglo.classification.training.trainer import NonFiniteLossError, finetune
+from agglo.classification.training.trainer import finetune
 from agglo.experiments.files import write_json
+from agglo.experiments.training.loop import BEST, NonFiniteLossError
 
 _LONGEST_NAME = 120  # characters; file systems take 255 bytes
 _NOT_SAFE = re.compile(r"[^A-Za-z0-9_.,=+\[\]-]")
@@ -48,7 +49,7 @@ def sweep(
     for cell, settings in planned:
         folder = output / cell_name(cell)
         rows.append({**cell, **_outcome(settings, data, folder), "folder": folder.name})
-        ranked = sorted(rows, key=lambda row: (row["best_of_both"] is not None, row["best_of_both"]), reverse=True)
+        ranked = sorted(rows, key=lambda row: (row[BEST] is not None, row[BEST]), reverse=True)
         if _is_main():
             write_json(output / "sweep.json", {"over": dict(over), "cells": len(planned), "ranked": ranked})
     return ranked
@@ -59,8 +60,8 @@ def _outcome(settings: Settings, data: Path, folder: Path) -> dict[str, Any]:
         # A run that is done returns at once, after a look at whether it was this one.
         best = finetune(settings, data, folder)
     except NonFiniteLossError as error:
-        return {"best_of_both": None, "epoch": None, "note": str(error)}
-    return {name: best[name] for name in ("best_of_both", "epoch")}
+        return {BEST: None, "epoch": None, "note": str(error)}
+    return {name: best[name] for name in (BEST, "epoch")}
 
 
 def cell_name(cell: Mapping[str, Any]) -> str:

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
-from torch import nn
 
-from agglo.classification.training.parameter_groups import parameter_groups
-from agglo.classification.training.settings import Settings
+
+class RateSettings(Protocol):
+    """The settings that decide how fast a run learns; `classification.training.settings` says what each means."""
+
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def lr_batch(self) -> int: ...
+    @property
+    def min_lr(self) -> float: ...
+    @property
+    def warmup_lr(self) -> float: ...
+    @property
+    def warmup_epochs(self) -> float: ...
+    @property
+    def cosine_after_warmup(self) -> bool: ...
 
 
 def optimiser_and_rates(
-    settings: Settings, model: nn.Module, total_batch: int, steps_per_epoch: int
+    settings: RateSettings, groups: Sequence[Mapping[str, Any]], total_batch: int, steps_per_epoch: int
 ) -> tuple[torch.optim.AdamW, Any]:
-    """AdamW over the model's parameter groups, and the scheduler whose step_update(step) sets their rates.
+    """AdamW over parameter groups, and the scheduler whose step_update(step) sets their rates.
 
+    groups: as AdamW takes them, with `lr_scale` where a group's rate is to be multiplied; `names` are left out.
     total_batch: images of one step, of all processes.
     """
     from timm.scheduler import CosineLRScheduler
 
-    groups = parameter_groups(
-        model,
-        weight_decay=settings.weight_decay,
-        layer_decay=settings.layer_decay,
-        backbone_lr_scale=settings.backbone_lr_scale,
-    )
     rate = settings.lr * total_batch / settings.lr_batch
     optimiser = torch.optim.AdamW([{k: v for k, v in group.items() if k != "names"} for group in groups], lr=rate)
     warmup = round(settings.warmup_epochs * steps_per_epoch)

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from agglo.classification.data.transforms import Normalise
 from agglo.experiments.randomness import derived_seed, generator, seed_everything
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Any, Any]  # inputs and targets, tensors or whatever a task's objective takes
 
 
 @dataclass(frozen=True)
@@ -74,10 +73,20 @@ class _Seeded(Dataset[Any]):
 
 
 class ImageBatches:
-    """Images of a dataset one by one, through its transform, in worker processes."""
+    """Images of a dataset one by one, through its transform, in worker processes; collate None stacks them."""
 
-    def __init__(self, data: Dataset[Any], share: Share, *, seed: int, repeats: int = 1, workers: int = 0) -> None:
+    def __init__(
+        self,
+        data: Dataset[Any],
+        share: Share,
+        *,
+        seed: int,
+        repeats: int = 1,
+        workers: int = 0,
+        collate: Callable[[list[Any]], Batch] | None = None,
+    ) -> None:
         self.data, self.share, self.seed, self.repeats, self.workers = data, share, seed, repeats, workers
+        self.collate = collate
 
     def __len__(self) -> int:
         return len(cast(Sized, self.data))
@@ -93,6 +102,7 @@ class ImageBatches:
             _Seeded(self.data, self.seed, epoch),
             batch_sampler=sampler,
             num_workers=self.workers,
+            collate_fn=self.collate,
             pin_memory=torch.cuda.is_available(),
         )
         return iter(loader)
@@ -102,6 +112,7 @@ class MemoryBatches:
     """Small images of one size, all in memory; whole batches are shifted, mirrored and erased.
 
     images: (N, C, H, W) uint8. targets: (N,) or (N, classes).
+    prepare: makes inputs of a batch of images: normalises, for example.
     shift: pixels an image moves at most, along each axis; what comes in is black.
     flip: probability of mirroring.
     erase: timm's RandomErasing on the CPU, or anything that changes an image (C, H, W) in place.
@@ -113,8 +124,7 @@ class MemoryBatches:
         targets: Tensor,
         share: Share,
         *,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
+        prepare: Callable[[Tensor], Tensor],
         seed: int,
         repeats: int = 1,
         shift: int = 0,
@@ -122,7 +132,7 @@ class MemoryBatches:
         erase: Callable[[Tensor], Any] | None = None,
     ) -> None:
         self.images, self.targets, self.share = images, targets, share
-        self.normalise = Normalise(mean, std)
+        self.prepare = prepare
         self.seed, self.repeats, self.shift, self.flip, self.erase = seed, repeats, shift, flip, erase
 
     def __len__(self) -> int:
@@ -138,7 +148,7 @@ class MemoryBatches:
                 at = torch.tensor(places)
                 images = shifted(self.images[order[at]], offsets[at], self.shift)
                 images = torch.where(mirrored[at].view(-1, 1, 1, 1), images.flip(-1), images)
-                inputs = self.normalise(images)
+                inputs = self.prepare(images)
                 if self.erase is not None:
                     for place, image in zip(places, inputs, strict=True):
                         seed_everything(self.seed, "erase", epoch, place)

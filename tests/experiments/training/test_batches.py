@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
-from agglo.classification.data.batches import ImageBatches, MemoryBatches, Share, epoch_order, shifted
+from agglo.classification.data.transforms import Normalise
 from agglo.experiments.randomness import derived_seed, seed_everything
+from agglo.experiments.training.batches import ImageBatches, MemoryBatches, Share, epoch_order, shifted
 
 
 @given(st.integers(1, 7), st.integers(1, 4), st.integers(1, 5), st.integers(0, 9))
@@ -62,7 +63,13 @@ def memory(share: Share, **options: Any) -> MemoryBatches:
     def erase(image: Tensor) -> None:
         image[:, :2] = torch.rand(2, 6)
 
-    settings: dict[str, Any] = {"mean": (0.5,), "std": (0.25,), "seed": 3, "shift": 2, "flip": 0.5, "erase": erase}
+    settings: dict[str, Any] = {
+        "prepare": Normalise((0.5,), (0.25,)),
+        "seed": 3,
+        "shift": 2,
+        "flip": 0.5,
+        "erase": erase,
+    }
     return MemoryBatches(images, torch.arange(20), share, **{**settings, **options})
 
 

@@ -1,0 +1,360 @@
+"""The training loop of every task, on Accelerate: one CPU, several GPUs or machines; a run that was killed goes on.
+
+Nothing random is carried from step to step: every step seeds its own draws (`randomness`), rates are a function of the
+step (timm's schedulers), and the checkpoint holds the rest. So a run that was killed ends with the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+from agglo.experiments.progress import progress
+from agglo.experiments.randomness import seed_everything
+from agglo.experiments.run_folder import RunFolder
+from agglo.experiments.training.batches import Batch, Share, TrainingData
+from agglo.experiments.training.optimisation import RateSettings, optimiser_and_rates
+
+BEST = "best_metric"  # in a row of the log: what it is ranked by, of the weights or their average
+
+
+class NonFiniteLossError(ValueError):
+    """Training went astray: the loss or its gradient is no number."""
+
+
+class LoopSettings(RateSettings, Protocol):
+    """The settings that the loop itself reads; a task's settings hold more."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def accumulation(self) -> int: ...
+    @property
+    def clip_grad(self) -> float: ...
+    @property
+    def ema_decay(self) -> float: ...
+    @property
+    def ema_warmup(self) -> bool: ...
+    @property
+    def precision(self) -> str: ...
+    @property
+    def evaluate_first(self) -> bool: ...
+    @property
+    def evaluate_every(self) -> int: ...
+    @property
+    def checkpoint_minutes(self) -> float: ...
+    @property
+    def tracker(self) -> str: ...
+
+
+class TrainingTask(ABC):
+    """What a task brings to the loop.
+
+    model: to be trained. data: its batches. groups: its parameters, as `optimiser_and_rates` takes them.
+    companions: further modules that the loss runs, to be put on the model's device.
+    ranked_by: the number of an evaluation that says which weights are best; lower ones if lower_is_better.
+    """
+
+    model: nn.Module
+    data: TrainingData
+    groups: Sequence[Mapping[str, Any]]
+    companions: Sequence[nn.Module] = ()
+    ranked_by: str
+    lower_is_better: bool = False
+
+    @abstractmethod
+    def loss(self, forward: nn.Module, inputs: Any, targets: Any) -> Tensor:
+        """The loss of forward(inputs), where `forward` is the model, perhaps in Accelerate's wrapping."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """How good weights are; every process returns the numbers of all data."""
+
+    def begin_epoch(self, epoch: int) -> None:  # noqa: B027 most have nothing to do
+        """Called before the training steps of an epoch, also when it goes on after a crash."""
+
+    def begin_step(self, epoch: int, groups: Sequence[dict[str, Any]]) -> None:  # noqa: B027
+        """Called before each step, with the optimiser's groups, whose rates are set."""
+
+    def about(self) -> dict[str, str]:
+        """What to write into the files of weights."""
+        return {}
+
+    def fingerprints(self) -> dict[str, str]:
+        """Of what the run starts from, by name: another start in the same folder is refused."""
+        return {}
+
+    def skipped(self) -> Sequence[str]:
+        """Data that is left out, in words."""
+        return ()
+
+
+def train(
+    settings: LoopSettings,
+    data: Path,
+    output: Path,
+    prepare: Callable[[Any, Share], TrainingTask],
+    *,
+    defaults: LoopSettings,
+    may_differ: frozenset[str],
+    name: str,
+) -> dict[str, Any]:
+    """Train as the settings say, or go on where an earlier call with the same settings stopped.
+
+    data: folder of the data set. output: folder of the run.
+    prepare: makes the task, of the accelerator and this process's share of a batch.
+    defaults: what settings are that did not exist yet when a run began; may_differ: those that decide nothing.
+    name: of the work, for the progress bar.
+    Returns the best row of the log. Started by `accelerate launch` or `torchrun`, all processes call this.
+    """
+    accelerator = _accelerator(settings, output)
+    folder = RunFolder(output)
+    values = _values(settings)
+    processes = accelerator.num_processes
+    folder.require_same(values, processes, defaults=_values(defaults), may_differ=may_differ)
+    share = Share(settings.batch_size, settings.accumulation, processes, accelerator.process_index)
+    task = prepare(accelerator, share)
+    loop = Loop(settings, accelerator, folder, task, share, name)
+    # Every process has looked into the folder before the first one writes to it.
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        folder.start(values, processes, data, task.skipped())
+        folder.require_same_start(task.fingerprints())
+    if settings.tracker != "none":
+        accelerator.init_trackers("agglo", {key: str(value) for key, value in values.items()})
+    best = loop.run()
+    if accelerator.is_main_process:
+        folder.finish(best)
+    accelerator.end_training()
+    accelerator.free_memory()
+    return best
+
+
+def _values(settings: Any) -> dict[str, Any]:
+    return asdict(settings)
+
+
+def _accelerator(settings: LoopSettings, output: Path) -> Any:
+    from accelerate import Accelerator
+
+    has_device = torch.accelerator.is_available()
+    if settings.precision == "fp16" and not has_device:
+        raise ValueError(
+            "precision='fp16' needs a GPU: Accelerate would train in float32; a CPU can do 'bf16' and 'no'"
+        )
+    # Of the machine, so not part of what the settings say.
+    automatic = "fp16" if torch.cuda.is_available() else "no"
+    accelerator = Accelerator(
+        # Unless told, Accelerate takes each of several processes without a GPU for a run of its own.
+        cpu=not has_device,
+        mixed_precision=automatic if settings.precision == "auto" else settings.precision,
+        log_with=None if settings.tracker == "none" else settings.tracker,
+        project_dir=output,
+    )
+    kind = accelerator.distributed_type.value
+    if kind != "NO" and not kind.startswith("MULTI_"):
+        # Checkpoints and exports take the weights to be whole in every process.
+        raise ValueError(f"Accelerate is set to {kind}, which shards weights; data parallel runs are what this can do")
+    return accelerator
+
+
+@dataclass
+class Position:
+    """Where a run stands: what a checkpoint holds besides weights and moments.
+
+    step: optimiser steps done. loss_sum: of the steps since the latest evaluation.
+    rows: of the log, one per evaluation; the first may be of epoch 0, before training.
+    """
+
+    step: int = 0
+    loss_sum: float = 0.0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def evaluated(self) -> int:
+        """The latest epoch that was evaluated; -1 if none."""
+        return self.rows[-1]["epoch"] if self.rows else -1
+
+    def best_row(self, lower_is_better: bool = False) -> dict[str, Any]:
+        """The first of the best rows, by the weights or their average. What was there before training is none."""
+        sign = -1 if lower_is_better else 1
+        return max((row for row in self.rows if row["epoch"] > 0), key=lambda row: sign * row[BEST])
+
+
+class Loop:
+    """One run, from its last checkpoint to its end."""
+
+    def __init__(
+        self, settings: LoopSettings, accelerator: Any, folder: RunFolder, task: TrainingTask, share: Share, name: str
+    ) -> None:
+        from timm.utils import ModelEmaV3
+
+        self.settings, self.accelerator, self.folder, self.task, self.name = settings, accelerator, folder, task, name
+        self.steps_per_epoch = len(task.data) // share.total
+        if self.steps_per_epoch == 0:
+            n_images = len(task.data)
+            raise ValueError(f"{n_images} training images do not fill one step of {share.total}: lower batch_size")
+        self.total_steps = settings.epochs * self.steps_per_epoch
+        self.model = model = task.model
+        # The average is copied before Accelerate wraps the model's forward: a copy of that would run the original.
+        self.average = (
+            ModelEmaV3(model, settings.ema_decay, use_warmup=settings.ema_warmup) if settings.ema_decay else None
+        )
+        self.optimiser, self.scheduler = optimiser_and_rates(settings, task.groups, share.total, self.steps_per_epoch)
+        self.wrapped, self.stepper = accelerator.prepare(model, self.optimiser)
+        for other in (*task.companions, *([] if self.average is None else [self.average])):
+            other.to(accelerator.device)
+        self.position = Position()
+        self._restore()
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end; the best row of the log."""
+        self.saved_at = time.monotonic()
+        quiet = not self.accelerator.is_main_process
+        with progress(
+            self.total_steps, self.name, start=self.position.step, every_seconds=10, quiet=quiet
+        ) as self.tell:
+            while True:
+                epoch, within = divmod(self.position.step, self.steps_per_epoch)
+                if within == 0 and self._is_evaluation_due(epoch):
+                    self._evaluate(epoch)
+                elif self.position.step < self.total_steps:
+                    self._train(epoch, within)
+                else:
+                    break
+        return self.position.best_row(self.task.lower_is_better)
+
+    def _is_evaluation_due(self, epoch: int) -> bool:
+        """Whether, after so many epochs, an evaluation comes before the next one."""
+        if epoch == 0:
+            return self.settings.evaluate_first and not self.position.rows
+        in_turn = epoch % self.settings.evaluate_every == 0 or epoch == self.settings.epochs
+        return in_turn and self.position.evaluated < epoch
+
+    def _train(self, epoch: int, first: int) -> None:
+        """The rest of an epoch, from step `first` of it on."""
+        self.wrapped.train()
+        self.task.begin_epoch(epoch)
+        batches = self.task.data.batches(epoch, first, self.steps_per_epoch)
+        for _ in range(first, self.steps_per_epoch):
+            loss = self._step(epoch, batches)
+            self.position.step += 1
+            self.position.loss_sum += loss
+            self.tell(f"epoch {epoch + 1}/{self.settings.epochs} loss {loss:.3f}")
+            if time.monotonic() - self.saved_at >= 60 * self.settings.checkpoint_minutes:
+                self._save()
+        if not self._is_evaluation_due(epoch + 1):
+            self._save()
+
+    def _step(self, epoch: int, batches: Iterator[Batch]) -> float:
+        """One step of the optimiser; its loss, a mean over all processes."""
+        from accelerate.utils import send_to_device
+
+        self.scheduler.step_update(self.position.step)
+        self.task.begin_step(epoch, self.optimiser.param_groups)
+        total = torch.zeros((), device=self.accelerator.device)
+        for part in range(self.settings.accumulation):
+            inputs, targets = send_to_device(next(batches), self.accelerator.device, non_blocking=True)
+            # Batches draw too where no worker processes do: seed after them.
+            seed_everything(self.settings.seed, "step", self.position.step, part, self.accelerator.process_index)
+            last = part == self.settings.accumulation - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.wrapped):
+                with self.accelerator.autocast():
+                    loss = self.task.loss(self.wrapped, inputs, targets) / self.settings.accumulation
+                self.accelerator.backward(loss)
+            total += loss.detach()
+        # One process's loss that is not a number spoils everybody's gradients: all of them stop.
+        mean = float(self.accelerator.reduce(total, "mean"))
+        self._require_finite("loss", mean, epoch)
+        self._require_finite("gradient's norm", self._clipped_norm(), epoch)
+        self.stepper.step()
+        self.stepper.zero_grad()
+        if self.average is not None:
+            self.average.update(self.model, step=self.position.step + 1 if self.settings.ema_warmup else None)
+        return mean
+
+    def _clipped_norm(self) -> float:
+        """The norm of the gradient before it is clipped; 0 under a scaler, which leaves out steps that overflow."""
+        if self.settings.clip_grad:
+            norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.clip_grad)
+        else:
+            norm = get_total_norm(p.grad for p in self.model.parameters() if p.grad is not None)
+        return 0.0 if self.accelerator.scaler is not None else float(norm)
+
+    def _require_finite(self, what: str, value: float, epoch: int) -> None:
+        """Stop before a step that would spoil the weights, and with them the next checkpoint."""
+        if not math.isfinite(value):
+            last = self.folder.last / "state.pt"
+            left = (
+                f"the last checkpoint, {str(last)!r}, is from before" if last.exists() else "no checkpoint was due yet"
+            )
+            raise NonFiniteLossError(
+                f"the {what} is {value} in epoch {epoch + 1}, step {self.position.step}: training went astray; {left}; "
+                "try a lower lr, clip_grad=1 or precision=no"
+            )
+
+    def _evaluate(self, epoch: int) -> None:
+        """Add a row to the log, keep the weights if they are the best so far, and save where the run stands."""
+        row: dict[str, Any] = {"epoch": epoch}
+        if epoch:
+            steps = (epoch - max(self.position.evaluated, 0)) * self.steps_per_epoch
+            row |= {"train_loss": self.position.loss_sum / steps, "lr": self._rate()}
+        candidates = [("", self.model)] + ([] if self.average is None else [("ema_", self.average.module)])
+        for prefix, model in candidates:
+            row |= {prefix + name: value for name, value in self.task.evaluate(model).items()}
+        choose = min if self.task.lower_is_better else max
+        prefix, model = choose(candidates, key=lambda candidate: row[candidate[0] + self.task.ranked_by])
+        row |= {BEST: row[prefix + self.task.ranked_by]}
+        self.position.rows.append(row)
+        better = epoch > 0 and self.position.best_row(self.task.lower_is_better) is row
+        self.position.loss_sum = 0.0
+        self.accelerator.log({name: value for name, value in row.items() if name != "epoch"}, step=epoch)
+        if self.accelerator.is_main_process:
+            if better:
+                self.folder.save_best(model.state_dict(), self.task.about(), {**row, "average": prefix == "ema_"})
+            self.folder.save_last(self.model.state_dict(), self.task.about())
+            self.folder.save_log(self.position.rows)
+        # Last, so that a run killed before this does all of the above again.
+        self._save()
+
+    def _rate(self) -> float:
+        return max(group["lr"] for group in self.optimiser.param_groups)
+
+    def _save(self) -> None:
+        """Write where the run stands; every process does the same, one writes."""
+        self.saved_at = time.monotonic()
+        if self.accelerator.is_main_process:
+            scaler = self.accelerator.scaler
+            self.folder.save(
+                {
+                    "model": self.model.state_dict(),
+                    "average": None if self.average is None else self.average.module.state_dict(),
+                    "optimiser": self.optimiser.state_dict(),
+                    "scaler": None if scaler is None else scaler.state_dict(),
+                    "position": asdict(self.position),
+                }
+            )
+
+    def _restore(self) -> None:
+        state = self.folder.load()
+        if state is None:
+            return
+        self.model.load_state_dict(state["model"])
+        if self.average is not None:
+            self.average.module.load_state_dict(state["average"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        if self.accelerator.scaler is not None and state["scaler"] is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.position = Position(**state["position"])
