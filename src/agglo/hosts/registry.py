@@ -16,6 +16,13 @@ HOSTS: tuple[Host, ...] = (TimmViT(), TorchvisionViT(), OpenClipViT(), Transform
 _TOWER_NAMES = ("visual", "vision_tower", "vision_model", "trunk")
 
 
+def register_host(host: Host) -> Host:
+    """Make a host known, in front of those that come with agglo. Returns it."""
+    global HOSTS
+    HOSTS = (host, *HOSTS)
+    return host
+
+
 def host_of(module: nn.Module) -> Host | None:
     """The host that recognises the module, if any."""
     return next((host for host in HOSTS if host.recognises(module)), None)
