@@ -59,6 +59,7 @@ def test_a_forward_on_the_instance_would_hide_the_reduction() -> None:
 @torch.no_grad()
 def test_accelerates_mixed_precision() -> None:
     accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # of training tests in this process
     try:
         accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
         with torch.autocast("cpu", dtype=torch.bfloat16):
