@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from scipy.stats import binomtest
 from sklearn.metrics import average_precision_score
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -424,3 +426,12 @@ def test_real_weights_on_real_images(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_the_sampling_error_is_that_of_a_coin() -> None:
     throws = np.random.default_rng(0).random((4000, 500)) < 0.7
     assert sampling_error(70, 500) == pytest.approx(100 * throws.mean(axis=1).std(), rel=0.05)
+
+
+@pytest.mark.parametrize(("right", "images"), [(0, 4), (4, 4), (1, 1), (3, 7), (360, 500), (50_000, 50_000)])
+def test_the_sampling_error_is_half_of_wilsons_interval(right: int, images: int) -> None:
+    one_deviation = math.erf(1 / math.sqrt(2))
+    interval = binomtest(right, images).proportion_ci(one_deviation, method="wilson")
+    found = sampling_error(100 * right / images, images)
+    assert found > 0
+    assert found == pytest.approx(100 * (interval.high - interval.low) / 2)
