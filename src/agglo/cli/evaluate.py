@@ -119,13 +119,13 @@ def run(arguments: argparse.Namespace) -> None:
     from agglo.classification.evaluation.grid import Settings
     from agglo.classification.evaluation.grid import run as evaluate
     from agglo.classification.evaluation.report import plot, text
-    from agglo.experiments.files import require_folder
+    from agglo.experiments.files import require_output
     from agglo.experiments.variants import cross
 
     if arguments.plot is not None:
         require_plot_name(arguments.plot)
     if arguments.json is not None:
-        require_folder(arguments.json)
+        require_output(arguments.json)
     far = how_far(arguments)
     if not far:
         _require_nothing_typed(arguments)

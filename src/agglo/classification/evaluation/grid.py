@@ -19,6 +19,7 @@ from agglo.classification.evaluation.one_pass import evaluate
 from agglo.classification.evaluation.record import Record
 from agglo.experiments.checkpoints import fingerprint, load_method, read_checkpoint, split_method
 from agglo.experiments.devices import dtype_named, require_device, torch_threads
+from agglo.experiments.files import require_output
 from agglo.experiments.machine import machine
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.progress import progress
@@ -61,6 +62,8 @@ def run(settings: Settings, json_path: Path | None = None) -> dict[str, Any]:
     """The report: what ran, on what, and one result a cell. Cells that the JSON file already holds are not run again;
     it is written after every cell. Started by `accelerate launch` or `torchrun`, all processes call this."""
     dtype_named(settings.dtype)  # a name that is none is told before anything is read
+    if json_path is not None:
+        require_output(json_path)
     with torch_threads(settings.threads):
         return Grid(settings).run(json_path)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agglo.drawing.groups import rows
 from agglo.drawing.sheet import Row, compose
-from agglo.experiments.files import require_folder
+from agglo.experiments.files import require_output
 from agglo.experiments.models import ModelSpec, build, preparation
 from agglo.experiments.variants import Variant
 from agglo.patching import remove, trace
@@ -72,4 +72,4 @@ def require_image_name(path: Path) -> Path:
     )
     if path.suffix.lower() not in writable:
         raise ValueError(f"output={str(path)!r} is no image file; accepted: {', '.join(writable)}")
-    return require_folder(path)
+    return require_output(path)
