@@ -36,7 +36,7 @@ class Settings:
 
     variants: the reductions, each one a cell of the grid.
     dense: whether the model is also evaluated as it is, first.
-    dataset: one of `datasets.DATASETS`; None lets the files tell.
+    dataset: one of `data.dataset_names()`; None finds out by the files.
     images: only so many, evenly spread over the data set; None is all.
     crop: fraction of the resized picture that is left; None is the data set's protocol.
     cache_gigabytes: images are decoded once and kept up to so much memory a process, otherwise decoded for each cell.

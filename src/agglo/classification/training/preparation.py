@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from agglo.classification.data.batches import ImageBatches, MemoryBatches, Share, TrainingData
+from agglo.classification.data.registry import dataset_named
 from agglo.classification.data.transforms import (
-    AUGMENTATION,
     Inputs,
     Normalise,
     evaluation_transform,
@@ -164,7 +164,7 @@ def training_data(settings: Settings, splits: Splits, model: nn.Module, share: S
             erase=erase,
         )
     chosen = {name: getattr(settings, name) for name in AUGMENTATION_SETTINGS}
-    splits.train.transform = train_transform(inputs, replace(AUGMENTATION[settings.dataset], **chosen))
+    splits.train.transform = train_transform(inputs, replace(dataset_named(settings.dataset).augmentation, **chosen))
     return ImageBatches(splits.train, share, seed=settings.seed, repeats=repeats, workers=settings.workers)
 
 
