@@ -27,6 +27,7 @@ from agglo.classification.evaluation.metrics import TopK
 from agglo.classification.evaluation.one_pass import evaluate
 from agglo.classification.evaluation.report import sampling_error
 from agglo.cli import main
+from agglo.experiments.checkpoints import read_checkpoint
 from tests.support.data import data_path
 
 timm = pytest.importorskip("timm")
@@ -213,7 +214,7 @@ def test_another_evaluation_is_not_continued(
         assert main([*mine, *change]) == 2
         assert message in capsys.readouterr().err
     other = tmp_path / "other.safetensors"
-    save_file({n: v + 1 for n, v in evaluation_grid.read_checkpoint(checkpoint).items()}, other)
+    save_file({n: v + 1 for n, v in read_checkpoint(checkpoint).items()}, other)
     assert main([*command(data, other), "--json", str(path)]) == 2
     assert "model fingerprint" in capsys.readouterr().err
     assert path.read_text() == written

@@ -17,7 +17,7 @@ from agglo.classification.data.transforms import Normalise, evaluation_transform
 from agglo.classification.evaluation.metrics import metric_for
 from agglo.classification.evaluation.one_pass import evaluate
 from agglo.classification.evaluation.record import Record
-from agglo.experiments.checkpoints import fingerprint, load_method, read_checkpoint, split_method
+from agglo.experiments.checkpoints import Checkpoint, fingerprint, load_method
 from agglo.experiments.devices import dtype_named, require_device, torch_threads
 from agglo.experiments.files import require_output
 from agglo.experiments.machine import machine
@@ -91,9 +91,12 @@ class Grid:
         name = detect(settings.data) if settings.dataset is None else settings.dataset
         self.data = open_split(name, settings.data, "val", skip_bad=settings.skip_bad)
         torch.manual_seed(0)  # random weights are then the same ones when a stopped run goes on
-        self.model = build(settings.model)
+        spec = settings.model
+        checkpoint = None if spec.checkpoint is None else Checkpoint.read(spec.checkpoint)
+        self.model = build(spec, checkpoint)
         _require_same_classes(self.model, self.data)
-        self.learned = self._learned()
+        # What a method learned; None where the model's own weights are random too.
+        self.learned = None if spec.has_random_weights else {} if checkpoint is None else dict(checkpoint.method)
         self.weights = fingerprint({**self.model.state_dict(), **(self.learned or {})})
         self.model.to(self.device, dtype_named(settings.dtype))
         self.inputs = inputs_for(self.model, name)
@@ -150,13 +153,6 @@ class Grid:
             variant.apply(self.model)
             if self.learned is not None:
                 load_method(self.model, self.learned, f"checkpoint {self._weights_in_words()}")
-
-    def _learned(self) -> dict[str, Any] | None:
-        """What a method learned, as the checkpoint has it; None where the model's own weights are random too."""
-        spec = self.settings.model
-        if spec.has_random_weights:
-            return None
-        return {} if spec.checkpoint is None else split_method(read_checkpoint(spec.checkpoint))[1]
 
     def _evaluate(self, cells: Sequence[Cell], record: Record) -> None:
         if not cells:

@@ -27,8 +27,8 @@ from agglo.classification.training.optimisation import optimiser_and_rates
 from agglo.classification.training.parameter_groups import freeze_backbone
 from agglo.classification.training.preparation import (
     build_models,
-    fresh_names,
     open_splits,
+    starting_weights,
     training_data,
     validation_loader,
 )
@@ -94,9 +94,10 @@ def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
     defaults = asdict(Settings(from_scratch=True))
     folder.require_same(asdict(settings), accelerator.num_processes, defaults=defaults, may_differ=MAY_DIFFER)
     splits = open_splits(settings, data)
-    model, teacher = build_models(settings, splits.classes)
+    checkpoint = starting_weights(settings)
+    model, teacher = build_models(settings, splits.classes, checkpoint)
     start = {} if settings.from_scratch else {"weights": fingerprint(model.state_dict())}
-    fresh = fresh_names(settings, model)
+    fresh = [] if checkpoint is None else checkpoint.fresh_names(model)
     if fresh and accelerator.is_main_process:
         print(f"not in {settings.checkpoint}, so started afresh: {', '.join(fresh)}", file=sys.stderr)
     share = Share(settings.batch_size, settings.accumulation, accelerator.num_processes, accelerator.process_index)
