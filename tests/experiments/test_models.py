@@ -1,4 +1,4 @@
-"""Models by name, weights from files, and the picture a model saw."""
+"""Models by name, and weights from files."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import agglo
-from agglo.experiments.checkpoints import load_method, read_checkpoint, split_method
-from agglo.experiments.models import ModelSpec, build, preparation
+from agglo.experiments.checkpoints import Checkpoint, load_method, read_checkpoint, split_method
+from agglo.experiments.models import ModelSpec, build
 
 timm = pytest.importorskip("timm")
-Image = pytest.importorskip("PIL.Image")
 from safetensors.torch import save_file  # noqa: E402
 
 NAME = "test_vit"
@@ -85,8 +83,12 @@ def test_what_a_method_learned_is_apart_from_the_model(tmp_path: Path) -> None:
     reduced = agglo.apply(timm.create_model(NAME), "dynamicvit", keep_rate=0.5).eval()
     save_file(reduced.state_dict(), tmp_path / "a.safetensors")
     model = build(ModelSpec(NAME, checkpoint=tmp_path / "a.safetensors"))
+    checkpoint = Checkpoint.read(tmp_path / "a.safetensors")
     own, learned = split_method(read_checkpoint(tmp_path / "a.safetensors"))
-    assert set(own) == set(model.state_dict()) and learned
+    assert set(own) == set(checkpoint.model) == set(model.state_dict()) and learned
+    assert set(learned) == set(checkpoint.method) and checkpoint.head_classes == 1000
+    assert checkpoint.fresh_names(reduced) == checkpoint.fresh_names(model) == []
+    assert checkpoint.fresh_names(timm.create_model(NAME, num_classes=5)) == ["head.weight", "head.bias"]
     agglo.apply(model, "dynamicvit", keep_rate=0.5)
     images = torch.rand(2, 3, 160, 160)
     assert not torch.equal(model(images), reduced(images))
@@ -156,7 +158,7 @@ def test_a_program_is_no_checkpoint(tmp_path: Path) -> None:
 def test_another_image_size_resamples_positions_after_an_exact_load(state: dict[str, Tensor], tmp_path: Path) -> None:
     save_file(state, tmp_path / "a.safetensors")
     model = build(ModelSpec(NAME, checkpoint=tmp_path / "a.safetensors", image_size=(96, 160)))
-    assert preparation(model).image_size == (96, 160)
+    assert model.patch_embed.img_size == (96, 160)  # type: ignore[union-attr]
     assert model(torch.rand(1, 3, 96, 160)).shape == (1, 1000)
     with pytest.raises(ValueError, match=r"image_size=\(100, 160\) must be multiples of the patch size \(16, 16\)"):
         build(ModelSpec(NAME, image_size=(100, 160)))
@@ -184,15 +186,3 @@ def test_options_that_a_model_cannot_have(options: dict[str, Any], message: str)
     with pytest.raises(ValueError, match=message) as caught:
         build(ModelSpec(NAME, num_classes=5, options=options))
     assert "\n" not in str(caught.value)
-
-
-def test_the_picture_seen_is_the_input_without_normalisation() -> None:
-    from timm.data import create_transform, resolve_data_config
-
-    model = build(ModelSpec(NAME))
-    prepared = preparation(model)
-    pixels = np.random.default_rng(0).integers(0, 256, (240, 320, 3), dtype=np.uint8)
-    image = Image.fromarray(pixels).resize((640, 480))
-    unnormalised = create_transform(**resolve_data_config({}, model=model), normalize=False)(image)
-    seen = prepared.seen(prepared.transform(image).unsqueeze(0))[0]
-    torch.testing.assert_close(seen, unnormalised.float() / 255, atol=1e-6, rtol=0)

@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agglo.classification.data.transforms import evaluation_transform, inputs_for
 from agglo.clustering import cluster
 from agglo.clustering.arguments import LINKAGES
 from agglo.clustering.distances import pairwise
 from agglo.experiments.devices import torch_threads
-from agglo.experiments.files import write_json
+from agglo.experiments.files import require_output, write_json
 from agglo.experiments.machine import machine
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.progress import progress
@@ -52,14 +53,13 @@ def spatial_tokens(batch: int, n: int, dim: int = 64, seed: int = 0) -> Tensor:
 def deit_keys(checkpoint: Path, images: Path, batch: int, n: int) -> Tensor:
     """Head-averaged keys (B, N, D) of real images in the fourth block of DeiT-Tiny, where the paper reduces first."""
     from PIL import Image
-    from timm.data import create_transform
 
     side = round(n**0.5)
     model: Any = build(ModelSpec("deit_tiny_patch16_224", checkpoint, image_size=(side * 16, side * 16)))
     files = sorted(images.rglob("*.jpg"))
     if len(files) < batch:
         raise ValueError(f"images={str(images)!r} holds {len(files)} .jpg files, fewer than the batch of {batch}")
-    transform = create_transform(side * 16, interpolation="bicubic", crop_pct=1.0)
+    transform = evaluation_transform(inputs_for(model))
     pixels = torch.stack([transform(Image.open(file).convert("RGB")) for file in files[:: len(files) // batch][:batch]])
     kept: list[Tensor] = []
     attention = model.blocks[3].attn
@@ -245,6 +245,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.output is not None:
+        require_output(arguments.output)
     with torch_threads(arguments.threads):
         sizes = [_size(size) for size in arguments.sizes]
         cases: list[Case] = []

@@ -18,10 +18,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from agglo.classification.data.transforms import inputs_for
 from agglo.experiments.devices import dtype_named, require_device, torch_threads
-from agglo.experiments.files import write_json
+from agglo.experiments.files import require_output, write_json
 from agglo.experiments.machine import machine
-from agglo.experiments.models import ModelSpec, build, preparation
+from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.progress import progress
 from agglo.experiments.variants import Variant, cross
 from agglo.grouping import Grouping
@@ -138,13 +139,16 @@ class Report:
 
 def run(settings: Settings, json_path: Path | None = None) -> Report:
     """Measure, writing the JSON file after every repeat."""
+    if json_path is not None:
+        require_output(json_path)
     reductions = _reductions(settings)
     device, dtype = require_device(settings.device), dtype_named(settings.dtype)
     with torch_threads(settings.threads):
         model = build(settings.model).to(device, dtype)
-        size = preparation(model).image_size
+        wanted = inputs_for(model)
         generator = torch.Generator().manual_seed(0)
-        inputs = torch.rand(settings.batch_size, 3, *size, generator=generator).to(device, dtype)
+        shape = (settings.batch_size, len(wanted.mean), *wanted.image_size)
+        inputs = torch.rand(shape, generator=generator).to(device, dtype)
         measurements, skipped = _contenders(model, reductions)
         report = Report(machine(device), settings.described(), measurements, skipped)
         with progress(len(measurements) * (settings.repeats + 1), "bench model") as advance:

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from agglo.experiments.files import require_folder
+from agglo.experiments.files import require_output
 from agglo.experiments.machine import load_warning
 
 _COLUMNS = ("keep", "variant", "tokens left", "GFLOPs", "img/s", "min", "max", "x dense", "of free")
@@ -63,7 +63,7 @@ def require_plot_name(path: Path) -> Path:
     accepted = sorted(FigureCanvasBase.get_supported_filetypes())
     if path.suffix.removeprefix(".").lower() not in accepted:
         raise ValueError(f"plot={str(path)!r} has no known ending; accepted: {', '.join(accepted)}")
-    return require_folder(path)
+    return require_output(path)
 
 
 def plot(report: dict[str, Any], path: Path) -> None:

@@ -51,12 +51,12 @@ def _add_model_benchmark(subjects: Any) -> None:
 def run_model(arguments: argparse.Namespace) -> None:
     from agglo.bench import model as benchmark_model
     from agglo.bench.model_report import plot, require_plot_name, table
-    from agglo.experiments.files import require_folder
+    from agglo.experiments.files import require_output
 
     if arguments.plot is not None:
         require_plot_name(arguments.plot)
     if arguments.json is not None:
-        require_folder(arguments.json)
+        require_output(arguments.json)
     settings = benchmark_model.Settings(
         model=model_spec(arguments),
         batch_size=arguments.batch_size,

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from agglo.classification.data import dataset_named, dataset_names
 from agglo.cli.arguments import (
     add_command,
     add_execution,
@@ -30,9 +31,9 @@ Top-1 and top-5, or mAP where images have several labels, of a model as it is an
 methods, linkages and keep rates make a grid; what a method cannot reach is shown as "cannot", with the reason. With
 --json a run that was stopped goes on where it was: type the same command again.
 
-Data sets, by the layout of DIR: imagenet and folder (class folders, as such or below val/), nabirds, coco (2014),
-nuswide (nus_wid_data.csv), hf (Hugging Face, on disk), fashion-mnist (idx files). docs/evaluate.md has the details.
-Images are resized to 8/7 of the model's size and cropped in the middle; coco and nuswide are resized without a crop.
+Data sets, by the layout of DIR (docs/evaluate.md has the details):
+{data_sets}
+Images are resized to 8/7 of the model's size and cropped in the middle; those of {whole} are not cropped.
 """
 
 _METHODS = ["atc"]
@@ -50,7 +51,7 @@ examples:
 
 
 def add_to(commands: Any) -> None:
-    parser = add_command(commands, "evaluate", about=_ABOUT, details=_DETAILS, examples=_EXAMPLES)
+    parser = add_command(commands, "evaluate", about=_ABOUT, details=_details(), examples=_EXAMPLES)
     add_model(parser, positional=True)
     _add_data(parser)
     _add_reduction(parser)
@@ -70,13 +71,20 @@ def add_to(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def _details() -> str:
+    known = [dataset_named(name) for name in dataset_names()]
+    whole = [dataset.name for dataset in known if dataset.squash or dataset.crop == 1]
+    lines = [f"  {dataset.name:<15} {dataset.about}" for dataset in known]
+    return _DETAILS.format(data_sets="\n".join(lines), whole=", ".join(whole))
+
+
 def _add_data(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data")
     group.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of the data set")
     group.add_argument(
         "--dataset",
         metavar="NAME",
-        help="imagenet, nabirds, coco, nuswide, folder, hf, fashion-mnist (default: found by the files of DIR)",
+        help=f"{', '.join(dataset_names())} (default: found by the files of DIR)",
     )
     group.add_argument("--images", type=positive, metavar="N", help="only N images, evenly spread (default: all)")
     group.add_argument(
@@ -119,13 +127,13 @@ def run(arguments: argparse.Namespace) -> None:
     from agglo.classification.evaluation.grid import Settings
     from agglo.classification.evaluation.grid import run as evaluate
     from agglo.classification.evaluation.report import plot, text
-    from agglo.experiments.files import require_folder
+    from agglo.experiments.files import require_output
     from agglo.experiments.variants import cross
 
     if arguments.plot is not None:
         require_plot_name(arguments.plot)
     if arguments.json is not None:
-        require_folder(arguments.json)
+        require_output(arguments.json)
     far = how_far(arguments)
     if not far:
         _require_nothing_typed(arguments)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from agglo.classification.data import dataset_names
 from agglo.cli.arguments import add_command, number
 
 _ABOUT = "train a classifier by a recipe, crash-safe, on any number of devices"
@@ -81,9 +82,7 @@ def _add_folders(parser: argparse.ArgumentParser, output: str) -> None:
 def _add_choices(parser: argparse.ArgumentParser) -> None:
     choices = parser.add_argument_group("settings that recipes go by")
     choices.add_argument("--model", metavar="NAME", help="a timm model")
-    choices.add_argument(
-        "--dataset", metavar="NAME", help="imagenet, nabirds, coco, nuswide, folder, hf, fashion-mnist"
-    )
+    choices.add_argument("--dataset", metavar="NAME", help=", ".join(dataset_names()))
     choices.add_argument(
         "--skip-bad", action="store_const", const=True, help="leave out missing and unreadable images and count them"
     )

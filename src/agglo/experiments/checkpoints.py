@@ -6,6 +6,7 @@ import hashlib
 import re
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,34 @@ _NESTED_UNDER = ("state_dict", "model")
 _AVERAGE, _AVERAGE_IS_BETTER = "model_ema", "ema_best"
 _OF_METHOD = "agglo_method"
 _BLOCKED = re.compile(r"\bGLOBAL (\S+)")  # as torch names what it refuses to read
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a file of weights holds. It is read once, and this is passed to all who need some of it.
+
+    source: the file, for messages. model: the weights of the model itself.
+    method: what the method had learned that was applied to the model; empty if there was none, or it does not learn.
+    """
+
+    source: str
+    model: Mapping[str, Tensor]
+    method: Mapping[str, Tensor]
+
+    @classmethod
+    def read(cls, path: Path) -> Checkpoint:
+        return cls(str(path), *split_method(read_checkpoint(path)))
+
+    @property
+    def head_classes(self) -> int | None:
+        """How many classes the head tells apart; None if there is no head."""
+        head = self.model.get("head.weight")
+        return None if head is None else len(head)
+
+    def fresh_names(self, model: nn.Module) -> list[str]:
+        """Parameters of a model that this does not have, or has in another shape: those start afresh."""
+        shapes = {name: value.shape for name, value in (*self.model.items(), *self.method.items())}
+        return [name for name, parameter in model.named_parameters() if shapes.get(name) != parameter.shape]
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +17,24 @@ from torch import Tensor
 
 _UNFINISHED = ".unfinished"
 _FULL = 1 << 20  # bytes left on a disk on which a checkpoint of some MB just failed
+_HEADER_LENGTH = 8  # bytes, of a safetensors file
+_KINDS = {"a folder": stat.S_ISDIR, "a device": stat.S_ISCHR, "a disk": stat.S_ISBLK, "a pipe": stat.S_ISFIFO}
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives a path to write; what is there afterwards takes the place of `path`, on the disk, in one step."""
-    unfinished = path.with_name(path.name + _UNFINISHED)
+    """Gives a path to write; what is there afterwards takes the place of `path`, on the disk, in one step.
+
+    Several processes may write the same file: each has a path of its own, and the last one to finish stays. The file
+    has the mode that any new file has, whatever the writer does.
+    """
+    require_output(path)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{_UNFINISHED}")
+    with unfinished.open("xb") as created:
+        mode = stat.S_IMODE(os.fstat(created.fileno()).st_mode)
     try:
         yield unfinished
+        unfinished.chmod(mode)  # safetensors puts a file of its own there, which only its owner may read
         with unfinished.open("rb") as written:
             os.fsync(written.fileno())
         os.replace(unfinished, path)
@@ -47,10 +59,20 @@ def write_json(path: Path, content: Any) -> None:
         unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def require_folder(path: Path) -> Path:
-    """The path itself, if its folder exists; told before any work is done."""
+def require_output(path: Path) -> Path:
+    """The path itself, if a file can be written there; called before any work is done.
+
+    What is there already must be a regular file: a device or a pipe would be replaced by one, and reading it to go on
+    with an earlier run might never end.
+    """
     if not path.parent.is_dir():
         raise ValueError(f"output={str(path)!r} lies in no folder: {str(path.parent)!r} does not exist")
+    if path.exists() and not path.is_file():
+        mode = path.stat().st_mode
+        kind = next((kind for kind, test in _KINDS.items() if test(mode)), "something else")
+        raise ValueError(f"output={str(path)!r} is {kind}; a regular file, or a name that is free, is accepted")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"output={str(path)!r} cannot be written: {str(path.parent)!r} is read-only")
     return path
 
 
@@ -62,7 +84,13 @@ def remove_unfinished(folder: Path) -> None:
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
     """Everything a run needs to go on, in one file; OSError says what happened and what is left."""
-    _written(path, lambda unfinished: torch.save(dict(state), unfinished))
+
+    def write(unfinished: Path) -> None:
+        # Given a name, torch would write it into the file, and no two files would be equal.
+        with unfinished.open("wb") as file:
+            torch.save(dict(state), file)
+
+    _written(path, write)
 
 
 def load_state(path: Path) -> dict[str, Any] | None:
@@ -77,12 +105,35 @@ def load_state(path: Path) -> dict[str, Any] | None:
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """A state dict as safetensors, for `agglo evaluate --checkpoint` and anything else."""
+    """A state dict as safetensors, for `agglo evaluate --checkpoint` and anything else. The same weights and words give
+    the same bytes."""
     from safetensors.torch import save_file
 
     # Tensors that share memory (tied weights) are refused; copies are what a reader would get anyway.
     copies = {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
-    _written(path, lambda unfinished: save_file(copies, unfinished, metadata=dict(about)))
+
+    def write(unfinished: Path) -> None:
+        save_file(copies, unfinished, metadata=dict(about))
+        _sort_metadata(unfinished)
+
+    _written(path, write)
+
+
+def _sort_metadata(path: Path) -> None:
+    """The library writes the words about a file in another order every time: put them in order, in place.
+
+    The file is the header's length in 8 bytes, the header in JSON, padded with spaces, then the tensors.
+    """
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(_HEADER_LENGTH), "little")
+        header = json.loads(file.read(length))
+        if "__metadata__" in header:
+            header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
+        if len(text) != length:
+            raise ValueError(f"the header of {path.name} takes {len(text)} bytes, and safetensors gave it {length}")
+        file.seek(_HEADER_LENGTH)
+        file.write(text)
 
 
 def _written(path: Path, write: Callable[[Path], Any]) -> None:

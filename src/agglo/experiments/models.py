@@ -1,16 +1,16 @@
-"""A timm model by name, with the weights of a file, at any image size, and the transform its images need."""
+"""A timm model by name, with the weights of a file, at any image size."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from agglo.experiments.checkpoints import load_exactly, read_checkpoint, split_method
+from agglo.experiments.checkpoints import Checkpoint, load_exactly
 
 _ENDS = ("head.", "norm.", "fc_norm.")
 
@@ -21,7 +21,7 @@ class ModelSpec:
 
     name: as timm knows it.
     checkpoint: a .safetensors file or one of torch.save; its names and shapes must be exactly the model's. What a
-        method learned may be there too and is left out (`checkpoint_files.load_method`).
+        method learned may be there too and is left out (`checkpoints.load_method`).
     pretrained: take timm's published weights instead (downloads them).
     image_size: (height, width); None is the model's own. Position embeddings are resampled after loading.
     num_classes: of the head; None is the checkpoint's, or else the model's own.
@@ -42,8 +42,11 @@ class ModelSpec:
         return self.checkpoint is None and not self.pretrained
 
 
-def build(spec: ModelSpec) -> nn.Module:
-    """The model a spec describes, in eval mode on the CPU; ValueError names what does not fit."""
+def build(spec: ModelSpec, checkpoint: Checkpoint | None = None) -> nn.Module:
+    """The model a spec describes, in eval mode on the CPU; ValueError names what does not fit.
+
+    checkpoint: what the spec's file holds, if it was read already.
+    """
     import timm
 
     import agglo.embedded.classifier  # noqa: F401 from here on timm knows the model that comes with agglo
@@ -54,8 +57,10 @@ def build(spec: ModelSpec) -> nn.Module:
         raise ValueError(f"model={spec.name!r} is not known to timm{hint}")
     if spec.pretrained and spec.checkpoint is not None:
         raise ValueError(f"give either pretrained weights or checkpoint={str(spec.checkpoint)!r}, not both")
-    state = None if spec.checkpoint is None else split_method(read_checkpoint(spec.checkpoint))[0]
-    options = {} if state is None or spec.new_head else _told_by(state)
+    if checkpoint is None and spec.checkpoint is not None:
+        checkpoint = Checkpoint.read(spec.checkpoint)
+    state = None if checkpoint is None else checkpoint.model
+    options = {} if state is None or spec.new_head else _options_of(state)
     if spec.num_classes is not None:
         options["num_classes"] = spec.num_classes
     options.update(spec.options)
@@ -72,14 +77,14 @@ def build(spec: ModelSpec) -> nn.Module:
     return model.eval()
 
 
-def _told_by(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What the weights of a vision transformer tell about it: its classes, and whether patches are averaged."""
-    told: dict[str, Any] = {}
+def _options_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The options that a vision transformer with these weights has: its classes, and whether patches are averaged."""
+    options: dict[str, Any] = {}
     if "head.weight" in state and state["head.weight"].ndim == 2:
-        told["num_classes"] = len(state["head.weight"])
+        options["num_classes"] = len(state["head.weight"])
     if "fc_norm.weight" in state and "norm.weight" not in state:
-        told["global_pool"] = "avg"
-    return told
+        options["global_pool"] = "avg"
+    return options
 
 
 def _with_own_head(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -99,30 +104,3 @@ def _resize(model: Any, image_size: tuple[int, int]) -> None:
     if any(side < 1 or side % p for side, p in zip(image_size, patch, strict=True)):
         raise ValueError(f"image_size={image_size} must be multiples of the patch size {tuple(patch)}")
     model.set_input_size(img_size=image_size)
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """How the pictures of a model are prepared for it, and how to get back what it saw.
-
-    transform: a PIL image -> (3, H, W), resized, cropped and normalised.
-    """
-
-    transform: Callable[[Any], Tensor]
-    image_size: tuple[int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def seen(self, inputs: Tensor) -> Tensor:
-        """Normalised inputs (B, 3, H, W) as pictures in 0 to 1."""
-        mean, std = (inputs.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        return (inputs * std + mean).clamp(0, 1)
-
-
-def preparation(model: Any) -> Preparation:
-    """timm's evaluation transform for a model, at the size the model is set to."""
-    from timm.data import create_transform, resolve_data_config
-
-    size = tuple(int(side) for side in getattr(getattr(model, "patch_embed", None), "img_size", None) or ())
-    config = resolve_data_config({"input_size": (getattr(model, "in_chans", 3), *size)} if size else {}, model=model)
-    return Preparation(create_transform(**config), config["input_size"][1:], config["mean"], config["std"])

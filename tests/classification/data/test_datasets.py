@@ -410,7 +410,7 @@ def test_many_problems_are_counted_not_all_listed(birds: Path) -> None:
 
 
 def test_what_is_not_known_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"dataset='cifar' is not known; accepted: 'imagenet', 'nabirds'"):
+    with pytest.raises(ValueError, match=r"dataset='cifar' is not known; accepted: 'coco', 'fashion-mnist'"):
         open_split("cifar", tmp_path, "val")
     with pytest.raises(ValueError, match=r"split='dev' is not known; accepted: 'train', 'val', 'test'"):
         open_split("folder", tmp_path, "dev")
@@ -432,7 +432,9 @@ def test_what_is_not_known_is_told(tmp_path: Path) -> None:
 
 def test_two_data_sets_in_one_folder_must_be_told_apart(nuswide: Path, clothes: Path) -> None:
     assert nuswide == clothes
-    with pytest.raises(ValueError, match=r"several data sets: nuswide \(nus_wid_data.csv\), fashion-mnist"):
+    with pytest.raises(
+        ValueError, match=r"several data sets: fashion-mnist \(t10k-images-idx3-ubyte\), nuswide \(nus_wid_data.csv\)"
+    ):
         detect(nuswide)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from agglo.classification.data import dataset_named, dataset_names
 from agglo.classification.data.transforms import (
-    AUGMENTATION,
     Augmentation,
     Cutout,
     Inputs,
@@ -59,6 +59,13 @@ def test_bytes_normalised_later_are_what_the_transform_gives(size: tuple[int, in
     )
 
 
+def test_any_picture_is_prepared_as_imagenets_are() -> None:
+    model = timm.create_model("test_vit")
+    assert inputs_for(model) == inputs_for(model, "imagenet") == inputs_for(model, "folder")
+    with pytest.raises(ValueError, match="dataset='cifar' is not known; accepted: 'coco'"):
+        inputs_for(model, "cifar")
+
+
 def test_a_models_own_numbers_and_a_data_sets_protocol() -> None:
     model = timm.create_model("test_vit")
     assert inputs_for(model, "imagenet") == Inputs((160, 160), (0.5,) * 3, (0.5,) * 3, crop=0.875)
@@ -76,12 +83,12 @@ def test_pictures_take_the_models_colours() -> None:
     assert torch.equal(found, torch.ones(1, 28, 28))
 
 
-@pytest.mark.parametrize("dataset", sorted(AUGMENTATION))
+@pytest.mark.parametrize("dataset", dataset_names())
 def test_training_pictures_have_the_size_and_vary(dataset: str) -> None:
     seed(0)
     grey = dataset == "fashion-mnist"
     inputs = Inputs((28, 28), (0.5,), (0.5,)) if grey else replace(INPUTS, squash=dataset in ("coco", "nuswide"))
-    transform = train_transform(inputs, AUGMENTATION[dataset])
+    transform = train_transform(inputs, dataset_named(dataset).augmentation)
     found = [transform(photograph()) for _ in range(4)]
     assert all(picture.shape == (len(inputs.mean), *inputs.image_size) for picture in found)
     assert not torch.equal(found[0], found[1])
@@ -105,10 +112,11 @@ def test_colour_jitter_gives_way_to_randaugment() -> None:
         return [type(step).__name__ for step in train_transform(INPUTS, augmentation).transforms]  # type: ignore[attr-defined]
 
     assert "ColorJitter" not in steps(Augmentation(colour_jitter=0.3))
-    assert "ColorJitter" in steps(AUGMENTATION["nabirds"]) and "RandAugment" not in steps(AUGMENTATION["nabirds"])
+    birds = steps(dataset_named("nabirds").augmentation)
+    assert "ColorJitter" in birds and "RandAugment" not in birds
     for name in ("coco", "nuswide"):
-        assert "Cutout" in steps(AUGMENTATION[name])
-        assert not {"RandomHorizontalFlip", "RandomErasing"} & set(steps(AUGMENTATION[name]))
+        of_several = steps(dataset_named(name).augmentation)
+        assert "Cutout" in of_several and not {"RandomHorizontalFlip", "RandomErasing"} & set(of_several)
 
 
 def test_cutout_fills_one_rectangle_of_half_the_side_and_clips_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from scipy.stats import binomtest
 from sklearn.metrics import average_precision_score
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,6 +27,7 @@ from agglo.classification.evaluation.metrics import TopK
 from agglo.classification.evaluation.one_pass import evaluate
 from agglo.classification.evaluation.report import sampling_error
 from agglo.cli import main
+from agglo.experiments.checkpoints import read_checkpoint
 from tests.support.data import data_path
 
 timm = pytest.importorskip("timm")
@@ -211,7 +214,7 @@ def test_another_evaluation_is_not_continued(
         assert main([*mine, *change]) == 2
         assert message in capsys.readouterr().err
     other = tmp_path / "other.safetensors"
-    save_file({n: v + 1 for n, v in evaluation_grid.read_checkpoint(checkpoint).items()}, other)
+    save_file({n: v + 1 for n, v in read_checkpoint(checkpoint).items()}, other)
     assert main([*command(data, other), "--json", str(path)]) == 2
     assert "model fingerprint" in capsys.readouterr().err
     assert path.read_text() == written
@@ -424,3 +427,12 @@ def test_real_weights_on_real_images(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_the_sampling_error_is_that_of_a_coin() -> None:
     throws = np.random.default_rng(0).random((4000, 500)) < 0.7
     assert sampling_error(70, 500) == pytest.approx(100 * throws.mean(axis=1).std(), rel=0.05)
+
+
+@pytest.mark.parametrize(("right", "images"), [(0, 4), (4, 4), (1, 1), (3, 7), (360, 500), (50_000, 50_000)])
+def test_the_sampling_error_is_half_of_wilsons_interval(right: int, images: int) -> None:
+    one_deviation = math.erf(1 / math.sqrt(2))
+    interval = binomtest(right, images).proportion_ci(one_deviation, method="wilson")
+    found = sampling_error(100 * right / images, images)
+    assert found > 0
+    assert found == pytest.approx(100 * (interval.high - interval.low) / 2)

@@ -116,18 +116,26 @@ def test_top_5_of_five_classes_is_not_reported() -> None:
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
-def test_batches_in_any_order_and_over_several_metrics_give_the_same(multi_label: bool) -> None:
+def test_batches_in_any_order_and_of_any_size_give_the_same(multi_label: bool) -> None:
     logits, targets = some_answers(23, 8, seed=3)
     logits = (logits * 5).round()  # ties, which an order could break
     if multi_label:
         targets = torch.nn.functional.one_hot(targets, 8).float()
-    whole = metric_for(multi_label)
+    whole, parts = metric_for(multi_label), metric_for(multi_label)
     whole.update(logits, targets)
-    parts = [metric_for(multi_label) for _ in range(2)]
-    for place, part in ((slice(10, 23), 0), (slice(0, 3), 1), (slice(3, 10), 0)):
-        parts[part].update(logits[place], targets[place])
-    parts[1].merge(parts[0])  # type: ignore[arg-type]
-    assert parts[1].compute() == pytest.approx(whole.compute())
+    for place in (slice(10, 23), slice(0, 3), slice(3, 10)):
+        parts.update(logits[place], targets[place])
+    assert parts.compute() == pytest.approx(whole.compute())
+
+
+def test_some_logits_in_0_to_1_are_logits_too() -> None:
+    """torchmetrics takes a batch within 0 to 1 for probabilities, and so mixes two scales."""
+    logits, targets = torch.tensor([[0.55], [0.9], [-1.0], [2.0]]), torch.tensor([[1.0], [0.0], [0.0], [1.0]])
+    metric = MeanAveragePrecision()
+    for place in (slice(0, 2), slice(2, 4)):
+        metric.update(logits[place], targets[place])
+    expected = average_precision_by_counting(logits[:, 0].numpy(), targets[:, 0].numpy().astype(bool))
+    assert metric.compute() == {"mAP": pytest.approx(100 * expected)}
 
 
 @pytest.mark.parametrize("multi_label", [False, True])

@@ -11,7 +11,7 @@ import pytest
 import timm
 
 import agglo
-from agglo.classification.data import DATASETS
+from agglo.classification.data import dataset_names
 from agglo.classification.training import recipe as recipes
 from agglo.classification.training.settings import Settings, explanations
 from agglo.cli import main
@@ -61,7 +61,7 @@ AT_THIS_RATE = "selected these for keep rates of 0.25, 0.5, 0.7 and 0.9 alone"
 FULL_RATE = "the whole model learns at the full rate"
 
 
-@pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("dataset", dataset_names())
 def test_notes_tell_where_the_rates_are_from_and_never_two_places(dataset: str) -> None:
     recipe = recipes.load("deit")
     for method, keep_rate in itertools.product((info.name for info in agglo.methods()), (0.5, 0.6)):
@@ -105,7 +105,7 @@ def test_mae(model: str, expected: tuple[float, ...]) -> None:
 
 
 def test_mae_is_the_papers_on_imagenet_alone() -> None:
-    for dataset in DATASETS:
+    for dataset in dataset_names():
         found, notes = recipes.load("mae").resolve({"dataset": dataset, "checkpoint": "mae.pth"})
         assert any("ImageNet alone" in note for note in notes) is (dataset != "imagenet")
         assert (found.mixup == 0) is (dataset in ("coco", "nuswide"))

@@ -26,10 +26,10 @@ from agglo.classification.training import recipe as recipes
 from agglo.classification.training.objective import Objective
 from agglo.classification.training.preparation import (
     build_models,
-    fresh_names,
     in_memory,
     open_splits,
     reduce,
+    starting_weights,
     validation_loader,
 )
 from agglo.classification.training.settings import Settings
@@ -239,8 +239,10 @@ def test_a_head_of_other_classes_starts_afresh(data: Path, tmp_path: Path) -> No
     weights = str(tmp_path / "dense" / "last" / "model.safetensors")
     settings = plain(checkpoint=weights, from_scratch=False, head_std=2e-5)
     model, _ = build_models(settings, 7)
-    assert fresh_names(settings, model) == ["head.weight", "head.bias"]
-    assert fresh_names(settings, build_models(settings, 10)[0]) == []
+    checkpoint = starting_weights(settings)
+    assert checkpoint is not None and checkpoint.head_classes == 10
+    assert checkpoint.fresh_names(model) == ["head.weight", "head.bias"]
+    assert checkpoint.fresh_names(build_models(settings, 10, checkpoint)[0]) == []
     before = last(tmp_path / "dense")["model"]
     assert model.head.weight.shape == (7, 64) and model.head.weight.abs().max() < 1e-3  # type: ignore[union-attr, operator]
     assert torch.equal(model.state_dict()["blocks.3.mlp.fc2.weight"], before["blocks.3.mlp.fc2.weight"])

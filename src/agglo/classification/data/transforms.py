@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agglo.classification.data.augmentation import Augmentation
+from agglo.classification.data.registry import dataset_named
+
 Transform = Callable[[Any], Tensor]
 
 
@@ -19,7 +22,7 @@ class Inputs:
     """What a model wants to see.
 
     image_size: (height, width).
-    mean, std: one number a channel; one channel makes pictures grey, three make them RGB.
+    mean, std: one number per channel; one channel makes pictures grey, three make them RGB.
     crop: fraction of the resized picture's side that is left; 0.875 is a resize to 256 and a crop of 224.
     squash: resize to the image size itself, whatever the picture's proportions, and crop nothing.
     """
@@ -45,48 +48,21 @@ class Inputs:
             raise ValueError(f"mean={self.mean} and std={self.std} must both have 1 value (grey) or 3 (RGB)")
 
 
-@dataclass(frozen=True)
-class Augmentation:
-    """What training does to pictures besides. The defaults are DeiT's.
+def inputs_for(model: nn.Module, dataset: str | None = None) -> Inputs:
+    """A model's own size, mean and std with the protocol of a data set, which decides about crops.
 
-    scale, ratio: of the random crop, area and aspect; ignored where pictures are squashed or shifted.
-    shift: instead of such a crop, pad by so many pixels and crop to size again.
-    colour_jitter: brightness, contrast and saturation; has no effect beside randaugment, as in timm.
-    cutout: one rectangle of half the side in a random colour.
+    dataset: by name. None is any picture, prepared as ImageNet's are: resized to 8/7 of the size, then cropped.
+    Every command that shows pictures to a model goes by this, so that each shows it the same.
     """
-
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    shift: int | None = None
-    flip: float = 0.5
-    randaugment: str | None = "rand-m9-mstd0.5-inc1"
-    colour_jitter: float = 0.0
-    erasing: float = 0.25
-    cutout: bool = False
-
-
-_MULTI_LABEL = Augmentation(flip=0.0, erasing=0.0, cutout=True)
-AUGMENTATION = {
-    "imagenet": Augmentation(),
-    "folder": Augmentation(),
-    "hf": Augmentation(),
-    "nabirds": Augmentation(randaugment=None, colour_jitter=0.3),
-    "coco": _MULTI_LABEL,
-    "nuswide": _MULTI_LABEL,
-    "fashion-mnist": Augmentation(shift=2, randaugment=None, erasing=0.0),
-}
-
-
-def inputs_for(model: nn.Module, dataset: str) -> Inputs:
-    """A model's own size, mean and std with the protocol of a data set, which decides about crops."""
     from timm.data import resolve_data_config
 
     config = resolve_data_config({}, model=model)
     size = tuple(getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:])
     found = Inputs((int(size[0]), int(size[1])), tuple(config["mean"]), tuple(config["std"]))
-    if dataset in ("coco", "nuswide"):
-        return replace(found, squash=True)
-    return replace(found, crop=1.0) if dataset == "fashion-mnist" else found
+    if dataset is None:
+        return found
+    protocol = dataset_named(dataset)
+    return replace(found, crop=protocol.crop, squash=protocol.squash)
 
 
 def evaluation_transform(inputs: Inputs, *, normalise: bool = True) -> Transform:

@@ -17,8 +17,9 @@ from agglo.classification.data.transforms import Normalise, evaluation_transform
 from agglo.classification.evaluation.metrics import metric_for
 from agglo.classification.evaluation.one_pass import evaluate
 from agglo.classification.evaluation.record import Record
-from agglo.experiments.checkpoints import fingerprint, load_method, read_checkpoint, split_method
+from agglo.experiments.checkpoints import Checkpoint, fingerprint, load_method
 from agglo.experiments.devices import dtype_named, require_device, torch_threads
+from agglo.experiments.files import require_output
 from agglo.experiments.machine import machine
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.progress import progress
@@ -35,7 +36,7 @@ class Settings:
 
     variants: the reductions, each one a cell of the grid.
     dense: whether the model is also evaluated as it is, first.
-    dataset: one of `datasets.DATASETS`; None lets the files tell.
+    dataset: one of `data.dataset_names()`; None finds out by the files.
     images: only so many, evenly spread over the data set; None is all.
     crop: fraction of the resized picture that is left; None is the data set's protocol.
     cache_gigabytes: images are decoded once and kept up to so much memory a process, otherwise decoded for each cell.
@@ -61,6 +62,8 @@ def run(settings: Settings, json_path: Path | None = None) -> dict[str, Any]:
     """The report: what ran, on what, and one result a cell. Cells that the JSON file already holds are not run again;
     it is written after every cell. Started by `accelerate launch` or `torchrun`, all processes call this."""
     dtype_named(settings.dtype)  # a name that is none is told before anything is read
+    if json_path is not None:
+        require_output(json_path)
     with torch_threads(settings.threads):
         return Grid(settings).run(json_path)
 
@@ -88,9 +91,12 @@ class Grid:
         name = detect(settings.data) if settings.dataset is None else settings.dataset
         self.data = open_split(name, settings.data, "val", skip_bad=settings.skip_bad)
         torch.manual_seed(0)  # random weights are then the same ones when a stopped run goes on
-        self.model = build(settings.model)
+        spec = settings.model
+        checkpoint = None if spec.checkpoint is None else Checkpoint.read(spec.checkpoint)
+        self.model = build(spec, checkpoint)
         _require_same_classes(self.model, self.data)
-        self.learned = self._learned()
+        # What a method learned; None where the model's own weights are random too.
+        self.learned = None if spec.has_random_weights else {} if checkpoint is None else dict(checkpoint.method)
         self.weights = fingerprint({**self.model.state_dict(), **(self.learned or {})})
         self.model.to(self.device, dtype_named(settings.dtype))
         self.inputs = inputs_for(self.model, name)
@@ -147,13 +153,6 @@ class Grid:
             variant.apply(self.model)
             if self.learned is not None:
                 load_method(self.model, self.learned, f"checkpoint {self._weights_in_words()}")
-
-    def _learned(self) -> dict[str, Any] | None:
-        """What a method learned, as the checkpoint has it; None where the model's own weights are random too."""
-        spec = self.settings.model
-        if spec.has_random_weights:
-            return None
-        return {} if spec.checkpoint is None else split_method(read_checkpoint(spec.checkpoint))[1]
 
     def _evaluate(self, cells: Sequence[Cell], record: Record) -> None:
         if not cells:

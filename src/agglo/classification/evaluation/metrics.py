@@ -1,24 +1,14 @@
-"""How good the answers are, in percent: top-1 and top-5, or mean average precision for several labels an image."""
+"""How good the answers are, in percent: top-1 and top-5, or mean average precision for several labels per image.
+
+Both take batches in any order and of any size; the result is the same. That is why they are not torchmetrics': there a
+logit that is not a number counts as the highest, ties among the five highest go by no rule, and average precision goes
+through a sigmoid where a batch happens to have values outside of 0 to 1, which makes large logits equal.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
-
 import torch
 from torch import Tensor
-
-_M = TypeVar("_M", bound="Metric")
-
-
-class Metric(Protocol):
-    """Takes batches in any order; the result is the same."""
-
-    def update(self, logits: Tensor, targets: Tensor) -> None: ...
-
-    def merge(self: _M, other: _M) -> None:
-        """Take in what another one has seen, of another process say."""
-
-    def compute(self) -> dict[str, float]: ...
 
 
 class TopK:
@@ -43,11 +33,6 @@ class TopK:
             self._right[k] = self._right.get(k, 0) + int((rank < k).sum())
         self._total += len(targets)
 
-    def merge(self, other: TopK) -> None:
-        for k, right in other._right.items():
-            self._right[k] = self._right.get(k, 0) + right
-        self._total += other._total
-
     def compute(self) -> dict[str, float]:
         if not self._total:
             raise ValueError("no image was evaluated")
@@ -55,7 +40,7 @@ class TopK:
 
 
 class MeanAveragePrecision:
-    """ "mAP": the mean over classes of the average precision; a class that no image shows counts as 0.
+    """ "mAP": the mean over classes of the average precision; a class that no image shows counts as 0, as in the paper.
 
     Average precision of a class: images sorted by falling score, the mean over its positives of the precision
     among all images that score at least as high. No interpolation; equal scores stand or fall together, so that the
@@ -70,10 +55,6 @@ class MeanAveragePrecision:
         """logits (B, classes), targets (B, classes) of 0 and 1."""
         self._logits.append(logits.detach().float().cpu())
         self._targets.append(targets.detach().bool().cpu())
-
-    def merge(self, other: MeanAveragePrecision) -> None:
-        self._logits += other._logits
-        self._targets += other._targets
 
     def per_class(self) -> Tensor:
         """(classes,) average precision, 0 to 1; NaN for a class that no image shows."""

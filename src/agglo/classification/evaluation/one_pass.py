@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from agglo.classification.evaluation.metrics import MeanAveragePrecision, TopK
+from agglo.classification.evaluation.turns import timed_pass
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -66,17 +67,5 @@ def evaluate(
 
 
 def _run(model: nn.Module, inputs: Tensor, accelerator: Accelerator | None) -> tuple[float, Tensor]:
-    _synchronise(inputs.device)
-    start = time.perf_counter()
-    if accelerator is None:
-        logits = model(inputs)
-    else:
-        with accelerator.autocast():
-            logits = model(inputs)
-    _synchronise(inputs.device)
-    return time.perf_counter() - start, logits
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
+    with nullcontext() if accelerator is None else accelerator.autocast():
+        return timed_pass(model, inputs)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from agglo.classification.data.transforms import Normalise, evaluation_transform, inputs_for
 from agglo.drawing.groups import rows
 from agglo.drawing.sheet import Row, compose
-from agglo.experiments.files import require_folder
-from agglo.experiments.models import ModelSpec, build, preparation
+from agglo.experiments.files import require_output
+from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.variants import Variant
 from agglo.patching import remove, trace
 
@@ -24,9 +25,12 @@ def visualize(spec: ModelSpec, images: Sequence[Path], variants: Sequence[Varian
     """A sheet with one row for every image and variant: the crop the model saw, then its groups after each stage."""
     opened = [open_image(path) for path in images]
     model = build(spec)
-    prepared = preparation(model)
-    inputs = torch.stack([prepared.transform(image) for image in opened])
-    return draw_variants(model, inputs, prepared.seen(inputs), variants, scale=scale)
+    wanted = inputs_for(model)
+    prepare = evaluation_transform(wanted, normalise=False)
+    # Pixels stay bytes until they are normalised, as in an evaluation: the model sees the same numbers.
+    pixels = torch.stack([torch.as_tensor(prepare(image)) for image in opened])
+    inputs = Normalise(wanted.mean, wanted.std)(pixels)
+    return draw_variants(model, inputs, pixels.expand(-1, 3, -1, -1), variants, scale=scale)
 
 
 def draw_variants(
@@ -51,7 +55,7 @@ def _row_name(variant: Variant, variants: Sequence[Variant]) -> str:
 
 
 def open_image(path: Path) -> Image:
-    """An image file as RGB, the right way up."""
+    """An image file as RGB, the right way up. (Data sets are read as they are stored, as the study reads them.)"""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     if not path.is_file():
@@ -64,7 +68,7 @@ def open_image(path: Path) -> Image:
 
 
 def require_image_name(path: Path) -> Path:
-    """The path itself, if a picture can be written there; told before any work is done."""
+    """The path itself, if a picture can be written there; called before any work is done."""
     from PIL import Image
 
     writable = sorted(
@@ -72,4 +76,4 @@ def require_image_name(path: Path) -> Path:
     )
     if path.suffix.lower() not in writable:
         raise ValueError(f"output={str(path)!r} is no image file; accepted: {', '.join(writable)}")
-    return require_folder(path)
+    return require_output(path)

@@ -157,8 +157,16 @@ def _notes(report: dict[str, Any]) -> list[str]:
 
 
 def sampling_error(percent: float, images: int) -> float:
-    """Standard error, in points, of an accuracy that so many images gave."""
-    return 100 * math.sqrt(percent / 100 * (1 - percent / 100) / images)
+    """How far an accuracy may be off, in points, because only so many images were seen: half the width of Wilson's
+    interval at one standard deviation. With p = percent / 100 and n images that is
+
+        100 * sqrt(p (1 - p) / n + 1 / (4 n^2)) / (1 + 1 / n)
+
+    For many images it is the usual standard error, sqrt(p (1 - p) / n). For few images it stays honest: 0 of 4 right is
+    an error of 10 points, where the usual formula says 0.
+    """
+    p = percent / 100
+    return 100 * math.sqrt(p * (1 - p) / images + 1 / (4 * images**2)) / (1 + 1 / images)
 
 
 def main_metric(report: dict[str, Any]) -> str:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from agglo.classification.data.registry import dataset_named
 from agglo.classification.data.transforms import (
-    AUGMENTATION,
     Inputs,
     Normalise,
     evaluation_transform,
@@ -20,7 +20,7 @@ from agglo.classification.data.transforms import (
     train_transform,
 )
 from agglo.classification.training.settings import AUGMENTATION_SETTINGS, Settings
-from agglo.experiments.checkpoints import load_method, read_checkpoint, split_method
+from agglo.experiments.checkpoints import Checkpoint, load_method
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.randomness import seed_everything
 from agglo.experiments.training.batches import ImageBatches, MemoryBatches, Share, TrainingData
@@ -28,17 +28,28 @@ from agglo.patching import apply
 from agglo.schedule import REMOVING
 
 
-def build_models(settings: Settings, classes: int) -> tuple[nn.Module, nn.Module | None]:
-    """The model to train, reduced as settings say, and its dense teacher if it has one."""
+def starting_weights(settings: Settings) -> Checkpoint | None:
+    """The file of weights that training starts from; None if there is none."""
+    return None if settings.checkpoint is None else Checkpoint.read(Path(settings.checkpoint))
+
+
+def build_models(
+    settings: Settings, classes: int, checkpoint: Checkpoint | None = None
+) -> tuple[nn.Module, nn.Module | None]:
+    """The model to train, reduced as settings say, and its dense teacher if it has one.
+
+    checkpoint: the `starting_weights`, if they were read already.
+    """
     seed_everything(settings.seed, "model")
     options: dict[str, Any] = {"drop_path_rate": settings.drop_path}
     if any(settings.patch_drop_rates):
         options["patch_drop_rate"] = max(settings.patch_drop_rates)
     if settings.global_pool is not None:
         options["global_pool"] = settings.global_pool
-    checkpoint = None if settings.checkpoint is None else Path(settings.checkpoint)
-    spec = ModelSpec(settings.model, checkpoint, settings.pretrained, None, classes, options, new_head=True)
-    model = build(spec)
+    checkpoint = starting_weights(settings) if checkpoint is None else checkpoint
+    path = None if settings.checkpoint is None else Path(settings.checkpoint)
+    spec = ModelSpec(settings.model, path, settings.pretrained, None, classes, options, new_head=True)
+    model = build(spec, checkpoint)
     if settings.head_std is not None and _known_classes(settings, model, checkpoint) != classes:
         head: Any = model.get_submodule("head")
         nn.init.trunc_normal_(head.weight, std=settings.head_std)
@@ -47,12 +58,12 @@ def build_models(settings: Settings, classes: int) -> tuple[nn.Module, nn.Module
         teacher = _teacher(settings, model, checkpoint, classes)
     if settings.method != "none":
         reduce(model, settings)
-        if checkpoint is not None and (learned := split_method(read_checkpoint(checkpoint))[1]):
-            load_method(model, learned, f"checkpoint={str(checkpoint)!r}")
+        if checkpoint is not None and checkpoint.method:
+            load_method(model, checkpoint.method, f"checkpoint={checkpoint.source!r}")
     return model, teacher
 
 
-def _teacher(settings: Settings, model: nn.Module, checkpoint: Path | None, classes: int) -> nn.Module:
+def _teacher(settings: Settings, model: nn.Module, checkpoint: Checkpoint | None, classes: int) -> nn.Module:
     """A dense model that knows the classes: of its own weights, or the model to be trained before it is."""
     if settings.teacher is not None:
         pool = {} if settings.global_pool is None else {"global_pool": settings.global_pool}
@@ -68,26 +79,11 @@ def _teacher(settings: Settings, model: nn.Module, checkpoint: Path | None, clas
     return teacher.eval().requires_grad_(False)
 
 
-def _known_classes(settings: Settings, model: Any, checkpoint: Path | None) -> int | None:
+def _known_classes(settings: Settings, model: Any, checkpoint: Checkpoint | None) -> int | None:
     """How many classes the starting weights tell apart; None if they have no head."""
     if checkpoint is not None:
-        return head_classes(checkpoint)
+        return checkpoint.head_classes
     return int(model.pretrained_cfg["num_classes"]) if settings.pretrained else None
-
-
-def fresh_names(settings: Settings, model: nn.Module) -> list[str]:
-    """Parameters of a model that its checkpoint does not have, or has in another shape: these start afresh."""
-    if settings.checkpoint is None:
-        return []
-    state = read_checkpoint(Path(settings.checkpoint))
-    shapes = {name: value.shape for name, value in state.items()}
-    return [name for name, parameter in model.named_parameters() if shapes.get(name) != parameter.shape]
-
-
-def head_classes(checkpoint: Path) -> int | None:
-    """How many classes the head of a file tells apart; None if it has no head."""
-    head = read_checkpoint(checkpoint).get("head.weight")
-    return None if head is None else len(head)
 
 
 def reduce(model: nn.Module, settings: Settings) -> None:
@@ -163,7 +159,7 @@ def training_data(settings: Settings, splits: Splits, model: nn.Module, share: S
             erase=erase,
         )
     chosen = {name: getattr(settings, name) for name in AUGMENTATION_SETTINGS}
-    splits.train.transform = train_transform(inputs, replace(AUGMENTATION[settings.dataset], **chosen))
+    splits.train.transform = train_transform(inputs, replace(dataset_named(settings.dataset).augmentation, **chosen))
     return ImageBatches(splits.train, share, seed=settings.seed, repeats=repeats, workers=settings.workers)
 
 

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from agglo.classification.data.transforms import AUGMENTATION
+from agglo.classification.data.registry import dataset_named
 from agglo.classification.training.settings import AUGMENTATION_SETTINGS, Settings, checked, explanations
 
 if sys.version_info >= (3, 11):
@@ -203,9 +203,7 @@ def _is_toml(value: str) -> bool:
 
 def _augmentation(dataset: str) -> dict[str, Any]:
     """What training does to the images of a data set, as settings."""
-    own = AUGMENTATION.get(dataset)
-    if own is None:
-        raise ValueError(f"dataset={dataset!r} is not known; accepted: {', '.join(map(repr, AUGMENTATION))}")
+    own = dataset_named(dataset).augmentation
     return {name: getattr(own, name) for name in AUGMENTATION_SETTINGS}
 
 

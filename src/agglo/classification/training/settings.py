@@ -29,7 +29,7 @@ class Settings:
     from_scratch: bool = False
     """start from random weights"""
     dataset: str = "imagenet"
-    """imagenet, nabirds, coco, nuswide, folder, hf, fashion-mnist"""
+    """by name; `agglo finetune --help` lists them"""
     skip_bad: bool = False
     """leave out missing and unreadable images and count them; every process reads all images once to find them"""
 

@@ -15,8 +15,8 @@ from agglo.classification.training.objective import Objective
 from agglo.classification.training.parameter_groups import freeze_backbone, parameter_groups
 from agglo.classification.training.preparation import (
     build_models,
-    fresh_names,
     open_splits,
+    starting_weights,
     training_data,
     validation_loader,
 )
@@ -51,10 +51,11 @@ class Classification(TrainingTask):
     def __init__(self, settings: Settings, data: Path, accelerator: Any, share: Share) -> None:
         self.settings, self.accelerator = settings, accelerator
         self.splits = open_splits(settings, data)
-        self.model, teacher = build_models(settings, self.splits.classes)
+        checkpoint = starting_weights(settings)
+        self.model, teacher = build_models(settings, self.splits.classes, checkpoint)
         self.companions = () if teacher is None else (teacher,)
         self.start = {} if settings.from_scratch else {"weights": fingerprint(self.model.state_dict())}
-        fresh = fresh_names(settings, self.model)
+        fresh = [] if checkpoint is None else checkpoint.fresh_names(self.model)
         if fresh and accelerator.is_main_process:
             print(f"not in {settings.checkpoint}, so started afresh: {', '.join(fresh)}", file=sys.stderr)
         self.data = training_data(settings, self.splits, self.model, share)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agglo.classification.data.augmentation import Augmentation
 from agglo.classification.data.base import Files, Listing, require_file
+from agglo.classification.data.registry import DataSet, register
 
 _FLAG = {"train": "1", "val": "0"}
 
@@ -55,3 +57,14 @@ def _table(path: Path) -> dict[str, str]:
             raise ValueError(f"{str(path)!r} line {count}: {line!r} {'has no value' if not value else 'comes twice'}")
         table[key] = value.strip()
     return table
+
+
+register(
+    DataSet(
+        "nabirds",
+        "NABirds: images.txt, image_class_labels.txt, ... and images/",
+        read_nabirds,
+        signs=("image_class_labels.txt",),
+        augmentation=Augmentation(randaugment=None, colour_jitter=0.3),
+    )
+)

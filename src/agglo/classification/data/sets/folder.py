@@ -1,4 +1,4 @@
-"""One folder a class: any data set, and ImageNet-1K, whose folders are WordNet ids."""
+"""Any data set of one folder per class."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from agglo.classification.data.base import Files, Listing
+from agglo.classification.data.registry import DataSet, register
 
 _SPLITS = {"train": ("train",), "val": ("val", "validation", "test")}
 
@@ -13,29 +14,7 @@ _SPLITS = {"train": ("train",), "val": ("val", "validation", "test")}
 def read_folder(root: Path, split: str) -> Listing:
     """Classes are the folders in sorted order, whatever the split; files below a folder are its images."""
     folder = split_folder(root, split)
-    return _read(folder, class_names(folder))
-
-
-def read_imagenet(root: Path, split: str) -> Listing:
-    """A class keeps its place among ImageNet's 1000 even if only some of them have folders."""
-    folder = split_folder(root, split)
-    found, all_classes = class_names(folder), imagenet_classes()
-    strange = sorted(set(found) - set(all_classes))
-    if not found and any(path.suffix.lower() == ".jpeg" for path in folder.iterdir()):
-        raise ValueError(f"{str(folder)!r} holds images but no class folders; ImageNet's are one folder a WordNet id")
-    if strange:
-        raise ValueError(
-            f"{str(folder)!r} has folders that are no ImageNet-1K class: {', '.join(strange[:5])}; "
-            "--dataset folder takes any class folders"
-        )
-    return _read(folder, all_classes, found)
-
-
-def imagenet_classes() -> list[str]:
-    """The 1000 WordNet ids in the order of the labels."""
-    from timm.data import ImageNetInfo
-
-    return list(ImageNetInfo("imagenet-1k").label_names())
+    return read_classes(folder, class_names(folder))
 
 
 def split_folder(root: Path, split: str) -> Path:
@@ -53,7 +32,8 @@ def class_names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _read(folder: Path, classes: list[str], present: list[str] | None = None) -> Listing:
+def read_classes(folder: Path, classes: list[str], present: list[str] | None = None) -> Listing:
+    """The images below class folders. present: the classes that have one; None is all of them."""
     from PIL import Image
 
     endings = frozenset(Image.registered_extensions())
@@ -81,3 +61,6 @@ def _files(folder: Path, class_name: str) -> list[str]:
         inside = Path(place).relative_to(folder).as_posix()
         found += [f"{inside}/{name}" for name in names if not name.startswith(".")]
     return sorted(found)
+
+
+FOLDER = register(DataSet("folder", "class folders of any names, as such or below val/ and train/", read_folder))

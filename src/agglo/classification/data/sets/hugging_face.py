@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agglo.classification.data.base import BadImageError, Listing
+from agglo.classification.data.registry import DataSet, register
 
 _SPLITS = {"train": ("train",), "val": ("validation", "val", "valid", "test")}
 
@@ -99,3 +100,13 @@ def _element(kind: Any) -> Any:
     """What a list is a list of; anything else itself."""
     inner = getattr(kind, "feature", None)
     return kind if inner is None else inner
+
+
+register(
+    DataSet(
+        "hf",
+        "Hugging Face, on disk: what save_to_disk wrote, or parquet files",
+        read_hugging_face,
+        signs=("dataset_dict.json", "state.json", "*.parquet", "data/*.parquet"),
+    )
+)

@@ -1,11 +1,13 @@
-"""COCO 2014 with several labels an image: train2014, val2014 and annotations/instances_{train,val}2014.json."""
+"""COCO 2014 with several labels per image: train2014, val2014 and annotations/instances_{train,val}2014.json."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+from agglo.classification.data.augmentation import SEVERAL_LABELS
 from agglo.classification.data.base import Files, Listing, require_file
+from agglo.classification.data.registry import DataSet, register
 
 
 def read_coco(root: Path, split: str) -> Listing:
@@ -44,3 +46,15 @@ def read_coco(root: Path, split: str) -> Listing:
     without = len(file_names) - len(shown)
     remarks = [f"{without} of {len(file_names)} images show no object and are left out, as in the study"]
     return Listing(classes, Files(folder, paths), targets, True, bad, remarks if without else [])
+
+
+register(
+    DataSet(
+        "coco",
+        "COCO 2014: train2014/, val2014/ and annotations/; several labels per image",
+        read_coco,
+        signs=("annotations/instances_*2014.json",),
+        squash=True,
+        augmentation=SEVERAL_LABELS,
+    )
+)

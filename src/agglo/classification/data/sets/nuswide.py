@@ -7,7 +7,9 @@ import csv
 from pathlib import Path
 from typing import Any
 
+from agglo.classification.data.augmentation import SEVERAL_LABELS
 from agglo.classification.data.base import Files, Listing, require_file
+from agglo.classification.data.registry import DataSet, register
 
 _FILE = "nus_wid_data.csv"
 _COLUMNS = ("filepath", "label", "splitname")
@@ -65,3 +67,15 @@ def _rows(reader: Any, path: Path) -> tuple[list[tuple[int, str, list[str], str]
         else:
             rows.append((reader.line_num, image, names, split))
     return rows, bad
+
+
+register(
+    DataSet(
+        "nuswide",
+        f"NUS-WIDE: {_FILE} and the images it names; several labels per image",
+        read_nuswide,
+        signs=(_FILE,),
+        squash=True,
+        augmentation=SEVERAL_LABELS,
+    )
+)

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agglo.classification.data.augmentation import Augmentation
 from agglo.classification.data.base import Listing
+from agglo.classification.data.registry import DataSet, register
 
 CLASSES = (
     "T-shirt/top",
@@ -95,3 +97,15 @@ def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
     """The same as .gz, without a time stamp: the same values give the same file."""
     head = bytes((0, 0, _UNSIGNED_BYTES, values.ndim)) + np.asarray(values.shape, ">i4").tobytes()
     path.write_bytes(gzip.compress(head + values.tobytes(), mtime=0))
+
+
+register(
+    DataSet(
+        "fashion-mnist",
+        "Fashion-MNIST: its four idx files, plain or .gz, as such or as torchvision lays them",
+        read_fashion_mnist,
+        signs=tuple(f"{place}/t10k-images-idx3-ubyte*".lstrip("/") for place in _BELOW),
+        crop=1.0,
+        augmentation=Augmentation(shift=2, randaugment=None, erasing=0.0),
+    )
+)

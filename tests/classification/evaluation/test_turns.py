@@ -1,0 +1,84 @@
+"""Speeds in turns: who runs when, what is counted, and what the model is afterwards."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from agglo.classification.evaluation import turns
+from agglo.classification.evaluation.turns import speeds_in_turns
+from agglo.experiments.variants import cross
+from agglo.patching import reduction
+
+timm = pytest.importorskip("timm")
+
+VARIANTS = [None, *cross(["tome", "atc"], keep_rates=[0.5])]
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    built: nn.Module = timm.create_model("test_vit", num_classes=3)
+    return built.train()
+
+
+def test_every_variant_runs_each_batch_before_the_next_one(model: nn.Module) -> None:
+    ran: list[tuple[str, int]] = []
+
+    def note(module: Any, inputs: tuple[Tensor, ...]) -> None:
+        assert not module.training and not torch.is_grad_enabled()
+        found = reduction(module)
+        ran.append(("dense" if found is None else found.method.partition("(")[0], len(inputs[0])))
+
+    model.register_forward_pre_hook(note)
+    batches = [torch.rand(n, 3, 160, 160) for n in (3, 2)]
+    found = speeds_in_turns(model, VARIANTS, batches, 2)
+    there, back = ["dense", "tome", "atc"], ["atc", "tome", "dense"]
+    sizes = [3, 2, 3, 2]
+    turn_by_turn = [(name, size) for size, order in zip(sizes, [there, back] * 2, strict=True) for name in order]
+    assert ran == [(name, 3) for name in there] + turn_by_turn
+    assert reduction(model) is None and model.training
+    assert len(found) == 3 and all(speed["images_per_second"] > 0 and speed["spread"] is not None for speed in found)
+
+
+def test_the_median_and_the_spread_are_of_each_variants_own_passes(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Seconds in the order of the passes: one uncounted pass each, then there and back three times.
+    seconds = [100.0, 100.0, 1.0, 2.0, 4.0, 2.0, 0.5, 8.0, 2.0, 0.1, 1.0, 4.0, 0.2, 0.4]
+    of_dense, of_tome = [1.0, 2.0, 0.5, 0.1, 1.0, 0.4], [2.0, 4.0, 8.0, 2.0, 4.0, 0.2]
+    left = iter(seconds)
+    monkeypatch.setattr(turns, "timed_pass", lambda model, inputs: (next(left), inputs))
+    dense, tome = speeds_in_turns(model, VARIANTS[:2], [torch.rand(4, 3, 160, 160)], 6)
+    for found, own in ((dense, of_dense), (tome, of_tome)):
+        speeds = [4 / value for value in own]
+        assert found["images_per_second"] == pytest.approx(median(speeds))
+        assert found["spread"] == pytest.approx(np.subtract(*np.quantile(speeds, [0.75, 0.25])))
+
+
+def test_one_pass_has_no_spread_and_its_speed_is_that_of_the_clock() -> None:
+    class Sleeping(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            time.sleep(0.1)
+            return super().forward(inputs)
+
+    (found,) = speeds_in_turns(Sleeping(2, 2), [None], [torch.zeros(5, 2)], 1)
+    assert found["spread"] is None and 5 < found["images_per_second"] <= 50
+
+
+def test_the_model_is_put_back_when_a_variant_cannot_run(model: nn.Module) -> None:
+    impossible = cross(["tome"], keep_rates=[0.25])
+    with pytest.raises(ValueError, match="tome cannot go from 100 to 25"):
+        speeds_in_turns(model, [*VARIANTS, *impossible], [torch.rand(1, 3, 160, 160)], 1)
+    assert reduction(model) is None and model.training
+
+
+def test_nothing_to_time_is_told(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="3 variants, 0 batches and repeats=2: at least one of each"):
+        speeds_in_turns(model, VARIANTS, [], 2)
