@@ -47,10 +47,14 @@ def write_json(path: Path, content: Any) -> None:
         unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def require_folder(path: Path) -> Path:
-    """The path itself, if its folder exists; told before any work is done."""
+def require_output_file(path: Path) -> Path:
+    """The path itself, if its folder exists and nothing but a file is there; told before any work is done."""
     if not path.parent.is_dir():
         raise ValueError(f"output={str(path)!r} lies in no folder: {str(path.parent)!r} does not exist")
+    if path.exists() and not path.is_file():
+        # A device or a pipe could be read or written without end.
+        kind = "a folder" if path.is_dir() else "a device, pipe or socket"
+        raise ValueError(f"output={str(path)!r} is {kind}, and not a file that could be written or continued")
     return path
 
 

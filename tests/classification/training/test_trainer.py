@@ -33,7 +33,7 @@ from agglo.classification.training.preparation import (
     reduce,
     validation_loader,
 )
-from agglo.classification.training.settings import Settings
+from agglo.classification.training.settings import TrainingSettings
 from agglo.classification.training.sweep import sweep, table
 from agglo.classification.training.trainer import finetune
 from agglo.experiments.models import ModelSpec, build
@@ -54,7 +54,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def batches(settings: Settings, data: Path, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(settings: TrainingSettings, data: Path, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """What an epoch sees where nothing is augmented."""
     images, targets = in_memory(open_split("fashion-mnist", data, "train"), Inputs((28, 28), (0.5,), (0.5,)))
     order = torch.tensor(epoch_order(len(images), settings.seed, epoch))
@@ -136,7 +136,7 @@ def test_best_weights_are_those_of_the_best_row(data: Path, tmp_path: Path) -> N
     rows = log(tmp_path / "run")
     assert len(rows) == 3
     top = max(max(float(row["top1"]), float(row["ema_top1"])) for row in rows)
-    assert best["best_of_both"] == top
+    assert best["best_metric"] == top
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == best
     model = build(ModelSpec(settings.model, tmp_path / "run" / "best" / "model.safetensors"))
     reduce(model, settings)
@@ -231,7 +231,7 @@ def test_several_labels_an_image_train_by_the_recipe(tmp_path: Path) -> None:
     best = finetune(settings, write_coco(tmp_path / "coco"), tmp_path / "run")
     rows = log(tmp_path / "run")
     assert [row["epoch"] for row in rows] == ["0", "1"]
-    assert best["best_of_both"] == max(float(row[name]) for row in rows for name in ("mAP", "ema_mAP"))
+    assert best["best_metric"] == max(float(row[name]) for row in rows for name in ("mAP", "ema_mAP"))
 
 
 def test_a_head_of_other_classes_starts_afresh(data: Path, tmp_path: Path) -> None:
@@ -409,7 +409,7 @@ def test_sweep_ranks_goes_on_and_survives_a_run_that_does_not(data: Path, tmp_pa
     recipe = recipes.parse(f"[settings]\n{text}", "own")
     ranked = sweep(recipe, {"batch_size": 16}, {"lr": [1e-3, 1e30]}, data, tmp_path)
     assert [row["lr"] for row in ranked] == [1e-3, 1e30]
-    assert ranked[1]["best_of_both"] is None and "training went astray" in ranked[1]["note"]
+    assert ranked[1]["best_metric"] is None and "training went astray" in ranked[1]["note"]
     assert json.loads((tmp_path / "sweep.json").read_text())["ranked"] == ranked
     weights = tmp_path / "lr=0.001" / "best" / "model.safetensors"
     before = weights.stat().st_mtime_ns

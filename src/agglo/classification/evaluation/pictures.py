@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from agglo.drawing.groups import rows
 from agglo.drawing.sheet import Row, compose
-from agglo.experiments.files import require_folder
+from agglo.experiments.checkpoints import load_method, read_checkpoint, split_method
+from agglo.experiments.files import require_output_file
 from agglo.experiments.models import ModelSpec, build, preparation
 from agglo.experiments.variants import Variant
 from agglo.patching import remove, trace
@@ -26,16 +28,27 @@ def visualize(spec: ModelSpec, images: Sequence[Path], variants: Sequence[Varian
     model = build(spec)
     prepared = preparation(model)
     inputs = torch.stack([prepared.transform(image) for image in opened])
-    return draw_variants(model, inputs, prepared.seen(inputs), variants, scale=scale)
+    learned = None if spec.checkpoint is None else split_method(read_checkpoint(spec.checkpoint))[1]
+    return draw_variants(model, inputs, prepared.seen(inputs), variants, scale=scale, learned=learned)
 
 
 def draw_variants(
-    model: Any, inputs: Tensor, pictures: Tensor, variants: Sequence[Variant], *, scale: int = 2
+    model: Any,
+    inputs: Tensor,
+    pictures: Tensor,
+    variants: Sequence[Variant],
+    *,
+    scale: int = 2,
+    learned: Mapping[str, Tensor] | None = None,
 ) -> Image:
-    """The same for inputs (B, C, H, W) of a built model, and the pictures (B, 3, H, W) they were made of."""
+    """The same for inputs (B, C, H, W) of a built model, and the pictures (B, 3, H, W) they were made of.
+
+    learned: weights of the methods that learn; without them such a method is drawn untrained, with a warning.
+    """
     by_variant: list[list[Row]] = []
     for variant in variants:
         variant.apply(model)
+        _load_learned(model, variant, learned)
         with torch.inference_mode(), trace(model) as record:
             model(inputs)
         names = [_row_name(variant, variants)] * len(inputs)
@@ -44,10 +57,23 @@ def draw_variants(
     return compose([of_variant[index] for index in range(len(inputs)) for of_variant in by_variant])
 
 
+def _load_learned(model: Any, variant: Variant, learned: Mapping[str, Tensor] | None) -> None:
+    if not split_method(model.state_dict())[1]:
+        return
+    if learned:
+        load_method(model, learned, "the checkpoint")
+    else:
+        warnings.warn(
+            f"{variant.name} learns what to keep, and there are no weights of it: what is drawn is chance; "
+            "give a checkpoint that was fine-tuned with it",
+            stacklevel=1,
+        )
+
+
 def _row_name(variant: Variant, variants: Sequence[Variant]) -> str:
-    """The variant's name, with its setting where that is not the same in every row."""
-    alike = len({other.setting for other in variants}) == 1
-    return variant.name if alike else f"{variant.name}, {variant.setting}"
+    """The variant's name, with its budget where that is not the same in every row."""
+    alike = len({other.budget_text for other in variants}) == 1
+    return variant.name if alike else f"{variant.name}, {variant.budget_text}"
 
 
 def open_image(path: Path) -> Image:
@@ -72,4 +98,4 @@ def require_image_name(path: Path) -> Path:
     )
     if path.suffix.lower() not in writable:
         raise ValueError(f"output={str(path)!r} is no image file; accepted: {', '.join(writable)}")
-    return require_folder(path)
+    return require_output_file(path)

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from agglo.classification.training.parameter_groups import parameter_groups
-from agglo.classification.training.settings import Settings
+from agglo.classification.training.settings import TrainingSettings
 
 
 def optimiser_and_rates(
-    settings: Settings, model: nn.Module, total_batch: int, steps_per_epoch: int
+    settings: TrainingSettings, model: nn.Module, total_batch: int, steps_per_epoch: int
 ) -> tuple[torch.optim.AdamW, Any]:
     """AdamW over the model's parameter groups, and the scheduler whose step_update(step) sets their rates.
 

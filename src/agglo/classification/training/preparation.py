@@ -20,15 +20,15 @@ from agglo.classification.data.transforms import (
     inputs_for,
     train_transform,
 )
-from agglo.classification.training.settings import AUGMENTATION_SETTINGS, Settings
+from agglo.classification.training.settings import AUGMENTATION_SETTINGS, TrainingSettings
 from agglo.experiments.checkpoints import load_method, read_checkpoint, split_method
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.randomness import seed_everything
 from agglo.patching import apply
-from agglo.schedule import REMOVING
+from agglo.schedule import parse_schedule
 
 
-def build_models(settings: Settings, classes: int) -> tuple[nn.Module, nn.Module | None]:
+def build_models(settings: TrainingSettings, classes: int) -> tuple[nn.Module, nn.Module | None]:
     """The model to train, reduced as settings say, and its dense teacher if it has one."""
     seed_everything(settings.seed, "model")
     options: dict[str, Any] = {"drop_path_rate": settings.drop_path}
@@ -52,7 +52,7 @@ def build_models(settings: Settings, classes: int) -> tuple[nn.Module, nn.Module
     return model, teacher
 
 
-def _teacher(settings: Settings, model: nn.Module, checkpoint: Path | None, classes: int) -> nn.Module:
+def _teacher(settings: TrainingSettings, model: nn.Module, checkpoint: Path | None, classes: int) -> nn.Module:
     """A dense model that knows the classes: of its own weights, or the model to be trained before it is."""
     if settings.teacher is not None:
         pool = {} if settings.global_pool is None else {"global_pool": settings.global_pool}
@@ -68,14 +68,14 @@ def _teacher(settings: Settings, model: nn.Module, checkpoint: Path | None, clas
     return teacher.eval().requires_grad_(False)
 
 
-def _known_classes(settings: Settings, model: Any, checkpoint: Path | None) -> int | None:
+def _known_classes(settings: TrainingSettings, model: Any, checkpoint: Path | None) -> int | None:
     """How many classes the starting weights tell apart; None if they have no head."""
     if checkpoint is not None:
         return head_classes(checkpoint)
     return int(model.pretrained_cfg["num_classes"]) if settings.pretrained else None
 
 
-def fresh_names(settings: Settings, model: nn.Module) -> list[str]:
+def fresh_names(settings: TrainingSettings, model: nn.Module) -> list[str]:
     """Parameters of a model that its checkpoint does not have, or has in another shape: these start afresh."""
     if settings.checkpoint is None:
         return []
@@ -90,19 +90,16 @@ def head_classes(checkpoint: Path) -> int | None:
     return None if head is None else len(head)
 
 
-def reduce(model: nn.Module, settings: Settings) -> None:
+def reduce(model: nn.Module, settings: TrainingSettings) -> None:
     """Apply the settings' reduction to a model."""
-    options = dict(settings.method_options)
-    if settings.linkage is not None:
-        options["linkage"] = settings.linkage
-    schedule = None if settings.schedule is None else REMOVING[settings.schedule](settings.removed)
     apply(
         model,
         settings.method,
         keep_rate=settings.keep_rate,
-        schedule=schedule,
+        threshold=settings.threshold,
+        schedule=None if settings.schedule is None else parse_schedule(settings.schedule),
         proportional=settings.proportional,
-        **options,
+        **settings.all_method_options,
     )
 
 
@@ -127,7 +124,7 @@ class Splits:
         return [*self.train.skipped, *self.validation.skipped]
 
 
-def open_splits(settings: Settings, root: Path) -> Splits:
+def open_splits(settings: TrainingSettings, root: Path) -> Splits:
     """Both splits of the settings' dataset, without transforms yet."""
     from agglo.classification.data import open_split
 
@@ -142,7 +139,7 @@ def open_splits(settings: Settings, root: Path) -> Splits:
     return splits
 
 
-def training_data(settings: Settings, splits: Splits, model: nn.Module, share: Share) -> TrainingData:
+def training_data(settings: TrainingSettings, splits: Splits, model: nn.Module, share: Share) -> TrainingData:
     """Augmented batches for a model."""
     from timm.data.random_erasing import RandomErasing
 
@@ -168,7 +165,7 @@ def training_data(settings: Settings, splits: Splits, model: nn.Module, share: S
     return ImageBatches(splits.train, share, seed=settings.seed, repeats=repeats, workers=settings.workers)
 
 
-def validation_loader(settings: Settings, splits: Splits, model: nn.Module) -> DataLoader[Any]:
+def validation_loader(settings: TrainingSettings, splits: Splits, model: nn.Module) -> DataLoader[Any]:
     """Batches of the whole validation split, as the model wants its images."""
     inputs = inputs_for(model, settings.dataset)
     data: Any = splits.validation

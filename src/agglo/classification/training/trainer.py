@@ -32,7 +32,7 @@ from agglo.classification.training.preparation import (
     training_data,
     validation_loader,
 )
-from agglo.classification.training.settings import MAY_DIFFER, Settings
+from agglo.classification.training.settings import MAY_DIFFER, TrainingSettings
 from agglo.experiments.checkpoints import fingerprint
 from agglo.experiments.progress import progress
 from agglo.experiments.randomness import seed_everything
@@ -63,10 +63,10 @@ class Position:
     @property
     def best_row(self) -> dict[str, Any]:
         """The first of the best rows, by the weights or their average. What was there before training is none."""
-        return max((row for row in self.rows if row["epoch"] > 0), key=lambda row: row["best_of_both"])
+        return max((row for row in self.rows if row["epoch"] > 0), key=lambda row: row["best_metric"])
 
 
-def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
+def finetune(settings: TrainingSettings, data: Path, output: Path) -> dict[str, Any]:
     """Train as the settings say, or go on where an earlier call with the same settings stopped.
 
     data: folder of the data set. output: folder of the run.
@@ -91,7 +91,7 @@ def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
     )
     _require_data_parallel(accelerator)
     folder = RunFolder(output)
-    defaults = asdict(Settings(from_scratch=True))
+    defaults = asdict(TrainingSettings(from_scratch=True))
     folder.require_same(asdict(settings), accelerator.num_processes, defaults=defaults, may_differ=MAY_DIFFER)
     splits = open_splits(settings, data)
     model, teacher = build_models(settings, splits.classes)
@@ -131,7 +131,7 @@ class Trainer:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: TrainingSettings,
         accelerator: Any,
         folder: RunFolder,
         model: nn.Module,
@@ -264,7 +264,7 @@ class Trainer:
             row |= {prefix + name: value for name, value in found.items() if name not in _NOT_METRICS}
         counts = "mAP" if self.multi_label else "top1"
         prefix, model = max(candidates, key=lambda candidate: row[candidate[0] + counts])
-        row |= {"best_of_both": row[prefix + counts]}
+        row |= {"best_metric": row[prefix + counts]}
         self.position.rows.append(row)
         better = epoch > 0 and self.position.best_row is row
         self.position.loss_sum = 0.0
