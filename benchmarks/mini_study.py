@@ -107,7 +107,7 @@ def off_the_shelf(data: Path) -> dict[str, Any]:
         for entry in ENTRIES
         if not entry.learns
     ]
-    settings = grid.Settings(EMBEDDED, data, variants)
+    settings = grid.EvaluationSettings(EMBEDDED, data, variants)
     return grid.run(settings, RESULTS / "off-the-shelf.json")
 
 

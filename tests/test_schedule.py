@@ -1,16 +1,31 @@
-"""Counts after each block, against the published lists and by hand."""
+"""Counts after each block, against the published lists and by hand; and schedules as values."""
 
 from __future__ import annotations
 
+import json
 import math
+import pickle
 from fractions import Fraction
 from itertools import accumulate
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agglo.schedule import Constant, Geometric, Linear, PerBlock, Stages, as_schedule, default_blocks
+from agglo.schedule import (
+    Constant,
+    Counts,
+    Geometric,
+    Linear,
+    PerBlock,
+    Schedule,
+    Stages,
+    as_schedule,
+    default_blocks,
+    parse_schedule,
+    schedule_from_dict,
+)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +65,7 @@ def test_published_linear_lists(setting: tuple[int, int], text: str) -> None:
         (Linear(7), 256, 32, 47),
     ],
 )
-def test_published_final_counts_of_exact_removal(schedule: PerBlock, n: int, depth: int, last: int) -> None:
+def test_published_final_counts_of_exact_removal(schedule: Schedule, n: int, depth: int, last: int) -> None:
     assert schedule.counts(n, depth)[-1] == last
 
 
@@ -92,7 +107,7 @@ def test_any_list_removes_exactly_that(removed: list[int]) -> None:
 
 def test_rates_and_counts_per_stage() -> None:
     assert Stages([0.5, 0.9, 0.1], blocks=(1, 2, 3)).counts(100, 4) == [100, 50, 45, 4]
-    assert Stages(counts=(90, 30, 10)).counts(196, 12)[3::3] == [90, 30, 10]
+    assert Counts((90, 30, 10)).counts(196, 12)[3::3] == [90, 30, 10]
 
 
 def test_blocks_scale_with_depth() -> None:
@@ -108,14 +123,21 @@ def test_blocks_scale_with_depth() -> None:
         (lambda: Stages(float("nan")), "keep_rate=nan"),
         (lambda: Stages(True), "keep_rate=True"),
         (lambda: Stages("half"), "keep_rate"),
-        (lambda: Stages(), "neither"),
-        (lambda: Stages(0.5, counts=(3,)), "both"),
+        (lambda: Stages(50), r"keep_rate=50 .*did you mean 0.5\?"),
+        (lambda: Stages([]), r"keep_rate=\[\] must be"),
+        (lambda: Stages(0.5, blocks=()), r"blocks=\(\) must be a list"),
+        (lambda: Stages(0.5, nested="no"), "nested='no' must be True or False"),
+        (lambda: Stages(0.5, nested=True, returning=True), "give one of them"),
+        (lambda: Counts((3,), blocks=(1, 2)), "one value per block"),
+        (lambda: Counts((3, 0, 1)), "left=0"),
+        (lambda: Counts(3), "left=3 must be a list"),
+        (lambda: Counts((9, 3)).counts(196, 12), "needs 3 values"),
         (lambda: Stages([0.5, 0.5], blocks=(3,)), "one value per block"),
         (lambda: Stages(0.5, blocks=(6, 3)), "must increase"),
         (lambda: Stages(0.5, blocks=(-1,)), "blocks=-1"),
         (lambda: Stages(0.5, blocks=(12,)).counts(196, 12), "depth 12"),
         (lambda: Stages([0.5, 0.5]).counts(196, 12), "needs 3 values"),
-        (lambda: Stages(counts=(300, 200, 100)).counts(196, 12), "only 196"),
+        (lambda: Counts((300, 200, 100)).counts(196, 12), "only 196"),
         (lambda: Stages(0.1).counts(16, 12), "at least 1"),
         (lambda: Constant(20).counts(196, 12), r"Constant\(20\).*at least 1"),
         (lambda: Constant(-1), "t=-1"),
@@ -131,3 +153,152 @@ def test_blocks_scale_with_depth() -> None:
 def test_impossible_requests_say_what_is_wrong(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+RATES = st.floats(0, 1, exclude_min=True, allow_subnormal=False) | st.sampled_from([0.5, 1, 1 / 3, 0.7])
+WHOLES = st.integers(0, 10**6)
+BLOCKS = st.sets(st.integers(0, 40), min_size=1, max_size=6).map(sorted)
+FLAGS = st.sampled_from([{}, {"nested": True}, {"returning": True}, {"nested": False}])
+
+
+@st.composite
+def staged(draw: Any) -> Schedule:
+    """At stages, with or without blocks, in every way to give their numbers."""
+    blocks = draw(st.none() | BLOCKS)
+    n = draw(st.integers(1, 5)) if blocks is None else len(blocks)
+    if draw(st.booleans()):
+        left = draw(st.lists(st.integers(1, 10**6), min_size=n, max_size=n))
+        return Counts(left, blocks, returning=draw(st.booleans()))
+    rates = draw(RATES | st.lists(RATES, min_size=n, max_size=n))
+    return Stages(rates, blocks, **draw(FLAGS))
+
+
+SCHEDULES = st.one_of(
+    staged(),
+    st.builds(Constant, WHOLES, WHOLES),
+    st.builds(Linear, WHOLES),
+    st.builds(Geometric, RATES, WHOLES),
+    st.builds(PerBlock, st.lists(WHOLES, min_size=1, max_size=24)),
+)
+
+
+@given(SCHEDULES)
+def test_every_form_gives_the_same_schedule_back(schedule: Schedule) -> None:
+    forms = {
+        "repr": eval(repr(schedule)),
+        "text": parse_schedule(str(schedule)),
+        "argument": as_schedule(str(schedule)),
+        "dict": schedule_from_dict(schedule.as_dict()),
+        "JSON": schedule_from_dict(json.loads(json.dumps(schedule.as_dict()))),
+        "pickle": pickle.loads(pickle.dumps(schedule)),
+    }
+    for form, again in forms.items():
+        assert again == schedule and hash(again) == hash(schedule) and type(again) is type(schedule), form
+        assert (repr(again), str(again)) == (repr(schedule), str(schedule)), form
+    assert " " not in str(schedule)
+
+
+@given(SCHEDULES, SCHEDULES)
+def test_schedules_are_equal_where_their_texts_are(one: Schedule, two: Schedule) -> None:
+    assert (one == two) == (str(one) == str(two)) == (one.as_dict() == two.as_dict()) == (repr(one) == repr(two))
+
+
+@given(SCHEDULES, st.integers(1, 300), st.integers(1, 24))
+def test_a_schedule_from_text_counts_alike(schedule: Schedule, n: int, depth: int) -> None:
+    def counts(of: Schedule) -> object:
+        try:
+            return of.counts(n, depth)
+        except ValueError as error:
+            return str(error)
+
+    assert counts(parse_schedule(str(schedule))) == counts(schedule)
+
+
+TEXTS: dict[str, Schedule] = {
+    "stages:0.5": Stages(0.5),
+    "stages:0.5@3,6,9": Stages(0.5, blocks=(3, 6, 9)),
+    "stages:0.9,0.7,0.5@3,6,9": Stages([0.9, 0.7, 0.5], blocks=[3, 6, 9]),
+    "stages:0.5,@3": Stages([0.5], blocks=[3]),
+    "stages:1": Stages(1),
+    "stages:0.7:nested": Stages(0.7, nested=True),
+    "stages:0.5@4,8:returning": Stages(0.5, blocks=(4, 8), returning=True),
+    "counts:90,30,10": Counts((90, 30, 10)),
+    "counts:90@4:returning": Counts((90,), blocks=(4,), returning=True),
+    "constant:14": Constant(14),
+    "constant:14@3": Constant(14, start=3),
+    "linear:16": Linear(16),
+    "geometric:0.8": Geometric(0.8, start=3),
+    "geometric:0.8@0": Geometric(0.8, start=0),
+    "blocks:0,0,0,49": PerBlock([0, 0, 0, 49]),
+    "blocks:5": PerBlock([5]),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_is_typed(text: str) -> None:
+    assert parse_schedule(text) == TEXTS[text] and str(TEXTS[text]) == text
+    assert parse_schedule(f" {text.replace(',', ', ')} ") == TEXTS[text]
+
+
+def test_schedules_of_different_kinds_differ() -> None:
+    assert len({*TEXTS.values(), Stages((0.5, 0.5, 0.5)), PerBlock([14] * 12), Linear(14)}) == len(TEXTS) + 3
+    assert Constant(0) != Linear(0) and Stages(0.5) != Geometric(0.5)
+    with pytest.raises(AttributeError):
+        Constant(3).t = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "0.5",
+            "schedule='0.5' is not known; accepted are such as stages:0.5, counts:90,30,10, constant:14, linear:1",
+        ),
+        ("cubic:3", "'cubic:3' is not known"),
+        ("lineal:3", r"did you mean linear\?"),
+        ("constant", r"schedule='constant': t='' is not a number; write it as constant:14 or constant:14@3"),
+        ("constant:14@", "start='' is not a number"),
+        ("constant:1.5", "t=1.5 must be a whole number"),
+        ("constant:1,2", r"t=\(1, 2\) must be a whole number"),
+        ("constant:-3", "t=-3.0 must be a whole number"),
+        ("stages:50", r"keep_rate=50 .*did you mean 0.5\?; write it as stages:0.5 or"),
+        ("stages:nan", "keep_rate=nan"),
+        ("stages:half", "keep_rate='half' is not a number"),
+        ("stages:0.5@6,3", r"blocks=\(6, 3\) must increase"),
+        ("stages:0.5@3.5", "blocks=3.5 must be a whole number"),
+        ("stages:0.5:netsed", "'netsed' is no flag of it, nested and returning may follow"),
+        ("stages:0.5:nested:returning", "give one of them"),
+        ("linear:16@3", "linear takes no @"),
+        ("linear:16:nested", "'nested' is no flag of it, none may follow"),
+        ("blocks:", "removed='' is not a number"),
+        ("counts:9,,3", "left='' is not a number"),
+    ],
+)
+def test_texts_that_are_no_schedule(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_schedule(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, "kind=None is not known; accepted: 'stages', 'counts', 'constant', 'linear', 'geometric', 'blocks'"),
+        ({"kind": "linear"}, "linear needs 't'; it has t"),
+        ({"kind": "linear", "t": 3, "start": 1}, "linear has no 'start'; it has t"),
+        ({"kind": "stages", "keep_rate": 0.5, "_ratios": ()}, "has no '_ratios'"),
+        ({"kind": "stages", "keep_rate": "half"}, "keep_rate='half'"),
+    ],
+)
+def test_dicts_that_are_no_schedule(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        schedule_from_dict(content)
+
+
+def test_a_schedule_of_ones_own_says_that_it_cannot_be_written() -> None:
+    class Halving(Schedule):
+        def _wanted(self, n_tokens: int, depth: int) -> list[int]:
+            return [n_tokens >> block for block in range(depth)]
+
+    assert Halving().counts(8, 3) == [8, 4, 2]
+    with pytest.raises(ValueError, match="a schedule of its own kind"):
+        Halving().as_dict()

@@ -8,7 +8,7 @@ from agglo.grouping import Grouping
 from agglo.hosts import UnsupportedModelError
 from agglo.methods import LearnedMethod, Method, MethodInfo, Outcome, Setting, View, register
 from agglo.patching import Reduction, apply, reduction, remove, trace
-from agglo.schedule import Constant, Geometric, Linear, PerBlock, Schedule, Stages
+from agglo.schedule import Constant, Counts, Geometric, Linear, PerBlock, Schedule, Stages, parse_schedule
 from agglo.version import __version__
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Constant",
+    "Counts",
     "Geometric",
     "Grouping",
     "LearnedMethod",
@@ -42,6 +43,7 @@ __all__ = [
     "draw",
     "linkage",
     "methods",
+    "parse_schedule",
     "reduction",
     "register",
     "remove",

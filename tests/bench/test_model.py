@@ -12,7 +12,7 @@ import torch
 
 import agglo
 from agglo.bench import model as benchmark_model
-from agglo.bench.model import Measurement, Settings, Slice, run
+from agglo.bench.model import BenchSettings, Measurement, Slice, run
 from agglo.bench.model_report import plot, table
 from agglo.experiments.models import ModelSpec, build
 
@@ -26,8 +26,10 @@ def _short_timings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark_model, "_LEAST_SECONDS", 0.0)
 
 
-def settings(**changes: Any) -> Settings:
-    return Settings(ModelSpec(NAME), **{"batch_size": 2, "repeats": 2, "linkages": ["average", "single"], **changes})
+def settings(**changes: Any) -> BenchSettings:
+    return BenchSettings(
+        ModelSpec(NAME), **{"batch_size": 2, "repeats": 2, "linkages": ["average", "single"], **changes}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +96,13 @@ def test_the_machine_and_the_settings_are_on_record(result: dict[str, Any]) -> N
 def test_the_table_shows_noise_ratios_and_what_did_not_run(result: dict[str, Any]) -> None:
     lines = table(result).splitlines()
     assert lines[0].startswith(f"{NAME}, batch 2, float32, median of 3 repeats")
-    assert lines[1].split("  ")[0] == "keep"
-    [atc] = [line for line in lines if line.startswith("0.25  atc single")]
+    assert lines[1].split("  ")[0] == "budget"
+    [atc] = [line for line in lines if line.startswith("keep 0.25  atc single")]
     expected = next(r for r in result["results"] if (r["keep_rate"], r["name"]) == (0.25, "atc single"))
     assert atc.split()[-2:] == [f"{expected['to_dense']:.2f}", f"{expected['to_free']:.2f}"]
     assert "100 25 6 1" in atc
     assert any(line.startswith("noise:") and f"{result['noise']:.1%}" in line for line in lines)
-    assert lines[-1].startswith("not run: tome at 0.25: tome cannot go from 100 to 25")
+    assert lines[-1].startswith("not run: tome at keep 0.25: tome cannot go from 100 to 25")
 
 
 def test_the_plot_is_written(result: dict[str, Any], tmp_path: Path) -> None:
@@ -132,17 +134,17 @@ def test_free_reduction_is_the_dense_model_on_the_first_tokens() -> None:
 def test_variants_take_turns_there_and_back_with_dense_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     applied: list[str] = []
     timed: list[str] = []
-    dress = benchmark_model._dress
+    apply = benchmark_model._apply
 
-    def noting_dress(model: Any, variant: Any) -> None:
+    def noting_apply(model: Any, variant: Any) -> None:
         applied.append("dense" if variant is None else variant.name)
-        dress(model, variant)
+        apply(model, variant)
 
     def noting_seconds(*_: Any) -> float:
         timed.append(applied[-1])
         return 1.0
 
-    monkeypatch.setattr(benchmark_model, "_dress", noting_dress)
+    monkeypatch.setattr(benchmark_model, "_apply", noting_apply)
     monkeypatch.setattr(benchmark_model, "_seconds", noting_seconds)
     run(settings(methods=["atc"], linkages=None, keep_rates=[0.5]))
     order = ["dense", "free", "atc average", "dense"]
@@ -169,9 +171,28 @@ def test_a_crash_loses_no_finished_repeat(tmp_path: Path, monkeypatch: pytest.Mo
     assert [r["images_per_second"] for r in saved["results"]] == [[2.0, 2.0]] * 4
 
 
+def test_schedules_have_ceilings_of_their_own(tmp_path: Path) -> None:
+    asked = settings(
+        methods=["atc"], linkages=None, keep_rates=[0.5], schedules=["linear:4", "stages:0.5@2"], repeats=1
+    )
+    report = json.loads(json.dumps(run(asked, tmp_path / "speed.json").as_dict()))
+    ran = {(r["schedule"] or r["keep_rate"], r["name"]): r for r in report["results"]}
+    assert list(ran)[2:] == [
+        (budget, name) for budget in (0.5, "linear:4", "stages:0.5@2") for name in ("free", "atc average")
+    ]
+    assert report["settings"]["schedules"] == ["linear:4", "stages:0.5@2"]
+    assert ran["linear:4", "free"]["counts"] == agglo.Linear(4).counts(100, 6)
+    for budget in ("linear:4", "stages:0.5@2"):
+        own, free = (ran[budget, name]["images_per_second"][0] for name in ("atc average", "free"))
+        assert ran[budget, "atc average"]["to_free"] == pytest.approx(own / free)
+        assert any(line.startswith(f"{budget} ") for line in table(report).splitlines())
+    plot(report, tmp_path / "speed.png")
+    assert (tmp_path / "speed.png").stat().st_size > 1000
+
+
 def test_ratios_are_taken_within_a_repeat() -> None:
-    fast = Measurement("fast", None, [], 0.0, images_per_second=[4.0, 40.0, 8.0])
-    slow = Measurement("slow", None, [], 0.0, images_per_second=[2.0, 20.0, 1.0])
+    fast = Measurement("fast", [], 0.0, images_per_second=[4.0, 40.0, 8.0])
+    slow = Measurement("slow", [], 0.0, images_per_second=[2.0, 20.0, 1.0])
     assert fast.against(slow) == 2.0
 
 
@@ -189,6 +210,8 @@ def test_threads_are_given_back() -> None:
         ({"dtype": "int8"}, "dtype='int8' is not known; accepted: 'float32', 'bfloat16', 'float16'"),
         ({"device": "gpu"}, "device='gpu' is not available here"),
         ({"methods": ["bogus"]}, "method='bogus' is not known"),
+        ({"keep_rates": []}, "at least one keep rate or schedule"),
+        ({"schedules": ["linear"]}, "write it as linear:16"),
         ({"methods": ["tome"]}, "linkage=.* goes with none of the methods 'tome'"),
         ({"keep_rates": [0.5, 1.5]}, "keep_rate=1.5 is not a keep rate"),
         ({"keep_rates": [0.01]}, "would leave 0 of 100 patch tokens"),

@@ -14,7 +14,7 @@ from torch import Tensor
 from agglo.classification.evaluation import grid, pictures
 from agglo.classification.training.trainer import finetune
 from agglo.experiments.models import ModelSpec, build
-from agglo.experiments.variants import cross
+from agglo.experiments.variants import variants_of
 from agglo.patching import apply
 from tests.support.fashion import plain, write_fashion
 
@@ -64,7 +64,7 @@ def test_visualize_and_evaluate_show_a_model_the_same_picture(
 
     for module in (grid, pictures):
         monkeypatch.setattr(module, "build", noting)
-    variants = cross(["atc"], keep_rates=[0.5])
+    variants = variants_of(["atc"], keep_rates=[0.5])
     grid.run(grid.Settings(spec, tmp_path, variants, dense=False, workers=0))
     evaluated = len(seen)
     pictures.visualize(spec, [photo], variants)
@@ -75,7 +75,7 @@ def test_visualize_and_evaluate_show_a_model_the_same_picture(
 def test_a_grey_model_can_be_shown_pictures(tmp_path: Path) -> None:
     Image.new("RGB", (40, 30), (200, 10, 10)).save(tmp_path / "red.png")
     spec = ModelSpec("agglo_fashion_vit", pretrained=True)
-    sheet = pictures.visualize(spec, [tmp_path / "red.png"], cross(["atc"], keep_rates=[0.5]), scale=4)
+    sheet = pictures.visualize(spec, [tmp_path / "red.png"], variants_of(["atc"], keep_rates=[0.5]), scale=4)
     assert sheet.width > 4 * 28 * 4
 
 
@@ -83,7 +83,7 @@ def test_a_grey_model_can_be_shown_pictures(tmp_path: Path) -> None:
 def test_an_evaluation_reads_the_weights_once(tmp_path: Path, reads: list[str], method: str | None) -> None:
     data = write_fashion(tmp_path / "data")
     checkpoint = save_model(tmp_path / "w.safetensors", "agglo_test_vit", method)
-    variants = cross([method or "atc"], keep_rates=[0.5])
+    variants = variants_of([method or "atc"], keep_rates=[0.5])
     report = grid.run(grid.Settings(ModelSpec("agglo_test_vit", checkpoint), data, variants, workers=0))
     assert all("top1" in result for result in report["results"]) and reads == ["w.safetensors"]
 

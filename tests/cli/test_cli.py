@@ -148,6 +148,9 @@ ERRORS = {
 }
 
 
+NOTICES = ("agglo: weights are random", "agglo: running on ")
+
+
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors_are_one_line_that_names_the_value(
     name: str, photo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -155,7 +158,7 @@ def test_errors_are_one_line_that_names_the_value(
     arguments, told = ERRORS[name]
     places = {"PHOTO": photo, "OUT": str(tmp_path / "out.png")}
     assert exit_code(*(places.get(argument, argument) for argument in arguments)) == 2
-    errors = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("agglo: weights are random")]
+    errors = [line for line in capsys.readouterr().err.splitlines() if not line.startswith(NOTICES)]
     assert len(errors) == 1
     assert errors[0].startswith("agglo: error: ")
     assert told in errors[0]

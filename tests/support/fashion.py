@@ -10,7 +10,7 @@ import numpy as np
 from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer
 
-from agglo.classification.training.settings import Settings
+from agglo.classification.training.settings import TrainingSettings
 from agglo.embedded import classifier as embedded
 from agglo.experiments import files as checkpoints
 
@@ -37,7 +37,7 @@ def write_fashion(root: Path, n_train: int = 48, n_validation: int = 21) -> Path
     return root
 
 
-def quick(**changes: Any) -> Settings:
+def quick(**changes: Any) -> TrainingSettings:
     """Two epochs of three steps that draw from every source of randomness there is, with a checkpoint at each step."""
     what = {"model": "agglo_test_vit", "from_scratch": True, "dataset": "fashion-mnist", "in_memory": True}
     how = {"epochs": 2, "batch_size": 16, "lr_batch": 16, "lr": 2e-3, "warmup_epochs": 1.0, "clip_grad": 1.0}
@@ -46,10 +46,10 @@ def quick(**changes: Any) -> Settings:
     random["patch_drop_rates"] = [0.75, 0.75]
     kept = {"checkpoint_minutes": 0.0, "evaluation_batch_size": 8, "evaluate_first": False, "ema_decay": 0.9}
     values: dict[str, Any] = {**what, **how, **random, **kept, "workers": 0, **changes}
-    return Settings(**values)
+    return TrainingSettings(**values)
 
 
-def plain(**changes: Any) -> Settings:
+def plain(**changes: Any) -> TrainingSettings:
     """As quick, but nothing is drawn except the order of the images, and nothing is averaged."""
     still = {"mixup": 0.0, "cutmix": 0.0, "drop_path": 0.0, "erasing": 0.0, "patch_drop_rates": [], "shift": 0}
     return quick(**{**still, "flip": 0.0, "ema_decay": 0.0, "clip_grad": 0.0, "checkpoint_minutes": 60.0, **changes})

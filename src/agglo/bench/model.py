@@ -1,4 +1,4 @@
-"""Images a second of one model: dense, reduced by each method, and reduced for free.
+"""Images per second of one model: dense, reduced by each method, and reduced for free.
 
 "free" leaves the same token counts by slicing, which costs nothing and decides nothing: the ceiling of every method.
 All variants take turns within every repeat, so that a machine that slows down slows all of them; ratios are taken
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
@@ -24,10 +25,11 @@ from agglo.experiments.files import require_output, write_json
 from agglo.experiments.machine import machine
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.progress import progress
-from agglo.experiments.variants import Variant, cross
+from agglo.experiments.variants import Variant, variants_of
 from agglo.grouping import Grouping
 from agglo.methods import Method, Outcome, View
 from agglo.patching import reduction, remove
+from agglo.schedule import Schedule, as_schedule
 
 _LEAST_SECONDS = 0.25  # a timing shorter than this runs the model several times
 
@@ -47,12 +49,17 @@ class Slice(Method):
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What to measure. linkages None is the methods' default; threads None leaves torch as it is."""
+class BenchSettings:
+    """What to measure: every method at every keep rate and schedule. There is no threshold: how many tokens it leaves
+    depends on the pictures, and here they are noise.
+
+    schedules: as text or as values. linkages: None is the methods' default. threads: None leaves torch as it is.
+    """
 
     model: ModelSpec
     batch_size: int = 64
     keep_rates: Sequence[float] = (0.5, 0.25)
+    schedules: Sequence[str | Schedule] = ()
     methods: Sequence[str] = ("tome", "atc")
     linkages: Sequence[str] | None = None
     repeats: int = 7
@@ -64,15 +71,21 @@ class Settings:
         """For the record."""
         spec = self.model
         described = {**asdict(self), "model": spec.name, "checkpoint": spec.checkpoint and spec.checkpoint.name}
-        return {**described, "pretrained": spec.pretrained, "image_size": spec.image_size}
+        schedules = [str(as_schedule(schedule)) for schedule in self.schedules]
+        return {**described, "schedules": schedules, "pretrained": spec.pretrained, "image_size": spec.image_size}
+
+
+def _budget(variant: Variant | None) -> dict[str, Any]:
+    """keep_rate and schedule of a variant, for the record; both None for the dense model."""
+    budget = {} if variant is None else variant.budget
+    return {name: budget.get(name) for name in ("keep_rate", "schedule")}
 
 
 @dataclass
 class Measurement:
-    """One variant. counts: patch tokens left after each block; images_per_second: one value a repeat."""
+    """One variant. counts: patch tokens left after each block; images_per_second: one value per repeat."""
 
     name: str
-    keep_rate: float | None
     counts: list[int]
     gflops: float
     variant: Variant | None = None
@@ -80,7 +93,11 @@ class Measurement:
 
     @property
     def title(self) -> str:
-        return self.name if self.variant is None else f"{self.name}, {self.variant.setting}"
+        return self.name if self.variant is None else f"{self.name}, {self.variant.budget_text}"
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        return _budget(self.variant)
 
     def against(self, other: Measurement) -> float:
         """How many times as fast as another: the median of the ratios within each repeat."""
@@ -108,20 +125,20 @@ class Report:
         pairs = zip(again.images_per_second, self.dense.images_per_second, strict=True)
         return max(abs(a / b - 1) for a, b in pairs)
 
-    def free(self, keep_rate: float | None) -> Measurement | None:
-        """The ceiling at a keep rate; None for the dense model."""
-        found = [m for m in self.measurements if m.name == Slice.name and m.keep_rate == keep_rate]
+    def free(self, budget: dict[str, Any]) -> Measurement | None:
+        """The ceiling at a budget; None for the dense model."""
+        found = [m for m in self.measurements if m.name == Slice.name and m.budget == budget]
         return found[0] if found else None
 
     def as_dict(self) -> dict[str, Any]:
         """What the JSON file holds; the statistics can be computed again from images_per_second."""
         results = []
         for m in self.measurements:
-            free = self.free(m.keep_rate)
+            free = self.free(m.budget)
             results.append(
                 {
                     "name": m.name,
-                    "keep_rate": m.keep_rate,
+                    **m.budget,
                     "method": None if m.variant is None else repr(m.variant.method),
                     "counts": m.counts,
                     "gflops": m.gflops,
@@ -137,7 +154,7 @@ class Report:
         return {**parts, "results": results, "skipped": self.skipped}
 
 
-def run(settings: Settings, json_path: Path | None = None) -> Report:
+def run(settings: BenchSettings, json_path: Path | None = None) -> Report:
     """Measure, writing the JSON file after every repeat."""
     if json_path is not None:
         require_output(json_path)
@@ -159,7 +176,7 @@ def run(settings: Settings, json_path: Path | None = None) -> Report:
             for repeat in range(settings.repeats):
                 # There and back, so that nobody always runs in the wake of the same other.
                 for measurement, passes in turns if repeat % 2 == 0 else reversed(turns):
-                    _dress(model, measurement.variant)
+                    _apply(model, measurement.variant)
                     measurement.images_per_second.append(len(inputs) / _seconds(model, inputs, passes))
                     advance(f"repeat {repeat + 1}: {measurement.title}")
                 if json_path is not None:
@@ -167,16 +184,24 @@ def run(settings: Settings, json_path: Path | None = None) -> Report:
     return report
 
 
-def _reductions(settings: Settings) -> list[Variant]:
-    """Free reduction and then every method, keep rate by keep rate; ValueError for settings that make no sense."""
+def _reductions(settings: BenchSettings) -> list[Variant]:
+    """Free reduction and then every method, budget by budget; ValueError for settings that make no sense."""
     for name, least in (("batch_size", 1), ("repeats", 1), ("threads", 1)):
         value = getattr(settings, name)
         if value is not None and value < least:
             raise ValueError(f"{name}={value} must be at least {least}")
+    of_methods = variants_of(
+        settings.methods,
+        keep_rates=settings.keep_rates,
+        schedules=settings.schedules,
+        linkages=settings.linkages,
+    )
+    if not of_methods:
+        raise ValueError("nothing to measure: give at least one keep rate or schedule")
     reductions = []
-    for rate in dict.fromkeys(settings.keep_rates):
-        of_methods = cross(settings.methods, keep_rates=[rate], linkages=settings.linkages)
-        reductions += [Variant(Slice.name, Slice(), keep_rate=rate, proportional=False), *of_methods]
+    for _, group in groupby(of_methods, key=lambda variant: variant.budget):
+        alike = list(group)
+        reductions += [replace(alike[0], name=Slice.name, method=Slice(), proportional=False), *alike]
     return reductions
 
 
@@ -191,15 +216,15 @@ def _contenders(model: nn.Module, reductions: Sequence[Variant]) -> tuple[list[M
         except ValueError as error:
             if isinstance(variant.method, Slice):
                 raise  # no method could
-            skipped.append({"name": variant.name, "keep_rate": variant.keep_rate, "reason": str(error)})
+            skipped.append({"name": variant.name, **_budget(variant), "reason": str(error)})
             continue
         found = reduction(model)
         assert found is not None
         assert found.counts is not None
         assert found.gflops_after is not None
-        reduced.append(Measurement(variant.name, variant.keep_rate, found.counts, found.gflops_after, variant))
+        reduced.append(Measurement(variant.name, found.counts, found.gflops_after, variant))
         full = [found.n_tokens] * len(found.counts)
-        dense = [Measurement(name, None, full, found.gflops_before) for name in ("dense", "dense again")]
+        dense = [Measurement(name, full, found.gflops_before) for name in ("dense", "dense again")]
     return dense + reduced, skipped
 
 
@@ -209,7 +234,7 @@ def _in_turn(measurements: Sequence[Measurement]) -> list[Measurement]:
     return [dense, *reduced, again]
 
 
-def _dress(model: nn.Module, variant: Variant | None) -> None:
+def _apply(model: nn.Module, variant: Variant | None) -> None:
     if variant is None:
         remove(model)
     else:
@@ -218,7 +243,7 @@ def _dress(model: nn.Module, variant: Variant | None) -> None:
 
 def _warm_up(model: nn.Module, inputs: Tensor, variant: Variant | None) -> int:
     """Run until caches and compiled kernels are in place; how many passes make a timing of decent length."""
-    _dress(model, variant)
+    _apply(model, variant)
     _seconds(model, inputs, 1)
     return max(1, math.ceil(_LEAST_SECONDS / _seconds(model, inputs, 1)))
 

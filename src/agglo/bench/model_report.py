@@ -9,9 +9,10 @@ from typing import Any
 
 from agglo.experiments.files import require_output
 from agglo.experiments.machine import load_warning
+from agglo.experiments.variants import describe_budget
 
-_COLUMNS = ("keep", "variant", "tokens left", "GFLOPs", "img/s", "min", "max", "x dense", "of free")
-_LEFT = ("keep", "variant", "tokens left")
+_COLUMNS = ("budget", "variant", "tokens left", "GFLOPs", "img/s", "min", "max", "x dense", "of free")
+_LEFT = ("budget", "variant", "tokens left")
 _COLOURS = {"dense": "#9a9a9a", "free": "#d9d9d9", "tome": "#e0912f"}
 _FURTHER_COLOURS = ("#2f6fb0", "#5f9ed1", "#1f4e79", "#3aa6a0", "#7a5ba6")
 
@@ -30,7 +31,7 @@ def table(report: dict[str, Any]) -> str:
     lines.append(f"noise: timed twice in this run, the dense model was up to {report['noise']:.1%} off itself")
     if busy := load_warning(report["machine"]):
         lines.append(busy)
-    lines += [f"not run: {skip['name']} at {skip['keep_rate']:g}: {skip['reason']}" for skip in report["skipped"]]
+    lines += [f"not run: {skip['name']} at {describe_budget(skip)}: {skip['reason']}" for skip in report["skipped"]]
     return "\n".join(lines)
 
 
@@ -44,7 +45,7 @@ def headlines(report: dict[str, Any]) -> tuple[str, str]:
 
 def _cells(result: dict[str, Any]) -> tuple[str, ...]:
     return (
-        "" if result["keep_rate"] is None else f"{result['keep_rate']:g}",
+        describe_budget(result),
         result["name"],
         " ".join(str(count) for count, _ in groupby(result["counts"])),
         f"{result['gflops']:.2f}",
@@ -67,14 +68,14 @@ def require_plot_name(path: Path) -> Path:
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
-    """Bars of images a second, one group a keep rate, least to most as whiskers, times dense beside them."""
+    """Bars of images per second, one group per budget, least to most as whiskers, times dense beside them."""
     from matplotlib.figure import Figure
 
     results = [result for result in report["results"] if result["name"] != "dense again"]
-    rates = list(dict.fromkeys(result["keep_rate"] for result in results))
+    budgets = list(dict.fromkeys(map(describe_budget, results)))
     names = list(dict.fromkeys(result["name"] for result in results))
     colours = _colours(names)
-    positions = [number + 0.7 * rates.index(result["keep_rate"]) for number, result in enumerate(results)]
+    positions = [number + 0.7 * budgets.index(describe_budget(result)) for number, result in enumerate(results)]
 
     figure = Figure(figsize=(8, 1.5 + 0.38 * positions[-1]), layout="constrained")
     axes = figure.add_subplot()
@@ -94,14 +95,14 @@ def plot(report: dict[str, Any], path: Path) -> None:
     axes.set_yticks(positions, [_bar_name(result) for result in results])
     axes.invert_yaxis()
     axes.set_xlim(0, max(result["max"] for result in results) * 1.18)
-    axes.set_xlabel("images a second (times dense)")
+    axes.set_xlabel("images per second (times dense)")
     axes.set_title("\n".join(headlines(report)), fontsize=9, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
 
 
 def _bar_name(result: dict[str, Any]) -> str:
-    return result["name"] if result["keep_rate"] is None else f"{result['name']}, keep {result['keep_rate']:g}"
+    return ", ".join(filter(None, (result["name"], describe_budget(result))))
 
 
 def _colours(names: Sequence[str]) -> dict[str, str]:

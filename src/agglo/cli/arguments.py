@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from agglo.schedule.text import EXAMPLES
 
 if TYPE_CHECKING:
     from agglo.experiments.models import ModelSpec
 
 
 USAGE_ERROR = 2
+SCHEDULE_HELP = f"a schedule, such as {EXAMPLES} (docs/evaluate.md lists all)"
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,51 +41,58 @@ def add_command(commands: Any, name: str, *, about: str, details: str, examples:
 
 
 def add_methods(group: Any, default: list[str]) -> None:
-    """--method, --linkage."""
-    told = " ".join(default)
-    group.add_argument("--method", nargs="+", default=default, metavar="M", help=f"by name (default: {told})")
+    """--method, --linkage, --import."""
+    names = " ".join(default)
+    group.add_argument("--method", nargs="+", default=default, metavar="M", help=f"by name (default: {names})")
     group.add_argument("--linkage", nargs="+", metavar="L", help="single, average, complete; of atc (default: average)")
+    add_import(group)
 
 
-def add_keep_rates(group: Any, told: str, default: list[float] | None = None) -> None:
-    """--keep-rate. told: the default in words."""
+def add_import(group: Any) -> None:
+    """--import, which `main` sees to before the command runs."""
     group.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import a Python module first, of this folder or installed, for the methods that it registers",
+    )
+
+
+def add_budget(group: Any, default_text: str, *, threshold: bool = True) -> None:
+    """--keep-rate, --threshold, --schedule, of which one may be typed.
+
+    default_text: what is done without any of them.
+    """
+    budgets = group.add_mutually_exclusive_group()
+    budgets.add_argument(
         "--keep-rate",
         nargs="+",
         type=number,
-        default=default,
         metavar="R",
-        help=f"fraction of patch tokens that stays at each stage (default: {told})",
+        help=f"fraction of patch tokens that stays at each stage (default: {default_text})",
     )
+    if threshold:
+        budgets.add_argument(
+            "--threshold",
+            nargs="+",
+            type=number,
+            metavar="D",
+            help="instead: merge while the closest groups are within D, so that images keep as many tokens as they "
+            "need",
+        )
+    budgets.add_argument("--schedule", nargs="+", metavar="S", help=f"instead: {SCHEDULE_HELP}")
 
 
-def add_how_far(group: Any, told: str) -> None:
-    """--keep-rate, --threshold, --removed, --schedule. told: what is done without any of them, in words."""
-    ways = group.add_mutually_exclusive_group()
-    add_keep_rates(ways, told)
-    ways.add_argument(
-        "--threshold",
-        nargs="+",
-        type=number,
-        metavar="D",
-        help="instead: merge while the closest groups are within D, so that images keep as many tokens as they need",
-    )
-    ways.add_argument(
-        "--removed",
-        nargs="+",
-        type=positive,
-        metavar="T",
-        help="instead: patch tokens removed a block, as for MAE, AugReg and SWAG models",
-    )
-    group.add_argument("--schedule", nargs="+", metavar="S", help="of --removed: constant, linear (default: constant)")
-
-
-def how_far(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What add_how_far's arguments say, for `variants.cross`; empty if they say nothing."""
-    if arguments.schedule and not arguments.removed:
-        raise ValueError(f"--schedule {' '.join(arguments.schedule)} needs --removed")
-    typed = {"keep_rates": arguments.keep_rate, "thresholds": arguments.threshold, "removed": arguments.removed}
-    return {name: value for name, value in {**typed, "schedules": arguments.schedule}.items() if value}
+def budgets(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What add_budget's arguments say, for `variants.variants_of`; empty if they say nothing."""
+    typed = {
+        "keep_rates": arguments.keep_rate,
+        "thresholds": getattr(arguments, "threshold", None),
+        "schedules": arguments.schedule,
+    }
+    return {name: value for name, value in typed.items() if value}
 
 
 def add_where(group: Any) -> None:
@@ -103,8 +115,20 @@ def add_execution(group: Any) -> None:
     """--batch-size, --threads, --device, --dtype."""
     group.add_argument("--batch-size", type=positive, default=64, metavar="N", help="(default: %(default)s)")
     group.add_argument("--threads", type=positive, metavar="N", help="CPU threads of the model (default: torch's)")
-    group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: %(default)s)")
+    group.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1, mps, xpu (default: the best one there is)")
     group.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 (default: %(default)s)")
+
+
+def device(arguments: argparse.Namespace) -> str:
+    """The device that was typed; otherwise the best one there is, and a line that says which."""
+    if arguments.device is not None:
+        return str(arguments.device)
+    from agglo.experiments.devices import best_device
+
+    found = best_device()
+    if os.environ.get("RANK", "0") == "0":
+        print(f"agglo: running on {found}; --device chooses another", file=sys.stderr)
+    return str(found)
 
 
 def add_model(

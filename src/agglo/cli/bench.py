@@ -6,13 +6,23 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from agglo.cli.arguments import add_command, add_execution, add_keep_rates, add_methods, add_model, model_spec, positive
+from agglo.cli.arguments import (
+    add_budget,
+    add_command,
+    add_execution,
+    add_methods,
+    add_model,
+    budgets,
+    device,
+    model_spec,
+    positive,
+)
 
-_ABOUT_MODEL = "images a second: dense, ToMe, ATC, and the ceiling where reduction is free"
+_ABOUT_MODEL = "images per second: dense, ToMe, ATC, and the ceiling where reduction is free"
 _ABOUT_CLUSTERING = "the clustering alone against scikit-learn, SciPy and fastcluster"
 
 _DETAILS = """\
-Images a second of one model: dense, reduced by each method, and reduced for free, that is to the same token counts
+Images per second of one model: dense, reduced by each method, and reduced for free, that is to the same token counts
 by slicing, which no method can beat. All variants take turns in one run; ratios are taken within each turn, and the
 dense model is timed twice to show how much is noise. The JSON file is complete after every repeat.
 """
@@ -22,6 +32,7 @@ examples:
   agglo bench model
   agglo bench model --model vit_small_patch16_224 --batch-size 32 --keep-rate 0.7 0.5
   agglo bench model --linkage single average complete --repeats 15 --json speed.json --plot speed.png
+  agglo bench model --schedule constant:14 linear:14 stages:0.9,0.7,0.5@3,6,9
   agglo bench model --device cuda --dtype float16 --batch-size 256 --image-size 384
 """
 
@@ -38,7 +49,7 @@ def _add_model_benchmark(subjects: Any) -> None:
     add_model(parser)
     what = parser.add_argument_group("what runs")
     add_methods(what, ["tome", "atc"])
-    add_keep_rates(what, "0.5 0.25", [0.5, 0.25])
+    add_budget(what, "0.5 0.25", threshold=False)
     how = parser.add_argument_group("how it is measured")
     add_execution(how)
     how.add_argument("--repeats", type=positive, default=7, metavar="N", help="turns (default: %(default)s)")
@@ -57,15 +68,17 @@ def run_model(arguments: argparse.Namespace) -> None:
         require_plot_name(arguments.plot)
     if arguments.json is not None:
         require_output(arguments.json)
-    settings = benchmark_model.Settings(
+    asked = budgets(arguments) or {"keep_rates": [0.5, 0.25]}
+    settings = benchmark_model.BenchSettings(
         model=model_spec(arguments),
         batch_size=arguments.batch_size,
-        keep_rates=arguments.keep_rate,
+        keep_rates=asked.get("keep_rates", ()),
+        schedules=asked.get("schedules", ()),
         methods=arguments.method,
         linkages=arguments.linkage,
         repeats=arguments.repeats,
         threads=arguments.threads,
-        device=arguments.device,
+        device=device(arguments),
         dtype=arguments.dtype,
     )
     report = benchmark_model.run(settings, arguments.json).as_dict()

@@ -11,13 +11,14 @@ from typing import Any
 
 from agglo.classification.data import dataset_named, dataset_names
 from agglo.cli.arguments import (
+    add_budget,
     add_command,
     add_execution,
-    add_how_far,
     add_methods,
     add_model,
     add_where,
-    how_far,
+    budgets,
+    device,
     model_spec,
     number,
     positive,
@@ -28,8 +29,8 @@ _ABOUT = "accuracy and speed of a classifier, dense and reduced, on a data set"
 
 _DETAILS = """\
 Top-1 and top-5, or mAP where images have several labels, of a model as it is and with its tokens reduced. Several
-methods, linkages and keep rates make a grid; what a method cannot reach is shown as "cannot", with the reason. With
---json a run that was stopped goes on where it was: type the same command again.
+methods, linkages, keep rates or schedules make a grid; what a method cannot reach is shown as "cannot", with the
+reason. With --json a run that was stopped goes on where it was: type the same command again.
 
 Data sets, by the layout of DIR (docs/evaluate.md has the details):
 {data_sets}
@@ -44,7 +45,7 @@ examples:
   agglo evaluate deit_small_patch16_224 --pretrained --data imagenet --method atc tome \\
       --linkage single average complete --keep-rate 0.9 0.7 0.5 0.25 --json shelf.json --plot shelf.png
   agglo evaluate vit_base_patch16_224.mae --checkpoint mae_finetuned_vit_base.pth --data imagenet \\
-      --proportional off --schedule constant linear --removed 4 8 16
+      --proportional off --schedule constant:8 constant:16 linear:8 linear:16
   agglo evaluate deit_small_patch16_224 --checkpoint birds.pth --data nabirds --method evit --keep-rate 0.7 --no-dense
   accelerate launch --num_processes 4 -m agglo evaluate deit_base_patch16_224 --pretrained --data imagenet --device cuda
 """
@@ -63,7 +64,7 @@ def add_to(commands: Any) -> None:
         type=number,
         default=4.0,
         metavar="GB",
-        help="keep images in memory for the next cell if all of them fit (default: %(default)g GB a process)",
+        help="keep images in memory for the next cell if all of them fit (default: %(default)g GB per process)",
     )
     out = parser.add_argument_group("output, besides the table")
     out.add_argument("--json", type=Path, metavar="F", help="all results, complete after every cell; goes on if there")
@@ -103,7 +104,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 def _add_reduction(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reduction")
     add_methods(group, _METHODS)
-    add_how_far(group, "none, the dense model alone")
+    add_budget(group, "none, the dense model alone")
     add_where(group)
     group.add_argument(
         "--proportional",
@@ -124,29 +125,29 @@ def _add_reduction(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from agglo.bench.model_report import require_plot_name
-    from agglo.classification.evaluation.grid import Settings
+    from agglo.classification.evaluation.grid import EvaluationSettings
     from agglo.classification.evaluation.grid import run as evaluate
     from agglo.classification.evaluation.report import plot, text
     from agglo.experiments.files import require_output
-    from agglo.experiments.variants import cross
+    from agglo.experiments.variants import variants_of
 
     if arguments.plot is not None:
         require_plot_name(arguments.plot)
     if arguments.json is not None:
         require_output(arguments.json)
-    far = how_far(arguments)
-    if not far:
+    asked = budgets(arguments)
+    if not asked:
         _require_nothing_typed(arguments)
-    variants = cross(
+    variants = variants_of(
         arguments.method or _METHODS,
-        **far,
+        **asked,
         linkages=arguments.linkage,
         features=arguments.features,
         blocks=arguments.blocks,
         proportional=None if arguments.proportional is None else arguments.proportional == "on",
         options=dict(map(_option, arguments.option)),
     )
-    settings = Settings(
+    settings = EvaluationSettings(
         model=model_spec(arguments),
         data=arguments.data,
         variants=variants,
@@ -158,7 +159,7 @@ def run(arguments: argparse.Namespace) -> None:
         batch_size=arguments.batch_size,
         workers=arguments.workers,
         threads=arguments.threads,
-        device=arguments.device,
+        device=device(arguments),
         dtype=arguments.dtype,
         cache_gigabytes=arguments.cache,
     )
@@ -173,12 +174,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _require_nothing_typed(arguments: argparse.Namespace) -> None:
-    """Raise for what says how tokens are reduced where nothing says how far: the dense model alone would answer."""
+    """Raise for what says how tokens are reduced where no budget is given: the dense model alone would answer."""
     if arguments.no_dense:
-        raise ValueError("--no-dense leaves nothing to evaluate without one of --keep-rate, --threshold and --removed")
+        raise ValueError("--no-dense leaves nothing to evaluate without one of --keep-rate, --threshold and --schedule")
     for option in ("method", "linkage", "features", "blocks", "proportional", "option"):
         if getattr(arguments, option):
-            raise ValueError(f"--{option} says nothing without one of --keep-rate, --threshold and --removed")
+            raise ValueError(f"--{option} says nothing without one of --keep-rate, --threshold and --schedule")
 
 
 def _option(given: str) -> tuple[str, Any]:

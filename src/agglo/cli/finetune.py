@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agglo.classification.data import dataset_names
-from agglo.cli.arguments import add_command, number
+from agglo.cli.arguments import SCHEDULE_HELP, add_command, add_import, number
 
 _ABOUT = "train a classifier by a recipe, crash-safe, on any number of devices"
 _ABOUT_SWEEP = "train with every combination of some settings, and rank them"
@@ -48,7 +48,7 @@ examples:
   agglo sweep fashion_mnist --data fashion-mnist --output sweeps/lr --over lr=5e-4,1e-3,2e-3 weight_decay=0,0.05
 """
 
-_CHOICES = ("model", "dataset", "skip_bad", "method", "linkage", "keep_rate", "checkpoint")
+_CHOICES = ("model", "dataset", "skip_bad", "method", "linkage", "keep_rate", "threshold", "schedule", "checkpoint")
 
 
 def add_to(commands: Any) -> None:
@@ -89,6 +89,9 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
     choices.add_argument("--method", metavar="M", help="atc, tome, evit, ...; none trains the dense model")
     choices.add_argument("--linkage", metavar="L", help="of atc: single, average, complete")
     choices.add_argument("--keep-rate", type=number, metavar="R", help="fraction of patch tokens kept at each stage")
+    choices.add_argument("--threshold", type=number, metavar="D", help="instead: merge groups up to this distance")
+    choices.add_argument("--schedule", metavar="S", help=f"instead: {SCHEDULE_HELP}")
+    add_import(choices)
     choices.add_argument("--checkpoint", metavar="F", help="starting weights; a head of other classes is replaced")
     choices.add_argument(
         "--set",

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from agglo.cli.arguments import (
+    add_budget,
     add_command,
-    add_how_far,
     add_methods,
     add_model,
     add_where,
-    how_far,
+    budgets,
     model_spec,
     positive,
 )
@@ -22,7 +22,7 @@ _ABOUT = "draw which patches of an image are merged into which groups, stage by 
 
 _DETAILS = """\
 Draws the crop the model saw, then its groups after each stage: every group in its mean colour, outlined in a colour
-it keeps from stage to stage. Several methods, linkages, keep rates or images become the rows of one sheet.
+it keeps from stage to stage. Several methods, linkages, keep rates, schedules or images become the rows of one sheet.
 """
 
 _EXAMPLES = """\
@@ -30,6 +30,7 @@ examples:
   agglo visualize cat.jpg --checkpoint deit_tiny.safetensors -o cat.png
   agglo visualize cat.jpg --pretrained --linkage single average complete --keep-rate 0.25 -o linkages.png
   agglo visualize cat.jpg --pretrained --method atc tome --keep-rate 0.5 -o methods.png
+  agglo visualize cat.jpg --pretrained --schedule stages:0.5@4,8 linear:16 -o schedules.png
   agglo visualize cat.jpg --pretrained --threshold 0.1 --blocks 4 8 -o dynamic.png
 """
 
@@ -44,19 +45,19 @@ def add_to(commands: Any) -> None:
     add_model(parser)
     group = parser.add_argument_group("reduction")
     add_methods(group, ["atc"])
-    add_how_far(group, "0.5")
+    add_budget(group, "0.5")
     add_where(group)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
     from agglo.classification.evaluation.pictures import require_image_name, visualize
-    from agglo.experiments.variants import cross
+    from agglo.experiments.variants import variants_of
 
     output = require_image_name(arguments.output)
-    variants = cross(
+    variants = variants_of(
         arguments.method,
-        **(how_far(arguments) or {"keep_rates": [0.5]}),
+        **(budgets(arguments) or {"keep_rates": [0.5]}),
         linkages=arguments.linkage,
         features=arguments.features,
         blocks=arguments.blocks,

@@ -9,12 +9,12 @@ import torch
 
 from agglo.classification.data import detect, open_split
 from agglo.classification.data.transforms import Normalise, evaluation_transform, inputs_for
-from agglo.classification.evaluation.grid import Settings, run
+from agglo.classification.evaluation.grid import EvaluationSettings, run
 from agglo.classification.evaluation.pictures import draw_variants
 from agglo.classification.evaluation.report import plot
 from agglo.embedded import classifier as embedded
 from agglo.experiments.models import ModelSpec, build
-from agglo.experiments.variants import Variant, cross
+from agglo.experiments.variants import Variant, variants_of
 
 KEEP_RATES = (0.9, 0.7, 0.5, 0.25)
 LINKAGES = ("single", "average", "complete")
@@ -33,8 +33,8 @@ def show(spec: ModelSpec, data: Path, output: Path, *, images: int | None = None
     output folder, in place of an earlier demo's."""
     output.mkdir(parents=True, exist_ok=True)
     (output / "results.json").unlink(missing_ok=True)  # a demo measures: it does not repeat what was measured before
-    variants = cross(("tome", "atc"), keep_rates=KEEP_RATES, linkages=LINKAGES)
-    report = run(Settings(spec, data, variants, images=images), output / "results.json")
+    variants = variants_of(("tome", "atc"), keep_rates=KEEP_RATES, linkages=LINKAGES)
+    report = run(EvaluationSettings(spec, data, variants, images=images), output / "results.json")
     plot(report, output / "accuracy.png")
     _draw(spec, data, [variant for variant in variants if variant.keep_rate == 0.5]).save(output / "groups.png")
     return report

@@ -28,6 +28,12 @@ def require_device(name: str) -> torch.device:
     return device
 
 
+def best_device() -> torch.device:
+    """The accelerator that torch finds (cuda, mps, xpu, ...), otherwise the CPU."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cpu") if found is None else found
+
+
 @contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
     """Torch on so many CPU threads inside; None leaves it as it is."""

@@ -1,16 +1,20 @@
-"""The reductions a person asks for side by side: every method with every linkage, however far."""
+"""The reductions a person asks for side by side: every method with every linkage at every budget.
+
+A budget says how many tokens stay: a keep rate, a threshold or a schedule.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
 
 from agglo import patching
-from agglo.methods import Method, create
-from agglo.schedule import REMOVING, Constant, Linear, Stages
+from agglo.methods import Method, create, infos
+from agglo.schedule import Schedule, Stages, as_schedule
 
 
 @dataclass(frozen=True)
@@ -24,21 +28,20 @@ class Variant:
     method: Method
     keep_rate: float | None = None
     threshold: float | None = None
-    schedule: Constant | Linear | None = None
+    schedule: Schedule | None = None
     blocks: tuple[int, ...] | None = None
     proportional: bool | None = None
 
     @property
-    def how_far(self) -> dict[str, Any]:
-        """How far it reduces: keep_rate, threshold, and schedule by its name with the tokens removed a block."""
-        name = None if self.schedule is None else type(self.schedule).__name__.lower()
-        removed = None if self.schedule is None else self.schedule.t
-        return {"keep_rate": self.keep_rate, "threshold": self.threshold, "schedule": name, "removed": removed}
+    def budget(self) -> dict[str, Any]:
+        """keep_rate, threshold, and schedule as its text: one of them, the others None."""
+        schedule = None if self.schedule is None else str(self.schedule)
+        return {"keep_rate": self.keep_rate, "threshold": self.threshold, "schedule": schedule}
 
     @property
-    def setting(self) -> str:
-        """How far it reduces, in words."""
-        return in_words(self.how_far)
+    def budget_text(self) -> str:
+        """The budget, for people."""
+        return describe_budget(self.budget)
 
     def apply(self, model: nn.Module) -> None:
         """Reduce a model this way, in place of any other."""
@@ -53,59 +56,64 @@ class Variant:
         )
 
 
-def in_words(how_far: Mapping[str, Any]) -> str:
-    """What `Variant.how_far` says, short.
+def describe_budget(budget: Mapping[str, Any]) -> str:
+    """A `Variant.budget`, or a record that holds one, in a few words; none for the dense model.
 
-    >>> in_words({"keep_rate": 0.5}), in_words({"schedule": "linear", "removed": 16}), in_words({"threshold": 0.1})
-    ('keep 0.5', 'linear 16', 'threshold 0.1')
+    >>> describe_budget({"keep_rate": 0.5}), describe_budget({"schedule": "linear:16"}), describe_budget({})
+    ('keep 0.5', 'linear:16', '')
     """
-    if how_far.get("keep_rate") is not None:
-        return f"keep {how_far['keep_rate']:g}"
-    if how_far.get("schedule") is not None:
-        return f"{how_far['schedule']} {how_far['removed']}"
-    return f"threshold {how_far['threshold']:g}"
+    if budget.get("keep_rate") is not None:
+        return f"keep {budget['keep_rate']:g}"
+    if budget.get("threshold") is not None:
+        return f"threshold {budget['threshold']:g}"
+    return budget.get("schedule") or ""
 
 
-def cross(
-    names: Sequence[str],
+def variants_of(
+    methods: Sequence[str],
     *,
     keep_rates: Sequence[float] = (),
     thresholds: Sequence[float] = (),
-    removed: Sequence[int] = (),
-    schedules: Sequence[str] = ("constant",),
+    schedules: Sequence[str | Schedule] = (),
     linkages: Sequence[str] | None = None,
     features: str | None = None,
     blocks: Sequence[int] | None = None,
     proportional: bool | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> list[Variant]:
-    """Every combination, repeated values once; ValueError for unknown values and for options no method takes.
+    """Every method at every budget, repeated values once; ValueError for what is not known or goes with no method.
 
-    removed: tokens removed a block, by each of the schedules (of `schedule.REMOVING`).
     linkages: for the methods that have one; None is their default.
+    blocks: of keep rates and thresholds; a schedule has its own.
     options: further ones, by name, for the methods that have them.
     """
     for rate in keep_rates:
         Stages(rate, blocks)  # raises for what is no rate, before a model is built
-    for name in schedules:
-        if name not in REMOVING:
-            raise ValueError(f"schedule={name!r} is not known; accepted: {', '.join(map(repr, REMOVING))}")
-    if removed and blocks is not None:
-        raise ValueError(f"blocks={tuple(blocks)}: a {' or '.join(schedules)} schedule reduces at every block")
+    parsed = [as_schedule(schedule) for schedule in schedules]
+    if parsed and blocks is not None:
+        raise ValueError(f"blocks={tuple(blocks)} go with keep rates and thresholds, and not with schedule={parsed[0]}")
     given = {**(options or {}), **({} if features is None else {"features": features})}
-    chosen = [method for name in dict.fromkeys(names) for method in _instances(name, linkages, given)]
+    chosen = [method for name in dict.fromkeys(methods) for method in _instances(name, linkages, given)]
     for option, value in {"linkage": linkages, **given}.items():
         if value is not None and not any(option in method.options() for _, method in chosen):
-            raise ValueError(f"{option}={value!r} goes with none of the methods {', '.join(map(repr, names))}")
-    how_far: list[dict[str, Any]] = [{"keep_rate": rate} for rate in dict.fromkeys(keep_rates)]
-    how_far += [{"threshold": threshold} for threshold in dict.fromkeys(thresholds)]
-    how_far += [{"schedule": REMOVING[s](t)} for s in dict.fromkeys(schedules) for t in dict.fromkeys(removed)]
+            raise ValueError(f"{option}={value!r} goes with none of the methods {', '.join(map(repr, methods))}")
+    budgets: list[dict[str, Any]] = [{"keep_rate": rate} for rate in dict.fromkeys(keep_rates)]
+    budgets += [{"threshold": threshold} for threshold in dict.fromkeys(thresholds)]
+    budgets += [{"schedule": schedule} for schedule in dict.fromkeys(parsed)]
     where = None if blocks is None else tuple(blocks)
-    return [Variant(n, m, **far, blocks=where, proportional=proportional) for far in how_far for n, m in chosen]
+    return [Variant(n, m, **budget, blocks=where, proportional=proportional) for budget in budgets for n, m in chosen]
+
+
+def create_method(name: str, **options: Any) -> Method:
+    """A method from its name and options; a name that is misspelt is answered with the one that was meant."""
+    known = [info.name for info in infos()]
+    if name not in known and (close := get_close_matches(name, known, n=1)):
+        raise ValueError(f"method={name!r} is not known; did you mean {close[0]!r}?")
+    return create(name, **options)
 
 
 def _instances(name: str, linkages: Sequence[str] | None, given: Mapping[str, Any]) -> list[tuple[str, Method]]:
-    accepted = create(name).options()
+    accepted = create_method(name).options()
     options = {option: value for option, value in given.items() if option in accepted}
     if "linkage" not in accepted:
         return [(name, create(name, **options))]

@@ -273,12 +273,22 @@ def test_bad_images_stop_the_run_or_are_counted(
 
 
 @pytest.mark.parametrize(
-    ("far", "reductions", "titles"),
+    ("budgets", "reductions", "titles"),
     [
         (
-            ["--schedule", "linear", "constant", "--removed", "9", "4"],
-            {f"{t.__name__.lower()} {n}": {"schedule": t(n)} for t in (agglo.Linear, agglo.Constant) for n in (9, 4)},
-            "top-1         constant 4  constant 9  linear 4  linear 9",
+            ["--schedule", "linear:9", "linear:4", "constant:9", "constant:4"],
+            {f"{t.__name__.lower()}:{n}": {"schedule": t(n)} for t in (agglo.Linear, agglo.Constant) for n in (9, 4)},
+            "top-1         constant:4  constant:9  linear:4  linear:9",
+        ),
+        (
+            ["--schedule", "stages:0.9,0.5@1,3", "counts:50,20@2,4", "geometric:0.8@2", "blocks:0,30,0,30"],
+            {
+                "stages:0.9,0.5@1,3": {"schedule": agglo.Stages((0.9, 0.5), blocks=(1, 3))},
+                "counts:50,20@2,4": {"schedule": agglo.Counts((50, 20), blocks=(2, 4))},
+                "geometric:0.8@2": {"schedule": agglo.Geometric(0.8, start=2)},
+                "blocks:0,30,0,30": {"schedule": agglo.PerBlock([0, 30, 0, 30])},
+            },
+            "top-1         blocks:0,30,0,30  counts:50,20@2,4  geometric:0.8@2  stages:0.9,0.5@1,3",
         ),
         (
             ["--threshold", "0.5", "0.01"],
@@ -287,16 +297,16 @@ def test_bad_images_stop_the_run_or_are_counted(
         ),
     ],
 )
-def test_other_ways_to_say_how_far(
+def test_other_budgets_than_keep_rates(
     data: Path,
     checkpoint: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    far: list[str],
+    budgets: list[str],
     reductions: dict[str, dict[str, Any]],
     titles: str,
 ) -> None:
-    arguments = command(data, checkpoint, *far, "--linkage", "single", "complete", "--no-dense")
+    arguments = command(data, checkpoint, *budgets, "--linkage", "single", "complete", "--no-dense")
     out, _ = run(capsys, *arguments, "--json", str(tmp_path / "far.json"), "--plot", str(tmp_path / "far.png"))
     assert titles in out, out
     results = json.loads((tmp_path / "far.json").read_text())["results"]
@@ -337,9 +347,12 @@ def test_models_and_data_that_do_not_match_are_told(
         tuple(command(data, checkpoint, "--keep-rate", "0.5", "--option", "speed")): "'speed' is not NAME=VALUE",
         tuple(command(data, checkpoint, "--method", "evit")): "--method says nothing without one of --keep-rate",
         tuple(command(data, checkpoint, "--linkage", "single")): "--linkage says nothing without",
-        tuple(command(data, checkpoint, "--schedule", "linear")): "--schedule linear needs --removed",
-        tuple(command(data, checkpoint, "--removed", "3", "--schedule", "cubic")): "accepted: 'constant', 'linear'",
-        tuple(command(data, checkpoint, "--removed", "3", "--blocks", "1")): "reduces at every block",
+        tuple(command(data, checkpoint, "--method", "tom", "--keep-rate", "0.5")): "did you mean 'tome'?",
+        tuple(command(data, checkpoint, "--schedule", "linear")): "write it as linear:16",
+        tuple(command(data, checkpoint, "--schedule", "cubic:3")): "accepted are such as stages:0.5, ",
+        tuple(command(data, checkpoint, "--schedule", "linear:3", "--blocks", "1")): "and not with schedule=linear:3",
+        tuple(command(data, checkpoint, "--json", str(tmp_path))): "is a folder; a regular file",
+        tuple(command(data, checkpoint, "--json", "/dev/full")): "output='/dev/full' is ",
         tuple(command(data, checkpoint, "--plot", "a.txt")): "has no known ending",
     }
     for arguments, message in told.items():

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from agglo.classification.evaluation import turns
 from agglo.classification.evaluation.turns import speeds_in_turns
-from agglo.experiments.variants import cross
+from agglo.experiments.variants import variants_of
 from agglo.patching import reduction
 
 timm = pytest.importorskip("timm")
 
-VARIANTS = [None, *cross(["tome", "atc"], keep_rates=[0.5])]
+VARIANTS = [None, *variants_of(["tome", "atc"], keep_rates=[0.5])]
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_one_pass_has_no_spread_and_its_speed_is_that_of_the_clock() -> None:
 
 
 def test_the_model_is_put_back_when_a_variant_cannot_run(model: nn.Module) -> None:
-    impossible = cross(["tome"], keep_rates=[0.25])
+    impossible = variants_of(["tome"], keep_rates=[0.25])
     with pytest.raises(ValueError, match="tome cannot go from 100 to 25"):
         speeds_in_turns(model, [*VARIANTS, *impossible], [torch.rand(1, 3, 160, 160)], 1)
     assert reduction(model) is None and model.training

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from agglo.classification.training.settings import Settings
+from agglo.classification.training.settings import TrainingSettings
 from agglo.classification.training.trainer import finetune
 from agglo.embedded import classifier as embedded
 from tests.support.fashion import last, log, plain, write_fashion
 
 
-def launch(settings: Settings, data: Path, output: Path) -> None:
+def launch(settings: TrainingSettings, data: Path, output: Path) -> None:
     """`accelerate launch` with two processes on this machine's CPUs, which talk over gloo."""
     given = {name: "none" if value is None else value for name, value in asdict(settings).items()}
     recipe = output.with_suffix(".toml")

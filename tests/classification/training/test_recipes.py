@@ -13,7 +13,7 @@ import timm
 import agglo
 from agglo.classification.data import dataset_names
 from agglo.classification.training import recipe as recipes
-from agglo.classification.training.settings import Settings, explanations
+from agglo.classification.training.settings import BUDGETS, TrainingSettings, explanations
 from agglo.cli import main
 
 # Warm-up epochs, backbone rate, frozen epochs, as the paper's table has them.
@@ -33,7 +33,7 @@ SELECTED = {
 }
 
 
-def resolve(name: str, **choices: Any) -> Settings:
+def resolve(name: str, **choices: Any) -> TrainingSettings:
     return recipes.load(name).resolve(choices)[0]
 
 
@@ -77,7 +77,7 @@ def test_notes_tell_where_the_rates_are_from_and_never_two_places(dataset: str) 
 
 
 def test_atc_by_a_schedule_has_no_rates_of_the_papers() -> None:
-    _, notes = recipes.load("deit").resolve({"method": "atc", "schedule": "constant", "removed": 8})
+    _, notes = recipes.load("deit").resolve({"method": "atc", "schedule": "constant:8"})
     assert any(AT_THIS_RATE in note for note in notes)
 
 
@@ -91,17 +91,17 @@ def test_data_sets_augment_as_the_study_did() -> None:
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        ("vit_base_patch16_224.mae", (100, 5e-4, 0.65, 0.1, 16)),
-        ("vit_large_patch16_224.mae", (50, 1e-3, 0.75, 0.2, 8)),
-        ("vit_huge_patch14_224.mae", (50, 1e-3, 0.75, 0.3, 7)),
+        ("vit_base_patch16_224.mae", (100, 5e-4, 0.65, 0.1, "constant:16")),
+        ("vit_large_patch16_224.mae", (50, 1e-3, 0.75, 0.2, "constant:8")),
+        ("vit_huge_patch14_224.mae", (50, 1e-3, 0.75, 0.3, "constant:7")),
     ],
 )
-def test_mae(model: str, expected: tuple[float, ...]) -> None:
+def test_mae(model: str, expected: tuple[float | str, ...]) -> None:
     found = resolve("mae", model=model, checkpoint="mae.pth")
-    assert (found.epochs, found.lr, found.layer_decay, found.drop_path, found.removed) == expected
-    assert (found.lr_batch, found.schedule, found.linkage, found.proportional) == (256, "constant", "average", False)
-    dense = resolve("mae", model=model, checkpoint="mae.pth", method="none", linkage="none")
-    assert (dense.schedule, dense.removed) == (None, 0)
+    assert (found.epochs, found.lr, found.layer_decay, found.drop_path, found.schedule) == expected
+    assert (found.lr_batch, found.linkage, found.proportional) == (256, "average", False)
+    dense = resolve("mae", model=model, checkpoint="mae.pth", method="none")
+    assert (dense.schedule, dense.proportional, dense.linkage) == (None, None, None)
 
 
 def test_mae_is_the_papers_on_imagenet_alone() -> None:
@@ -111,11 +111,24 @@ def test_mae_is_the_papers_on_imagenet_alone() -> None:
         assert (found.mixup == 0) is (dataset in ("coco", "nuswide"))
 
 
-def test_mae_by_a_keep_rate_is_told_how() -> None:
-    choices = {"checkpoint": "mae.pth", "keep_rate": 0.5}
-    with pytest.raises(ValueError, match=r"keep_rate=0.5 and schedule='constant'.* not both.*schedule=none removed=0"):
-        recipes.load("mae").resolve(choices)
-    assert recipes.load("mae").resolve({**choices, "schedule": "none", "removed": 0})[0].keep_rate == 0.5
+@pytest.mark.parametrize("budget", [{"keep_rate": 0.5}, {"threshold": 0.1}, {"schedule": "linear:16"}])
+def test_the_budget_of_a_recipe_gives_way(budget: dict[str, Any]) -> None:
+    found, notes = recipes.load("mae").resolve({"checkpoint": "mae.pth", **budget})
+    assert {name: getattr(found, name) for name in BUDGETS} == {**dict.fromkeys(BUDGETS), **budget}
+    ((name, value),) = budget.items()
+    given_way = f"the recipe's schedule gives way to {name}={value!r}"
+    assert (given_way in notes) is (name != "schedule")
+
+
+def test_dropped_patches_give_way_to_a_method() -> None:
+    """The obvious first try: the recipe of the embedded model, with fewer tokens."""
+    recipe = recipes.load("fashion_mnist")
+    found, notes = recipe.resolve({"method": "atc", "keep_rate": 0.5})
+    assert found.patch_drop_rates == [] and notes == ["the recipe's patch_drop_rates gives way to method='atc'"]
+    assert recipe.resolve({"method": "none"})[0].patch_drop_rates == recipe.resolve({})[0].patch_drop_rates != []
+    with pytest.raises(ValueError, match=r"exclude each other: set patch_drop_rates=\[\] or method='none'"):
+        recipe.resolve({"method": "atc", "keep_rate": 0.5, "patch_drop_rates": [0.5]})
+    assert recipe.resolve({})[1] == []
 
 
 @pytest.mark.parametrize("model", ["vit_large_patch16_224", "vit_small_patch16_224"])
@@ -157,9 +170,24 @@ def test_what_a_person_chooses_goes_before_cases() -> None:
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"drop_path": 1.5}, "drop_path=1.5 must be in 0 to 1"),
         ({"precision": "fp8"}, "precision='fp8' is not one of no, bf16, fp16, auto"),
-        ({"method": "atc"}, "method='atc' needs one of keep_rate and schedule"),
-        ({"keep_rate": 0.5}, "keep_rate=0.5 needs a method"),
-        ({"method_options": {"k": 5}}, "method_options={'k': 5} needs a method; method is 'none'"),
+        (
+            {"method": "atc"},
+            "method='atc' needs one of keep_rate, threshold and schedule, such as keep_rate=0.5 or sch",
+        ),
+        ({"keep_rate": 0.5}, "keep_rate=0.5 needs a method, such as method='atc'"),
+        ({"threshold": 0.5}, "threshold=0.5 needs a method"),
+        ({"method_options": {"k": 5}}, "method_options={'k': 5} needs a method"),
+        ({"method": "actc", "keep_rate": 0.5}, r"method='actc' is not known; did you mean 'atc'\?"),
+        ({"method": "none ", "keep_rate": 0.5}, "method='none ' is not known"),
+        ({"method": "atc", "keep_rate": 50}, r"keep_rate=50.0 is not a keep rate.*did you mean 0.5\?"),
+        (
+            {"method": "atc", "keep_rate": 0.5, "schedule": "linear:3"},
+            "keep_rate=0.5 and schedule='linear:3': give one",
+        ),
+        ({"method": "atc", "schedule": "constant"}, "write it as constant:14 or constant:14@3"),
+        ({"method": "atc", "schedule": 14}, "schedule=14 must be text or none"),
+        ({"method": "tome", "linkage": "single", "keep_rate": 0.5}, "method 'tome' has no option 'linkage'"),
+        ({"method": "atc", "linkage": "ward", "keep_rate": 0.5}, "linkage='ward' is not known"),
         ({"warmup_epochs": 31}, "warmup_epochs=31 must not exceed epochs=30"),
         ({"dataset": "imagnet"}, "dataset='imagnet' is not known"),
         ({"pretrained": False}, "no starting weights: give one of"),
@@ -249,7 +277,7 @@ def test_what_is_shown_is_a_recipe_of_the_same_settings(capsys: pytest.CaptureFi
 def test_explanations_are_found() -> None:
     meanings = explanations()
     assert meanings["model"] == "as timm knows it"
-    assert set(meanings) <= {item.name for item in fields(Settings)} and len(meanings) > 30
+    assert set(meanings) <= {item.name for item in fields(TrainingSettings)} and len(meanings) > 30
 
 
 def test_command_line_is_told_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:

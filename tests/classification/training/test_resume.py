@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from agglo.classification.training.objective import Objective
-from agglo.classification.training.settings import Settings
+from agglo.classification.training.settings import TrainingSettings
 from agglo.classification.training.trainer import finetune
 from agglo.experiments import files as checkpoints
 from agglo.experiments.training.loop import NonFiniteLossError
@@ -27,7 +27,9 @@ _SPAWN.set_forkserver_preload(["agglo.classification.training.trainer", "tests.s
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
 
 
-def _train(settings: Settings, data: Path, output: Path, prepare: Callable[[Any], None] | None, argument: Any) -> None:
+def _train(
+    settings: TrainingSettings, data: Path, output: Path, prepare: Callable[[Any], None] | None, argument: Any
+) -> None:
     torch.set_num_threads(1)
     if prepare is not None:
         prepare(argument)
@@ -35,7 +37,11 @@ def _train(settings: Settings, data: Path, output: Path, prepare: Callable[[Any]
 
 
 def start(
-    settings: Settings, data: Path, output: Path, prepare: Callable[[Any], None] | None = None, argument: Any = None
+    settings: TrainingSettings,
+    data: Path,
+    output: Path,
+    prepare: Callable[[Any], None] | None = None,
+    argument: Any = None,
 ) -> Any:
     """Train in another process; `prepare(argument)` runs in it first."""
     process = _SPAWN.Process(target=_train, args=(settings, data, output, prepare, argument))
@@ -43,7 +49,7 @@ def start(
     return process
 
 
-def train(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
+def train(settings: TrainingSettings, data: Path, output: Path) -> dict[str, Any]:
     """Train in another process to the end; the last checkpoint."""
     process = start(settings, data, output)
     process.join()

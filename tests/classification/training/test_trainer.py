@@ -32,7 +32,7 @@ from agglo.classification.training.preparation import (
     starting_weights,
     validation_loader,
 )
-from agglo.classification.training.settings import Settings
+from agglo.classification.training.settings import TrainingSettings
 from agglo.classification.training.sweep import sweep, table
 from agglo.classification.training.trainer import finetune
 from agglo.experiments.models import ModelSpec, build
@@ -54,7 +54,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def batches(settings: Settings, data: Path, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(settings: TrainingSettings, data: Path, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """What an epoch sees where nothing is augmented."""
     images, targets = in_memory(open_split("fashion-mnist", data, "train"), Inputs((28, 28), (0.5,), (0.5,)))
     order = torch.tensor(epoch_order(len(images), settings.seed, epoch))

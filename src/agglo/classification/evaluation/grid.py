@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Settings:
+class EvaluationSettings:
     """What to evaluate, and how.
 
     variants: the reductions, each one a cell of the grid.
@@ -39,7 +39,7 @@ class Settings:
     dataset: one of `data.dataset_names()`; None finds out by the files.
     images: only so many, evenly spread over the data set; None is all.
     crop: fraction of the resized picture that is left; None is the data set's protocol.
-    cache_gigabytes: images are decoded once and kept up to so much memory a process, otherwise decoded for each cell.
+    cache_gigabytes: images are decoded once and kept up to so much memory per process, otherwise decoded for each cell.
     """
 
     model: ModelSpec
@@ -58,14 +58,14 @@ class Settings:
     cache_gigabytes: float = 4.0
 
 
-def run(settings: Settings, json_path: Path | None = None) -> dict[str, Any]:
-    """The report: what ran, on what, and one result a cell. Cells that the JSON file already holds are not run again;
+def run(settings: EvaluationSettings, json_path: Path | None = None) -> dict[str, Any]:
+    """The report: what ran, on what, and one result per cell. Cells that the JSON file already holds are not run again;
     it is written after every cell. Started by `accelerate launch` or `torchrun`, all processes call this."""
     dtype_named(settings.dtype)  # a name that is none is told before anything is read
     if json_path is not None:
         require_output(json_path)
     with torch_threads(settings.threads):
-        return Grid(settings).run(json_path)
+        return Evaluation(settings).run(json_path)
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ class Cell:
 
     @property
     def title(self) -> str:
-        return self.about["name"] if self.variant is None else f"{self.about['name']}, {self.variant.setting}"
+        return self.about["name"] if self.variant is None else f"{self.about['name']}, {self.variant.budget_text}"
 
 
-class Grid:
+class Evaluation:
     """One model and one data set, ready to be evaluated in every way."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EvaluationSettings) -> None:
         self.settings = settings
         self.accelerator = _accelerator(settings.device)
         self.device = require_device(settings.device) if self.accelerator is None else self.accelerator.device
@@ -124,12 +124,12 @@ class Grid:
         about: dict[str, Any] = {
             "name": variant.name,
             "method": repr(variant.method),
-            **variant.how_far,
+            **variant.budget,
             "blocks": None if variant.blocks is None else list(variant.blocks),
             "proportional": variant.proportional,
         }
         try:
-            self._dress(variant)
+            self._apply(variant)
         except ValueError as error:
             return Cell(about, variant, str(error))
         found = reduction(self.model)
@@ -145,7 +145,7 @@ class Grid:
         about = {"name": "dense", "method": None, "keep_rate": None, "blocks": None, "proportional": None}
         return Cell({**about, "counts": found.counts, "varies": "no", "gflops": found.gflops_before})
 
-    def _dress(self, variant: Variant | None) -> None:
+    def _apply(self, variant: Variant | None) -> None:
         """The model as a cell wants it, and chance where it starts for every cell."""
         torch.manual_seed(0)
         remove(self.model)
@@ -165,7 +165,7 @@ class Grid:
             if keep:
                 store.keep(lambda images: advance("reading images"))
             for cell in cells:
-                self._dress(cell.variant)
+                self._apply(cell.variant)
                 found = evaluate(
                     self.model,
                     store.loader(),

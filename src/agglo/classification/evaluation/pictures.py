@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from agglo.classification.data.transforms import Normalise, evaluation_transform, inputs_for
 from agglo.drawing.groups import rows
 from agglo.drawing.sheet import Row, compose
+from agglo.experiments.checkpoints import Checkpoint, load_method, split_method
 from agglo.experiments.files import require_output
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.variants import Variant
@@ -24,22 +26,34 @@ if TYPE_CHECKING:
 def visualize(spec: ModelSpec, images: Sequence[Path], variants: Sequence[Variant], *, scale: int = 2) -> Image:
     """A sheet with one row for every image and variant: the crop the model saw, then its groups after each stage."""
     opened = [open_image(path) for path in images]
-    model = build(spec)
+    checkpoint = None if spec.checkpoint is None else Checkpoint.read(spec.checkpoint)
+    model = build(spec, checkpoint)
+    learned = None if checkpoint is None else checkpoint.method
     wanted = inputs_for(model)
     prepare = evaluation_transform(wanted, normalise=False)
     # Pixels stay bytes until they are normalised, as in an evaluation: the model sees the same numbers.
     pixels = torch.stack([torch.as_tensor(prepare(image)) for image in opened])
     inputs = Normalise(wanted.mean, wanted.std)(pixels)
-    return draw_variants(model, inputs, pixels.expand(-1, 3, -1, -1), variants, scale=scale)
+    return draw_variants(model, inputs, pixels.expand(-1, 3, -1, -1), variants, scale=scale, learned=learned)
 
 
 def draw_variants(
-    model: Any, inputs: Tensor, pictures: Tensor, variants: Sequence[Variant], *, scale: int = 2
+    model: Any,
+    inputs: Tensor,
+    pictures: Tensor,
+    variants: Sequence[Variant],
+    *,
+    scale: int = 2,
+    learned: Mapping[str, Tensor] | None = None,
 ) -> Image:
-    """The same for inputs (B, C, H, W) of a built model, and the pictures (B, 3, H, W) they were made of."""
+    """The same for inputs (B, C, H, W) of a built model, and the pictures (B, 3, H, W) they were made of.
+
+    learned: weights of the methods that learn; without them such a method is drawn untrained, with a warning.
+    """
     by_variant: list[list[Row]] = []
     for variant in variants:
         variant.apply(model)
+        _load_learned(model, variant, learned)
         with torch.inference_mode(), trace(model) as record:
             model(inputs)
         names = [_row_name(variant, variants)] * len(inputs)
@@ -48,10 +62,23 @@ def draw_variants(
     return compose([of_variant[index] for index in range(len(inputs)) for of_variant in by_variant])
 
 
+def _load_learned(model: Any, variant: Variant, learned: Mapping[str, Tensor] | None) -> None:
+    if not split_method(model.state_dict())[1]:
+        return
+    if learned:
+        load_method(model, learned, "the checkpoint")
+    else:
+        warnings.warn(
+            f"{variant.name} learns what to keep, and there are no weights of it: what is drawn is chance; "
+            "give a checkpoint that was fine-tuned with it",
+            stacklevel=1,
+        )
+
+
 def _row_name(variant: Variant, variants: Sequence[Variant]) -> str:
-    """The variant's name, with its setting where that is not the same in every row."""
-    alike = len({other.setting for other in variants}) == 1
-    return variant.name if alike else f"{variant.name}, {variant.setting}"
+    """The variant's name, with its budget where that is not the same in every row."""
+    alike = len({other.budget_text for other in variants}) == 1
+    return variant.name if alike else f"{variant.name}, {variant.budget_text}"
 
 
 def open_image(path: Path) -> Image:

@@ -1,23 +1,24 @@
-"""An evaluation as tables and as a picture: of what `evaluation_grid.run` gives, or of what its JSON file holds."""
+"""An evaluation as tables and as a picture: of what `grid.run` gives, or of what its JSON file holds."""
 
 from __future__ import annotations
 
 import math
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from agglo.experiments.machine import load_warning
-from agglo.experiments.variants import in_words
+from agglo.experiments.variants import describe_budget
 
 METRICS = {"top1": "top-1", "top5": "top-5", "mAP": "mAP"}
-# How far a cell reduces: what a result calls it, the column's title, and the axis's.
-_HOW_FAR = {
+# What a result calls its budget, the column's title, and the axis's.
+_BUDGETS = {
     "keep_rate": ("keep", "keep rate at each stage"),
     "threshold": ("threshold", "threshold"),
-    "removed": ("removed", "patch tokens removed a block"),
+    "tokens_left": ("schedule", "patch tokens left after a block, on average"),
 }
-_LEFT = ("variant", "tokens left", *(title for title, _ in _HOW_FAR.values()))
+_LEFT = ("variant", "tokens left", *(title for title, _ in _BUDGETS.values()))
 _COLOURS = ("#2f6fb0", "#c8553d", "#3a9679", "#7a5ba6", "#d99a2b", "#5f9ed1", "#8c5a3c", "#555555")
 _MARKERS = "osD^vPX"  # fewer than colours, so that no pair of both comes twice soon
 _STYLES = ("-", "--", ":")
@@ -25,9 +26,10 @@ _STYLES = ("-", "--", ":")
 
 def text(report: dict[str, Any]) -> str:
     """For a terminal: what ran, a row for each cell, and for a real grid the paper's kind of table."""
+    report = _with_tokens_left(report)
     parts = ["\n".join(headlines(report)), _rows(report)]
     reduced = [result for result in report["results"] if result["name"] != "dense"]
-    if len({_far(result) for result in reduced}) > 1 and len({result["name"] for result in reduced}) > 1:
+    if len({_budget(result) for result in reduced}) > 1 and len({result["name"] for result in reduced}) > 1:
         parts.append(_pivot(report))
     if notes := _notes(report):
         parts.append("\n".join(notes))
@@ -47,18 +49,24 @@ def headlines(report: dict[str, Any]) -> list[str]:
 
 
 def _kind(report: dict[str, Any]) -> str:
-    """What the cells differ in: the one of _HOW_FAR that they have."""
+    """What the cells differ in: the one of _BUDGETS that they have."""
     return next(
-        (kind for kind in _HOW_FAR for result in report["results"] if result.get(kind) is not None), "keep_rate"
+        (kind for kind in _BUDGETS for result in report["results"] if result.get(kind) is not None), "keep_rate"
     )
 
 
-def _far(result: dict[str, Any]) -> str:
-    """How far a cell reduces, below a title that says what the number is."""
-    if result["name"] == "dense":
-        return ""
-    words = in_words(result)
-    return words if result.get("schedule") is not None else words.split()[-1]
+def _with_tokens_left(report: dict[str, Any]) -> dict[str, Any]:
+    """The report with a number for each schedule, by which its results can be ordered; 0 where it cannot run."""
+    results = [
+        result | {"tokens_left": fmean(result.get("counts") or [0])} if result.get("schedule") else result
+        for result in report["results"]
+    ]
+    return {**report, "results": results}
+
+
+def _budget(result: dict[str, Any]) -> str:
+    """The budget of a cell, below a title that says what the number is."""
+    return describe_budget(result).rpartition(" ")[2]
 
 
 def _reductions(report: dict[str, Any]) -> list[str]:
@@ -84,11 +92,11 @@ def _rows(report: dict[str, Any]) -> str:
     results = report["results"]
     metrics = [name for name in METRICS if any(name in result for result in results)]
     dense = next((result["images_per_second"] for result in results if result["name"] == "dense"), None)
-    far, _ = _HOW_FAR[_kind(report)]
-    titles = [far, "variant", "tokens left", "GFLOPs", *(METRICS[name] for name in metrics), "img/s"]
+    title, _ = _BUDGETS[_kind(report)]
+    titles = [title, "variant", "tokens left", "GFLOPs", *(METRICS[name] for name in metrics), "img/s"]
     table = [[*titles, "x dense"] if dense else titles]
     for result in results:
-        row = [_far(result), result["name"]]
+        row = [_budget(result), result["name"]]
         if "cannot" in result:
             row += ["cannot", *[""] * (len(metrics) + 2)]
         else:
@@ -107,21 +115,21 @@ def _tokens(result: dict[str, Any]) -> str:
 
 
 def _pivot(report: dict[str, Any]) -> str:
-    """Methods by how far they reduce, from little to much, as in the paper's off-the-shelf table."""
+    """Methods by their budgets, from many tokens to few, as in the paper's off-the-shelf table."""
     kind, metric = _kind(report), main_metric(report)
-    # A high keep rate is little, a high threshold or number of removed tokens much.
+    # A high keep rate leaves many tokens, a high threshold few.
     order = sorted(
         (result for result in report["results"] if result.get(kind) is not None),
-        key=lambda result: (result.get("schedule") or "", -result[kind] if kind == "keep_rate" else result[kind]),
+        key=lambda result: (_schedule_kind(result), result[kind] if kind == "threshold" else -result[kind]),
     )
-    columns = list(dict.fromkeys(map(_far, order)))
+    columns = list(dict.fromkeys(map(_budget, order)))
     table = [[METRICS[metric], *columns]]
     for name in dict.fromkeys(result["name"] for result in report["results"]):
-        found = {_far(result): result for result in report["results"] if result["name"] == name}
+        found = {_budget(result): result for result in report["results"] if result["name"] == name}
         if name == "dense":
             table.append([name, f"{found[''][metric]:.2f}", *[""] * (len(columns) - 1)])
         else:
-            table.append([name, *(_value(found.get(far), metric) for far in columns)])
+            table.append([name, *(_value(found.get(budget), metric) for budget in columns)])
     return _aligned(table, (table[0][0],))
 
 
@@ -152,7 +160,7 @@ def _notes(report: dict[str, Any]) -> list[str]:
         notes.append(f"skipped {len(data['skipped'])}: {'; '.join(data['skipped'][:3])}")
     for result in report["results"]:
         if "cannot" in result:
-            notes.append(f"cannot: {result['name']} at {_far(result)}: {result['cannot']}")
+            notes.append(f"cannot: {result['name']} at {_budget(result)}: {result['cannot']}")
     return notes
 
 
@@ -174,17 +182,23 @@ def main_metric(report: dict[str, Any]) -> str:
     return next(name for name in METRICS if any(name in result for result in report["results"]))
 
 
+def _schedule_kind(result: dict[str, Any]) -> str:
+    """Schedules of one kind are points of one line."""
+    return (result.get("schedule") or "").partition(":")[0]
+
+
 def _line(result: dict[str, Any]) -> tuple[str, str]:
     """What tells the lines of a plot apart: a short name, and the method with all its options."""
-    schedule = f", {result['schedule']}" if result.get("schedule") is not None else ""
+    schedule = f", {_schedule_kind(result)}" if result.get("schedule") is not None else ""
     return result["name"] + schedule, f"{result['method']}{schedule}"
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
-    """Accuracy against how far tokens are reduced and against speed: a line for each variant, the dense model as a grey
+    """Accuracy against the budget and against speed: a line for each variant, the dense model as a grey
     level."""
     from matplotlib.figure import Figure
 
+    report = _with_tokens_left(report)
     kind, metric = _kind(report), main_metric(report)
     done = [result for result in report["results"] if "cannot" not in result]
     # A file may hold a method twice, with other options: by its name alone two lines would be one.
@@ -210,10 +224,10 @@ def plot(report: dict[str, Any], path: Path) -> None:
             by_rate.axhline(result[metric], color="#8a8a8a", linestyle=(0, (6, 3)), linewidth=1, label="dense")
             by_speed.axhline(result[metric], color="#8a8a8a", linestyle=(0, (6, 3)), linewidth=1)
             by_speed.plot(result["images_per_second"], result[metric], color="#8a8a8a", marker="o", markersize=6)
-    by_rate.set_xlabel(_HOW_FAR[kind][1])
+    by_rate.set_xlabel(_BUDGETS[kind][1])
     by_rate.set_ylabel(f"{METRICS[metric]} (%)")
     by_rate.set_xticks(sorted({result.get(kind) for result in done} - {None}))
-    by_speed.set_xlabel("images a second (model alone)")
+    by_speed.set_xlabel("images per second (model alone)")
     by_speed.set_xlim(left=0)
     for axes in (by_rate, by_speed):
         axes.grid(color="#e6e6e6")

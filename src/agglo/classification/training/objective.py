@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agglo.classification.training.settings import Settings
+from agglo.classification.training.settings import TrainingSettings
 from agglo.patching import reduction, trace
 from agglo.tracing import Trace
 
@@ -23,7 +23,12 @@ class Objective:
     """
 
     def __init__(
-        self, settings: Settings, model: nn.Module, classes: int, multi_label: bool, teacher: nn.Module | None = None
+        self,
+        settings: TrainingSettings,
+        model: nn.Module,
+        classes: int,
+        multi_label: bool,
+        teacher: nn.Module | None = None,
     ) -> None:
         if multi_label and (settings.mixup or settings.cutmix):
             raise ValueError(
@@ -67,7 +72,7 @@ class Objective:
         )
 
 
-def _mixup(settings: Settings, classes: int) -> Any:
+def _mixup(settings: TrainingSettings, classes: int) -> Any:
     if not settings.mixup and not settings.cutmix:
         return None
     from timm.data import Mixup
@@ -85,7 +90,7 @@ def _mixup(settings: Settings, classes: int) -> Any:
     )
 
 
-def _criterion(settings: Settings, multi_label: bool, mixed: bool) -> Any:
+def _criterion(settings: TrainingSettings, multi_label: bool, mixed: bool) -> Any:
     from timm.loss import AsymmetricLossMultiLabel, SoftTargetCrossEntropy
 
     if multi_label:

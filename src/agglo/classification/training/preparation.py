@@ -19,22 +19,22 @@ from agglo.classification.data.transforms import (
     inputs_for,
     train_transform,
 )
-from agglo.classification.training.settings import AUGMENTATION_SETTINGS, Settings
+from agglo.classification.training.settings import AUGMENTATION_SETTINGS, TrainingSettings
 from agglo.experiments.checkpoints import Checkpoint, load_method
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.randomness import seed_everything
 from agglo.experiments.training.batches import ImageBatches, MemoryBatches, Share, TrainingData
 from agglo.patching import apply
-from agglo.schedule import REMOVING
+from agglo.schedule import parse_schedule
 
 
-def starting_weights(settings: Settings) -> Checkpoint | None:
+def starting_weights(settings: TrainingSettings) -> Checkpoint | None:
     """The file of weights that training starts from; None if there is none."""
     return None if settings.checkpoint is None else Checkpoint.read(Path(settings.checkpoint))
 
 
 def build_models(
-    settings: Settings, classes: int, checkpoint: Checkpoint | None = None
+    settings: TrainingSettings, classes: int, checkpoint: Checkpoint | None = None
 ) -> tuple[nn.Module, nn.Module | None]:
     """The model to train, reduced as settings say, and its dense teacher if it has one.
 
@@ -63,7 +63,7 @@ def build_models(
     return model, teacher
 
 
-def _teacher(settings: Settings, model: nn.Module, checkpoint: Checkpoint | None, classes: int) -> nn.Module:
+def _teacher(settings: TrainingSettings, model: nn.Module, checkpoint: Checkpoint | None, classes: int) -> nn.Module:
     """A dense model that knows the classes: of its own weights, or the model to be trained before it is."""
     if settings.teacher is not None:
         pool = {} if settings.global_pool is None else {"global_pool": settings.global_pool}
@@ -79,26 +79,23 @@ def _teacher(settings: Settings, model: nn.Module, checkpoint: Checkpoint | None
     return teacher.eval().requires_grad_(False)
 
 
-def _known_classes(settings: Settings, model: Any, checkpoint: Checkpoint | None) -> int | None:
+def _known_classes(settings: TrainingSettings, model: Any, checkpoint: Checkpoint | None) -> int | None:
     """How many classes the starting weights tell apart; None if they have no head."""
     if checkpoint is not None:
         return checkpoint.head_classes
     return int(model.pretrained_cfg["num_classes"]) if settings.pretrained else None
 
 
-def reduce(model: nn.Module, settings: Settings) -> None:
+def reduce(model: nn.Module, settings: TrainingSettings) -> None:
     """Apply the settings' reduction to a model."""
-    options = dict(settings.method_options)
-    if settings.linkage is not None:
-        options["linkage"] = settings.linkage
-    schedule = None if settings.schedule is None else REMOVING[settings.schedule](settings.removed)
     apply(
         model,
         settings.method,
         keep_rate=settings.keep_rate,
-        schedule=schedule,
+        threshold=settings.threshold,
+        schedule=None if settings.schedule is None else parse_schedule(settings.schedule),
         proportional=settings.proportional,
-        **options,
+        **settings.all_method_options,
     )
 
 
@@ -123,7 +120,7 @@ class Splits:
         return [*self.train.skipped, *self.validation.skipped]
 
 
-def open_splits(settings: Settings, root: Path) -> Splits:
+def open_splits(settings: TrainingSettings, root: Path) -> Splits:
     """Both splits of the settings' dataset, without transforms yet."""
     from agglo.classification.data import open_split
 
@@ -138,7 +135,7 @@ def open_splits(settings: Settings, root: Path) -> Splits:
     return splits
 
 
-def training_data(settings: Settings, splits: Splits, model: nn.Module, share: Share) -> TrainingData:
+def training_data(settings: TrainingSettings, splits: Splits, model: nn.Module, share: Share) -> TrainingData:
     """Augmented batches for a model."""
     from timm.data.random_erasing import RandomErasing
 
@@ -163,7 +160,7 @@ def training_data(settings: Settings, splits: Splits, model: nn.Module, share: S
     return ImageBatches(splits.train, share, seed=settings.seed, repeats=repeats, workers=settings.workers)
 
 
-def validation_loader(settings: Settings, splits: Splits, model: nn.Module) -> DataLoader[Any]:
+def validation_loader(settings: TrainingSettings, splits: Splits, model: nn.Module) -> DataLoader[Any]:
     """Batches of the whole validation split, as the model wants its images."""
     inputs = inputs_for(model, settings.dataset)
     data: Any = splits.validation

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from agglo.classification.data.registry import dataset_named
-from agglo.classification.training.settings import AUGMENTATION_SETTINGS, Settings, checked, explanations
+from agglo.classification.training.settings import (
+    AUGMENTATION_SETTINGS,
+    BUDGETS,
+    OF_METHOD,
+    TrainingSettings,
+    checked,
+    explanations,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -47,16 +54,17 @@ class Recipe:
     values: Mapping[str, Any]
     cases: Sequence[Case]
 
-    def resolve(self, choices: Mapping[str, Any]) -> tuple[Settings, list[str]]:
-        """The settings when a person chose some of them, and the notes of the cases that hold."""
+    def resolve(self, choices: Mapping[str, Any]) -> tuple[TrainingSettings, list[str]]:
+        """The settings when a person chose some of them, and the notes of the cases that hold and of what gave way."""
         chosen = checked(choices, "command line")
         if chosen.get("checkpoint") is not None:
             chosen = {"pretrained": False, "from_scratch": False, **chosen}
-        values: dict[str, Any] = {**asdict(Settings(from_scratch=True)), "from_scratch": False, **self.values}
+        values: dict[str, Any] = {**asdict(TrainingSettings(from_scratch=True)), "from_scratch": False, **self.values}
         values = {**values, **_augmentation({**values, **chosen}["dataset"]), **self.values}
         notes = []
+        yielding = _giving_way(chosen)
         for case in self.cases:
-            settled = {**values, **chosen}
+            settled = {**values, **yielding, **chosen}
             if case.holds(settled):
                 if case.refusal:
                     these = ", ".join(f"{name}={settled[name]!r}" for name in {**case.when, **case.unless})
@@ -64,7 +72,34 @@ class Recipe:
                 values.update(case.values)
                 if case.note:
                     notes.append(case.note)
-        return Settings(**{**values, **chosen}), notes
+        notes += _notes_on(yielding, values, chosen)
+        return TrainingSettings(**{**values, **yielding, **chosen}), notes
+
+
+def _giving_way(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a recipe has no place beside what a person chose, and what it is then."""
+    defaults = asdict(TrainingSettings(from_scratch=True))
+    names: set[str] = set()
+    if any(chosen.get(name) is not None for name in BUDGETS):
+        names.update(BUDGETS)
+    if chosen.get("method") == "none":
+        names.update(OF_METHOD)
+    elif chosen.get("method") is not None:
+        names.add("patch_drop_rates")
+    return {name: defaults[name] for name in defaults if name in names and name not in chosen}
+
+
+def _notes_on(yielding: Mapping[str, Any], values: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
+    """A line for each setting of a recipe that gave way; for a dense model it goes without saying."""
+    if chosen.get("method") == "none":
+        return []
+    budget = next((name for name in BUDGETS if chosen.get(name) is not None), "")
+    causes = {name: "method" if name == "patch_drop_rates" else budget for name in yielding}
+    return [
+        f"the recipe's {name} gives way to {cause}={chosen[cause]!r}"
+        for name, cause in causes.items()
+        if values[name] != yielding[name]
+    ]
 
 
 def names() -> list[str]:
@@ -145,7 +180,7 @@ def _alternatives(table: Mapping[str, Any], source: str) -> dict[str, list[Any]]
     return {name: [checked({name: value}, source)[name] for value in values] for name, values in each.items()}
 
 
-def shown(settings: Settings, notes: Sequence[str]) -> str:
+def shown(settings: TrainingSettings, notes: Sequence[str]) -> str:
     """Settings as they would stand in a recipe, after their notes, each with what it means."""
     lines = [f"# {note}" for note in notes]
     meanings = explanations()

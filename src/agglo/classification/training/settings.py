@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
+from agglo.experiments.variants import create_method
+from agglo.schedule import Stages, parse_schedule
+
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """What a recipe and the command line settle. Numbers of epochs count from the start of training."""
 
     # What is trained
@@ -38,10 +41,10 @@ class Settings:
     """atc, tome, evit, ... or none to train the dense model"""
     keep_rate: float | None = None
     """fraction of patch tokens that stays at each of three stages"""
+    threshold: float | None = None
+    """in place of keep_rate: the cosine distance up to which tokens merge at each of three stages"""
     schedule: str | None = None
-    """in place of keep_rate: constant or linear, with `removed` tokens a block"""
-    removed: int = 0
-    """patch tokens removed a block (the mean of them for linear)"""
+    """in place of keep_rate: such as stages:0.9,0.7,0.5@3,6,9, constant:16 or linear:16"""
     linkage: str | None = None
     """of atc: single, average, complete"""
     proportional: bool | None = None
@@ -141,25 +144,41 @@ class Settings:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(map(str, accepted))}")
         self._require_coherence()
 
-    def _require_coherence(self) -> None:
-        reducing = self.method != "none"
-        if reducing and self.keep_rate is None and self.schedule is None:
-            raise ValueError(f"method={self.method!r} needs one of keep_rate and schedule")
-        if reducing and self.keep_rate is not None and self.schedule is not None:
-            raise ValueError(
-                f"keep_rate={self.keep_rate:g} and schedule={self.schedule!r}: give one of them, not both; "
-                "to use keep_rate with a recipe that has a schedule: --set schedule=none removed=0"
-            )
-        if (self.schedule is None) != (self.removed == 0):
-            raise ValueError(f"schedule={self.schedule!r} and removed={self.removed} go together: give both or neither")
-        if not reducing:
-            for name in ("keep_rate", "schedule", "linkage", "proportional", "method_options", "distill"):
+    @property
+    def all_method_options(self) -> dict[str, Any]:
+        """Of the method, with its linkage."""
+        return {**self.method_options, **({} if self.linkage is None else {"linkage": self.linkage})}
+
+    def _require_reduction(self) -> None:
+        """A method with a budget it can have, or neither."""
+        given = {name: getattr(self, name) for name in BUDGETS if getattr(self, name) is not None}
+        if self.method == "none":
+            for name in OF_METHOD:
                 if getattr(self, name):
-                    raise ValueError(f"{name}={getattr(self, name)!r} needs a method; method is 'none'")
+                    raise ValueError(f"{name}={getattr(self, name)!r} needs a method, such as method='atc'")
+            return
+        create_method(self.method, **self.all_method_options)
+        if not given:
+            raise ValueError(
+                f"method={self.method!r} needs one of {_listed(BUDGETS)}, such as keep_rate=0.5 or schedule='linear:16'"
+            )
+        if len(given) > 1:
+            told = " and ".join(f"{name}={value!r}" for name, value in given.items())
+            raise ValueError(f"{told}: give one of them; the others are none")
+        if self.keep_rate is not None:
+            Stages(self.keep_rate)
+        if self.schedule is not None:
+            parse_schedule(self.schedule)
+        if self.patch_drop_rates:
+            raise ValueError(
+                f"patch_drop_rates={self.patch_drop_rates} and method={self.method!r} exclude each other: "
+                "set patch_drop_rates=[] or method='none'"
+            )
+
+    def _require_coherence(self) -> None:
+        self._require_reduction()
         if any(not 0 <= rate < 1 for rate in self.patch_drop_rates):
             raise ValueError(f"patch_drop_rates={self.patch_drop_rates} must lie in 0 to 1, without 1")
-        if reducing and self.patch_drop_rates:
-            raise ValueError(f"patch_drop_rates={self.patch_drop_rates} and method={self.method!r} exclude each other")
         if self.in_memory and (self.randaugment or self.colour_jitter or self.cutout or self.shift is None):
             raise ValueError("in_memory=true needs a shift, and goes without randaugment, colour_jitter and cutout")
         if self.checkpoint is not None and self.pretrained:
@@ -171,6 +190,9 @@ class Settings:
             raise ValueError(f"warmup_epochs={self.warmup_epochs:g} must not exceed epochs={self.epochs}")
 
 
+# The settings that say how many tokens stay, of which a run has one, and all that mean nothing without a method.
+BUDGETS = ("keep_rate", "threshold", "schedule")
+OF_METHOD = (*BUDGETS, "linkage", "proportional", "method_options", "distill")
 # What may change between two starts of one run: it decides nothing about the weights.
 MAY_DIFFER = frozenset({"workers", "checkpoint_minutes", "tracker", "evaluation_batch_size", "from_scratch"})
 # What `transforms.Augmentation` knows by the same names.
@@ -179,7 +201,7 @@ AUGMENTATION_SETTINGS = ("randaugment", "colour_jitter", "erasing", "cutout", "f
 _AT_LEAST = {
     **dict.fromkeys(("epochs", "batch_size", "accumulation", "lr_batch", "repeated_augmentation"), 1),
     **dict.fromkeys(("evaluation_batch_size", "evaluate_every"), 1),
-    **dict.fromkeys(("removed", "lr", "min_lr", "warmup_lr", "warmup_epochs", "weight_decay", "frozen_epochs"), 0),
+    **dict.fromkeys(("lr", "min_lr", "warmup_lr", "warmup_epochs", "weight_decay", "frozen_epochs"), 0),
     **dict.fromkeys(("backbone_lr_scale", "clip_grad", "mixup", "cutmix", "colour_jitter"), 0),
     **dict.fromkeys(("seed", "workers", "checkpoint_minutes", "layer_decay"), 0),
 }
@@ -189,15 +211,20 @@ _FRACTIONS = (
 )
 _ONE_OF: dict[str, tuple[Any, ...]] = {
     "precision": ("no", "bf16", "fp16", "auto"),
-    "schedule": (None, "constant", "linear"),
 }
-_TYPES = get_type_hints(Settings)
-_DEFAULTS = {item.name for item in fields(Settings)}
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+_TYPES = get_type_hints(TrainingSettings)
+_DEFAULTS = {item.name for item in fields(TrainingSettings)}
 
 
 def explanations() -> dict[str, str]:
     """What each setting means, from the text below it in the class."""
-    body = cast(ast.ClassDef, ast.parse(inspect.getsource(Settings)).body[0]).body
+    body = cast(ast.ClassDef, ast.parse(inspect.getsource(TrainingSettings)).body[0]).body
     return {
         item.target.id: text.value.value
         for item, text in pairwise(body)

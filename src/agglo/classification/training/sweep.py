@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agglo.classification.training.recipe import Recipe
-from agglo.classification.training.settings import Settings
+from agglo.classification.training.settings import TrainingSettings
 from agglo.classification.training.trainer import finetune
 from agglo.experiments.files import write_json
 from agglo.experiments.training.loop import BEST, NonFiniteLossError
@@ -41,7 +41,7 @@ def sweep(
     """
     if len(set(over.get("precision", []))) > 1:
         raise ValueError(f"precision={list(over['precision'])}: one process has one precision; sweep each by itself")
-    planned: list[tuple[dict[str, Any], Settings]] = []
+    planned: list[tuple[dict[str, Any], TrainingSettings]] = []
     for cell in cells(over):
         settings, _ = recipe.resolve({**choices, **cell})  # all of them, so that a bad value is told before any run
         planned.append((cell, settings))
@@ -55,7 +55,7 @@ def sweep(
     return ranked
 
 
-def _outcome(settings: Settings, data: Path, folder: Path) -> dict[str, Any]:
+def _outcome(settings: TrainingSettings, data: Path, folder: Path) -> dict[str, Any]:
     try:
         # A run that is done returns at once, after a look at whether it was this one.
         best = finetune(settings, data, folder)
@@ -85,7 +85,7 @@ def _written(value: Any) -> str:
 
 
 def table(ranked: Sequence[Mapping[str, Any]]) -> str:
-    """One line a cell, best first."""
+    """One line per cell, best first."""
     names = [name for name in ranked[0] if name not in ("folder", "note")]
     lines = [names] + [["diverged" if row[name] is None else f"{row[name]}" for name in names] for row in ranked]
     widths = [max(len(line[column]) for line in lines) for column in range(len(names))]

@@ -20,7 +20,7 @@ from agglo.classification.training.preparation import (
     training_data,
     validation_loader,
 )
-from agglo.classification.training.settings import MAY_DIFFER, Settings
+from agglo.classification.training.settings import MAY_DIFFER, TrainingSettings
 from agglo.experiments.checkpoints import fingerprint
 from agglo.experiments.training.batches import Share
 from agglo.experiments.training.loop import TrainingTask, train
@@ -28,7 +28,7 @@ from agglo.experiments.training.loop import TrainingTask, train
 _NOT_METRICS = ("images", "images_per_second")
 
 
-def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
+def finetune(settings: TrainingSettings, data: Path, output: Path) -> dict[str, Any]:
     """Train as the settings say, or go on where an earlier call with the same settings stopped.
 
     data: folder of the data set. output: folder of the run.
@@ -39,7 +39,7 @@ def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
         data,
         output,
         lambda accelerator, share: Classification(settings, data, accelerator, share),
-        defaults=Settings(from_scratch=True),
+        defaults=TrainingSettings(from_scratch=True),
         may_differ=MAY_DIFFER,
         name="finetune",
     )
@@ -48,7 +48,7 @@ def finetune(settings: Settings, data: Path, output: Path) -> dict[str, Any]:
 class Classification(TrainingTask):
     """A classifier, its augmented images and its loss."""
 
-    def __init__(self, settings: Settings, data: Path, accelerator: Any, share: Share) -> None:
+    def __init__(self, settings: TrainingSettings, data: Path, accelerator: Any, share: Share) -> None:
         self.settings, self.accelerator = settings, accelerator
         self.splits = open_splits(settings, data)
         checkpoint = starting_weights(settings)
