@@ -113,7 +113,7 @@ def test_tome_hands_its_tokens_on_in_the_order_of_the_released_code(prefix: int)
         for b in range(2):
             stay = torch.tensor(plain_tome_order(keys[b], 4, prefix, order))
             assert torch.equal(grouping.labels[b, prefix + stay], prefix + torch.arange(8))
-    with pytest.raises(ValueError, match="order='size'.*'released', 'position'"):
+    with pytest.raises(ValueError, match=r"order='size'.*'released', 'position'"):
         ToMe(order="size")
 
 
@@ -200,13 +200,13 @@ def test_threshold_ignores_padding() -> None:
 
 
 def test_names_and_options() -> None:
-    assert repr(create("atc", linkage="single")) == "atc(linkage='single', features='keys')"
+    assert repr(create("atc", linkage="single")) == "atc(linkage='single', features='keys', sizes='counted')"
     given = ToMe()
     assert create(given) is given
     for wrong, message in [
         (lambda: create("atc", linkage="ward"), "linkage='ward'.*'single'"),
         (lambda: create("atc", features="queries"), "features='queries'.*'keys'"),
-        (lambda: create("atc", link="single"), "no option 'link'; accepted: linkage, features"),
+        (lambda: create("atc", link="single"), "no option 'link'; accepted: linkage, features, sizes"),
         (lambda: create("tomate"), "method='tomate'.*'atc'.*'tome'"),
         (lambda: create(given, features="keys"), "instance"),
     ]:

@@ -70,7 +70,7 @@ def plain_medoids(
 
             least = min(map(cost, members))
             # Of two tokens on their own either costs the same: the first is meant, whatever rounding says.
-            medoids[c] = next(i for i in members if cost(i) <= least * (1 + 1e-4))
+            medoids[c] = next(i for i in members if cost(i) <= least * (1 + (0 if over_all else 1e-4)))
     return medoids
 
 

@@ -205,7 +205,7 @@ def test_the_model_is_the_slow_model(name: str, rate: float) -> None:
         choose = {"topk": topk_by_hand, "evit": evit_by_hand, "ats": ats_by_hand}[name](rate)
     logits, features = model(x), model.forward_features(x)
     for index, image in enumerate(x):
-        expected, full = by_hand(slow, image, (3, 6, 9), choose, before=name == "dynamicvit")
+        expected, full = by_hand(slow, image, (3, 6, 9), choose, before=name in ("dynamicvit", *RINGS))
         torch.testing.assert_close(logits[index], expected, rtol=0, atol=3e-5)
         if name != "evit":  # whose patches have gone into the fused token
             torch.testing.assert_close(features[index, 1:], full, rtol=0, atol=3e-5)
@@ -260,7 +260,7 @@ def test_what_is_no_grid_is_refused(name: str) -> None:
 
 
 def test_whole_rings_are_as_far_as_each_other() -> None:
-    assert create("l1", published=False).stages(196, [98, 69], (14, 14)) == [84, 60]
+    assert create("l1", released=False).stages(196, [98, 69], (14, 14)) == [84, 60]
     assert sorted(set(ring_distances("l1", (3, 5), False))) == [0, 2, 4, 6]
 
 

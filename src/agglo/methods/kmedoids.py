@@ -24,7 +24,7 @@ class KMedoids(Method):
     weights: how much each token pulls the medoid of its cluster: "attention", as much as the block before attended to
         it (the most attended tokens are the first medoids), or "equal" (the first medoids are far apart).
     iterations: how often tokens are assigned and medoids chosen anew.
-    released: as the code behind the published numbers: a medoid is the member with the least w_i sum_j d_ij over all
+    released: as the study's code does: a medoid is the member with the least w_i sum_j d_ij over all
         tokens j, not the least sum_j w_j d_ij over its cluster; with equal weights the first medoid is random and the
         next ones far from any, not from all, before them.
     """
