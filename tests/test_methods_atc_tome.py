@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import agglo
 from agglo.grouping import Grouping
 from agglo.methods import ATC, Method, Outcome, ToMe, View, create
-from agglo.methods.features import patch_features
+from agglo.methods.helpers.features import patch_features
 from agglo.methods.tome import match
 from agglo.plan import Plan
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import agglo
 from agglo.methods import Method, Outcome, View, create
 
-NAMES = [info.name for info in agglo.methods()]
+NAMES = [info.name for info in agglo.list_methods()]
 
 
 def timm_eva() -> nn.Module:
@@ -63,7 +63,7 @@ def test_every_method_runs_on_every_host(host: Any, name: str) -> None:
     keys = list(model.state_dict())
     agglo.apply(model, name, keep_rate=0.6)
     new = len(model.state_dict()) - len(keys)
-    assert (new > 0) == next(info.learns for info in agglo.methods() if info.name == name)
+    assert (new > 0) == next(info.learns for info in agglo.list_methods() if info.name == name)
     with agglo.trace(model) as trace:
         reduced = run(model, x)
     assert reduced.shape == dense.shape

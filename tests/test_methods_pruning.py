@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import agglo
 from agglo.attention import attention_received, policy_attention
 from agglo.grouping import Grouping
-from agglo.methods import Setting, View, create
+from agglo.methods import ModelShape, View, create
 from agglo.methods.ats import sample
 from agglo.methods.dynamic_vit import DynamicViT, distillation_loss
 from agglo.methods.fixed_patterns import ring_distances
@@ -356,7 +356,7 @@ def test_attention_received_is_its_definition() -> None:
 
 def test_dynamicvit_draws_a_mask_that_only_shrinks() -> None:
     method = DynamicViT()
-    method.build(Setting(((16, 8), (8, 4)), width=8, heads=3, prefix=1))
+    method.build(ModelShape(((16, 8), (8, 4)), width=8, heads=3, prefix=1))
     shown = view(training=True, target=8)
     torch.manual_seed(5)
     outcome = method.reduce(shown)

@@ -27,7 +27,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, type[Method]]:
 
 
 def test_every_method_is_listed_in_words() -> None:
-    listed = {info.name: info for info in agglo.methods()}
+    listed = {info.name: info for info in agglo.list_methods()}
     assert {"atc", "tome", "l1", "l2", "linf", "topk", "evit", "dynamicvit", "ats", "random", "pool"} <= set(listed)
     assert list(listed) == sorted(listed)
     for name, info in listed.items():
@@ -55,8 +55,8 @@ def test_the_package_is_still_found_under_the_functions_name() -> None:
 
 def test_the_document_lists_what_there_is() -> None:
     rows = {row.split("`")[1]: row for row in DOCUMENT.splitlines() if row.startswith("| `")}
-    assert list(rows) == [info.name for info in agglo.methods()]
-    for info in agglo.methods():
+    assert list(rows) == [info.name for info in agglo.list_methods()]
+    for info in agglo.list_methods():
         cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", rows[info.name])[2:-1]]
         yes = {True: "yes", False: ""}
         assert cells == [info.description, info.kind, yes[info.learns], yes[info.needs_class_attention], info.reach]

@@ -1,21 +1,23 @@
 """Faster vision transformers by exact agglomerative token clustering."""
 
-from typing import TYPE_CHECKING
-
 from agglo.clustering import backends, cluster, cut, linkage
 from agglo.grouping import Grouping
 from agglo.hosts import UnsupportedModelError
-from agglo.methods import LearnedMethod, Method, MethodInfo, Outcome, Setting, View, register
+from agglo.methods import (
+    LearnedMethod,
+    Method,
+    MethodInfo,
+    ModelShape,
+    Outcome,
+    RememberingMethod,
+    View,
+    list_methods,
+    parse_method,
+    register,
+)
 from agglo.patching import Reduction, apply, reduction, remove, trace
 from agglo.schedule import Constant, Geometric, Linear, PerBlock, Schedule, Stages
 from agglo.study.drawing import draw
-
-if TYPE_CHECKING:
-
-    def methods() -> list[MethodInfo]:
-        """Every method that `agglo.apply` knows by name. At run time the package of that name, which can be called."""
-        ...
-
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,11 +28,12 @@ __all__ = [
     "Linear",
     "Method",
     "MethodInfo",
+    "ModelShape",
     "Outcome",
     "PerBlock",
     "Reduction",
+    "RememberingMethod",
     "Schedule",
-    "Setting",
     "Stages",
     "UnsupportedModelError",
     "View",
@@ -40,7 +43,8 @@ __all__ = [
     "cut",
     "draw",
     "linkage",
-    "methods",
+    "list_methods",
+    "parse_method",
     "reduction",
     "register",
     "remove",

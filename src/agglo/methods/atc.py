@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from agglo.clustering.arguments import LINKAGES
 from agglo.clustering.distances import pairwise
 from agglo.grouping import Grouping
 from agglo.methods.base import Method, Outcome, View
-from agglo.methods.exporting import refuse_onnx
-from agglo.methods.features import patch_features, require_known
+from agglo.methods.helpers.exporting import refuse_onnx
+from agglo.methods.helpers.features import patch_features, require_known
 from agglo.methods.registry import register
 
 SIZES = ("counted", "ignored")
@@ -43,9 +43,6 @@ class ATC(Method):
             raise ValueError(f"sizes={sizes!r} are not known; accepted: {', '.join(map(repr, SIZES))}")
         self.sizes = sizes
         self.proportional = sizes == "counted"  # type: ignore[misc]
-
-    def options(self) -> dict[str, Any]:
-        return {"linkage": self.linkage, "features": self.features, "sizes": self.sizes}
 
     def reduce(self, view: View) -> Outcome:
         refuse_onnx("agglomerative clustering")

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from agglo.grouping import Grouping
 from agglo.methods.base import Kind, Method, Outcome, Varies, View
+from agglo.methods.helpers.selection import chosen_first
 from agglo.methods.registry import register
-from agglo.methods.selection import chosen_first
 
 
 @register

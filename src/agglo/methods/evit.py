@@ -9,8 +9,8 @@ from torch import Tensor
 
 from agglo.grouping import Grouping
 from agglo.methods.base import Kind, Method, Outcome, View
+from agglo.methods.helpers.selection import best, class_scores
 from agglo.methods.registry import register
-from agglo.methods.selection import best, class_scores
 
 
 @register

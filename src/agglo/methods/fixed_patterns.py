@@ -7,7 +7,7 @@ the others the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,9 +41,6 @@ class FixedPattern(Method):
 
     def __init__(self, released: bool = True) -> None:
         self.released = released
-
-    def options(self) -> dict[str, Any]:
-        return {"released": self.released}
 
     def stages(self, n_tokens: int, asked: Sequence[int], grid: Grid | None) -> list[int]:
         nearest_first = sorted(ring_distances(self.name, require_grid(self, grid, n_tokens), self.released))

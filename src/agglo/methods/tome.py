@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agglo.grouping import Grouping
 from agglo.methods.base import Method, Outcome, View
-from agglo.methods.features import patch_features, require_known
+from agglo.methods.helpers.features import patch_features, require_known
 from agglo.methods.registry import register
 
 ORDERS = ("released", "position")
@@ -36,9 +36,6 @@ class ToMe(Method):
         if order not in ORDERS:
             raise ValueError(f"order={order!r} is not known; accepted: {', '.join(map(repr, ORDERS))}")
         self.order = order
-
-    def options(self) -> dict[str, Any]:
-        return {"features": self.features, "order": self.order}
 
     def reachable(self, n_tokens: int, target: int) -> int:
         """Half of an odd count rounds up: 49 tokens become 25, not 24. Fewer than half is out of reach."""
