@@ -200,7 +200,7 @@ def test_threshold_ignores_padding() -> None:
 
 
 def test_names_and_options() -> None:
-    assert repr(create("atc", linkage="single")) == "atc(linkage='single', features='keys', sizes='counted')"
+    assert repr(create("atc", linkage="single")) == "ATC(linkage='single', features='keys', sizes='counted')"
     given = ToMe()
     assert create(given) is given
     for wrong, message in [

@@ -432,5 +432,5 @@ def test_bad_options() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             wrong()
-    assert repr(create("kmedoids")) == "kmedoids(weights='attention', iterations=3, released=False)"
-    assert repr(create("dpc_knn")) == "dpc_knn(weights='learned', neighbours=5)"
+    assert repr(create("kmedoids")) == "KMedoids(weights='attention', iterations=3, released=False)"
+    assert repr(create("dpc_knn")) == "DPCKNN(weights='learned', neighbours=5)"

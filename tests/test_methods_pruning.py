@@ -284,7 +284,7 @@ def test_pooling_averages_cells() -> None:
             "tokens": outcome.grouping.merge(shown.tokens),
             "sizes": outcome.grouping.sizes,
             "target": 2,
-            "earlier": (24,),
+            "tokens_before": (24,),
         }
     )
     again = create("pool").reduce(later).grouping

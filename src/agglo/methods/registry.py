@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
@@ -137,7 +137,7 @@ def _load_plugins() -> None:
         try:
             loaded = plugin.load()
             if inspect.isclass(loaded):
-                register(loaded)
+                register(cast(type[Method], loaded))
         except (Exception, SystemExit) as error:
             warnings.warn(
                 f"plug-in {plugin.name!r} ({plugin.value}) is left out: {type(error).__name__}: {error}",

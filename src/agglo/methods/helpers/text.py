@@ -7,13 +7,14 @@ atc:linkage=single,features=values                                  options that
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from agglo.methods.base import Method
 from agglo.methods.registry import create, find
 
-_WORDS = {"none": None, "true": True, "false": False}
+_WORDS = {"none": None, "true": True, "false": False, "inf": math.inf, "-inf": -math.inf}
 
 
 def parse_method(described: str | Mapping[str, Any] | Method) -> Method:
@@ -76,7 +77,7 @@ def _from_table(table: Mapping[str, Any]) -> Method:
 
 
 def _value(text: str) -> Any:
-    """A number or one of true, false and none if it reads like one, else the text itself."""
+    """A number or one of true, false, none and inf if it reads like one, else the text itself."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:

@@ -33,9 +33,7 @@ def require_valid(method: Method, view: View, outcome: Outcome) -> None:
 
 def _require_shapes(method: Method, view: View, outcome: Outcome) -> None:
     if not isinstance(outcome, Outcome) or not isinstance(outcome.grouping, Grouping):
-        raise TypeError(
-            f"method {method.name!r} must answer with an agglo.Outcome of an agglo.Grouping, not {outcome!r}"
-        )
+        raise TypeError(f"method {method.name!r} must answer with an Outcome of a Grouping, not with {outcome!r}")
     batch, n_tokens, width = view.tokens.shape
     grouping, n_groups = outcome.grouping, outcome.grouping.n_groups
     if grouping.prefix != view.prefix:
@@ -70,8 +68,8 @@ def _require_count(method: Method, view: View, outcome: Outcome) -> None:
         _refuse(
             method,
             view,
-            f"view.target = {view.target} patch tokens must be left, not {left}. A method that cannot leave as many says so "
-            "in reachable() or stages(), one whose counts differ from image to image by `varies`",
+            f"view.target = {view.target} patch tokens must be left, not {left}. A method that cannot leave as many "
+            "says so in reachable() or stages(), one whose counts differ from image to image by `varies`",
         )
     if method.varies == "at most" and left > view.target:
         _refuse(method, view, f"at most view.target = {view.target} patch tokens may be left, not {left}")
