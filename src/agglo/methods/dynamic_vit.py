@@ -1,4 +1,4 @@
-"""DynamicViT (Rao et al., NeurIPS 2021), from its published definition: learned predictors of which tokens matter.
+"""DynamicViT (Rao et al., NeurIPS 2021), from its definition: learned predictors of which tokens matter.
 
 In training every token stays in the sequence, and a mask, drawn by hard Gumbel-softmax so that gradients reach the
 predictors, hides dropped ones from attention (`agglo.attention.policy_attention`). At inference the tokens with the

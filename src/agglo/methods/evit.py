@@ -1,4 +1,4 @@
-"""EViT (Liang et al., ICLR 2022), from its published definition: keep attentive tokens, fuse the inattentive ones."""
+"""EViT (Liang et al., ICLR 2022), from its definition: keep attentive tokens, fuse the inattentive ones."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class EvoViT(RememberingMethod):
     blocks 4 to 7 and 8 to 11 of 12, unless blocks are given.
 
     momentum: how much of the mean is the latest block's.
-    per_block: choose anew before every block, as the detectors do, and not once a stage.
+    per_block: choose anew before every block, as the detectors do, and not once per stage.
     """
 
     name: ClassVar[str] = "evovit"

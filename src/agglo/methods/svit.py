@@ -1,4 +1,4 @@
-"""SViT (Liu et al., WACV 2024), from its published definition: at every block a gate says which tokens it processes.
+"""SViT (Liu et al., WACV 2024), from its definition: at every block a gate says which tokens it processes.
 
 The others pass the block by unchanged and may be processed again later, so that detectors see a full grid. In training
 all tokens stay, with the decisions as masks that carry gradients; `trace.loss` holds the shares of processed tokens.
