@@ -28,7 +28,7 @@ VARIANTS = [("kmedoids", {"weights": "equal"}), ("kmedoids", {"released": True})
 
 def parameter_free() -> list[Method]:
     # Methods whose tokens skip blocks and return have no stage to time: they decide at every block, with a memory.
-    stages = [info for info in agglo.methods() if info.kind != "skips"]
+    stages = [info for info in agglo.list_methods() if info.kind != "skips"]
     names = [info.name for info in stages if not info.learns or info.name in EQUAL]
     return [create(name, **EQUAL.get(name, {})) for name in names] + [create(n, **o) for n, o in VARIANTS]
 

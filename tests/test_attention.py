@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agglo.attention import Path, class_attention, proportional_attention
+from agglo import attention
+from agglo.attention import (
+    Path,
+    attention_received,
+    class_attention,
+    fastest_path,
+    flash_kernel_runs,
+    proportional_attention,
+)
 
 PATHS: list[Path] = ["bias", "channel"]
 
@@ -75,3 +83,62 @@ def test_class_attention_is_the_first_row() -> None:
     rows = explicit(q, k, torch.eye(7).expand(2, 3, 7, 7), sizes, 8**-0.5)
     torch.testing.assert_close(class_attention(q, k, sizes), rows[:, :, 0])
     torch.testing.assert_close(class_attention(q, k, None).sum(-1), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("sized", [False, True])
+def test_attention_weights_are_float32_under_autocast(sized: bool) -> None:
+    """Autocast takes matrix products to bfloat16 whatever the dtype of their inputs."""
+    q, k, _, sizes = random_case(4, 2, 3, 40, 16)
+    q, k = q.bfloat16(), k.bfloat16()
+    given = sizes if sized else None
+    for weigh in (class_attention, attention_received):
+        wanted = weigh(q.float(), k.float(), given)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            actual = weigh(q, k, given)
+        assert actual.dtype == torch.float32
+        assert torch.equal(actual, wanted)
+
+
+AMPERE, TURING = (8, 0), (7, 5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "capability", "runs"),
+    [
+        (torch.float16, 64, AMPERE, True),
+        (torch.bfloat16, 64, (9, 0), True),
+        (torch.bfloat16, 80, AMPERE, True),
+        (torch.bfloat16, 247, AMPERE, True),  # padded to 248
+        (torch.bfloat16, 248, AMPERE, True),  # padded to 256, the widest
+        (torch.bfloat16, 249, AMPERE, True),
+        (torch.bfloat16, 256, AMPERE, False),  # fits by itself, but not with one more channel
+        (torch.bfloat16, 512, AMPERE, False),
+        (torch.float32, 64, AMPERE, False),
+        (torch.float64, 64, AMPERE, False),
+        (torch.float16, 64, TURING, False),
+        (torch.float16, 64, None, False),  # torch was built without, or it is switched off
+    ],
+)
+def test_where_a_flash_kernel_runs(
+    dtype: torch.dtype, width: int, capability: tuple[int, int] | None, runs: bool
+) -> None:
+    assert flash_kernel_runs(dtype, width, capability) == runs
+
+
+def test_the_channel_is_taken_only_for_a_flash_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda", 0)
+    monkeypatch.setattr(attention, "_flash_capability", {0: AMPERE}.get)
+    assert fastest_path(cuda, torch.float16, 64) == "channel"
+    assert fastest_path(cuda, torch.float32, 64) == "bias"
+    assert fastest_path(cuda, torch.float16, 256) == "bias"
+    assert fastest_path(torch.device("cuda", 1), torch.float16, 64) == "bias"
+    for device in ("cpu", "mps", "xpu"):
+        assert fastest_path(torch.device(device), torch.float16, 64) == "bias"
+
+
+def test_flash_may_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: AMPERE)
+    assert attention._flash_capability(0) == AMPERE
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert attention._flash_capability(0) is None

@@ -52,7 +52,7 @@ def test_add_a_method(module: Any) -> None:
     patches = first.labels[:, first.prefix :]
     assert (patches.diff(dim=1) >= 0).all(), "runs of neighbours"
     assert first.n_groups - first.prefix == patches.shape[1] // 2
-    assert "runs" in {info.name for info in agglo.methods()}
+    assert "runs" in {info.name for info in agglo.list_methods()}
 
 
 @pytest.mark.parametrize("module", ["host"], indirect=True)

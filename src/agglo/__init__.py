@@ -1,22 +1,24 @@
 """Faster vision transformers by exact agglomerative token clustering."""
 
-from typing import TYPE_CHECKING
-
 from agglo.clustering import backends, cluster, cut, linkage
 from agglo.drawing.groups import draw
 from agglo.grouping import Grouping
 from agglo.hosts import UnsupportedModelError
-from agglo.methods import LearnedMethod, Method, MethodInfo, Outcome, Setting, View, register
+from agglo.methods import (
+    LearnedMethod,
+    Method,
+    MethodInfo,
+    ModelShape,
+    Outcome,
+    RememberingMethod,
+    View,
+    list_methods,
+    parse_method,
+    register,
+)
 from agglo.patching import Reduction, apply, reduction, remove, trace
 from agglo.schedule import Constant, Counts, Geometric, Linear, PerBlock, Schedule, Stages, parse_schedule
 from agglo.version import __version__
-
-if TYPE_CHECKING:
-
-    def methods() -> list[MethodInfo]:
-        """Every method that `agglo.apply` knows by name. At run time the package of that name, which can be called."""
-        ...
-
 
 __all__ = [
     "Constant",
@@ -27,11 +29,12 @@ __all__ = [
     "Linear",
     "Method",
     "MethodInfo",
+    "ModelShape",
     "Outcome",
     "PerBlock",
     "Reduction",
+    "RememberingMethod",
     "Schedule",
-    "Setting",
     "Stages",
     "UnsupportedModelError",
     "View",
@@ -42,7 +45,8 @@ __all__ = [
     "cut",
     "draw",
     "linkage",
-    "methods",
+    "list_methods",
+    "parse_method",
     "parse_schedule",
     "reduction",
     "register",

@@ -13,7 +13,7 @@ from torch import nn
 from agglo.hosts.registry import applied_modules, applied_towers, find_tower
 from agglo.hosts.swap import ReducedModule, UnsupportedModelError, reduced_class
 from agglo.hosts.vit.base import Layout
-from agglo.methods import Method, Setting, create
+from agglo.methods import Method, ModelShape, create
 from agglo.methods.base import Varies, square
 from agglo.plan import Plan
 from agglo.schedule import Rates, Schedule, as_schedule
@@ -39,7 +39,7 @@ def apply(
 
     What matters:
         keep_rate: fraction of patch tokens that stays at each stage, in (0, 1]; a list gives one per stage.
-        method: "atc" (default), the name of another that `agglo.methods()` lists, or a Method.
+        method: "atc" (default), the name of another that `agglo.list_methods()` lists, or a Method.
         linkage (atc): "average", "single" or "complete".
 
     Instead of keep_rate, one of:
@@ -93,18 +93,18 @@ def apply(
     return model
 
 
-def _setting(plan: Plan, method: Method, layout: Layout) -> Setting:
+def _setting(plan: Plan, method: Method, layout: Layout) -> ModelShape:
     targets = plan.targets(method, layout.patches, layout.depth, layout.grid)
     counts = [] if plan.schedule is None else [target for target in targets if target is not None]
     before = [layout.patches, *(counts if method.tokens_return == "never" else [layout.patches] * len(counts))]
     stages = tuple(zip(before, counts, strict=False))
     blocks = tuple(block for block, target in enumerate(targets) if target is not None)
-    setting = Setting(stages, layout.width, layout.heads, layout.prefix, blocks)
+    setting = ModelShape(stages, layout.width, layout.heads, layout.prefix, blocks)
     method.check(setting)
     return setting
 
 
-def _build(method: Method, setting: Setting, module: nn.Module) -> None:
+def _build(method: Method, setting: ModelShape, module: nn.Module) -> None:
     """Parameters of a method that learns, as the model has its own: same device, dtype and mode.
 
     What an instance learned before stays where it still fits: the same method at another keep rate, say.

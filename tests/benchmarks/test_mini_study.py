@@ -15,8 +15,8 @@ from benchmarks import mini_study_report as report
 
 
 def test_every_method_takes_part() -> None:
-    assert {entry.method for entry in mini_study.ENTRIES} == {info.name for info in agglo.methods()}
-    learning = {info.name for info in agglo.methods() if info.learns}
+    assert {entry.method for entry in mini_study.ENTRIES} == {info.name for info in agglo.list_methods()}
+    learning = {info.name for info in agglo.list_methods() if info.learns}
     told = {entry.method for entry in mini_study.ENTRIES if entry.learns}
     assert told == learning
 

@@ -65,7 +65,7 @@ def test_visualize_and_evaluate_show_a_model_the_same_picture(
     for module in (grid, pictures):
         monkeypatch.setattr(module, "build", noting)
     variants = variants_of(["atc"], keep_rates=[0.5])
-    grid.run(grid.Settings(spec, tmp_path, variants, dense=False, workers=0))
+    grid.run(grid.EvaluationSettings(spec, tmp_path, variants, dense=False, workers=0))
     evaluated = len(seen)
     pictures.visualize(spec, [photo], variants)
     assert len(seen) > evaluated > 0
@@ -84,7 +84,7 @@ def test_an_evaluation_reads_the_weights_once(tmp_path: Path, reads: list[str], 
     data = write_fashion(tmp_path / "data")
     checkpoint = save_model(tmp_path / "w.safetensors", "agglo_test_vit", method)
     variants = variants_of([method or "atc"], keep_rates=[0.5])
-    report = grid.run(grid.Settings(ModelSpec("agglo_test_vit", checkpoint), data, variants, workers=0))
+    report = grid.run(grid.EvaluationSettings(ModelSpec("agglo_test_vit", checkpoint), data, variants, workers=0))
     assert all("top1" in result for result in report["results"]) and reads == ["w.safetensors"]
 
 

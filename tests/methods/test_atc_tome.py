@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import agglo
 from agglo.grouping import Grouping
 from agglo.methods import ATC, Method, Outcome, ToMe, View, create
-from agglo.methods.features import patch_features
+from agglo.methods.helpers.features import patch_features
 from agglo.methods.tome import match
 from agglo.plan import Plan
 
@@ -53,6 +53,18 @@ def plain_tome(features: Tensor, n_merges: int, prefix: int) -> set[frozenset[in
     return {frozenset(members) for members in groups.values()}
 
 
+def plain_tome_order(features: Tensor, n_merges: int, prefix: int, order: str) -> list[int]:
+    """Positions of the tokens that stay, in the order of their groups, straight from the definition."""
+    n = len(features)
+    unit = features / features.norm(dim=1, keepdim=True)
+    even = [p for p in range(n) if (p + prefix) % 2 == 0]
+    odd = [p for p in range(n) if (p + prefix) % 2 == 1]
+    left = sorted(even, key=lambda a: -max((float(unit[a] @ unit[b]) for b in odd), default=0))[n_merges:]
+    if order == "position":
+        return sorted(left + odd)
+    return (left if order == "similarity" else sorted(left)) + odd
+
+
 def partition(labels: Tensor) -> set[frozenset[int]]:
     return {frozenset(torch.nonzero(labels == group).flatten().tolist()) for group in labels.unique()}
 
@@ -66,6 +78,43 @@ def test_tome_is_its_definition(seed: int, n: int, prefix: int, share: float) ->
     for b in range(2):
         assert partition(labels[b]) == plain_tome(features[b], n_merges, prefix)
         assert sorted(labels[b].unique().tolist()) == list(range(n - n_merges))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 9**6),
+    n=st.integers(2, 25),
+    prefix=st.integers(0, 3),
+    share=st.floats(0, 1),
+    order=st.sampled_from(["released", "position", "similarity"]),
+)
+def test_tome_orders_its_groups(seed: int, n: int, prefix: int, share: float, order: str) -> None:
+    features = torch.randn(2, n, 6, generator=torch.Generator().manual_seed(seed))
+    n_merges = round(share * (n // 2))
+    labels = match(torch.nn.functional.normalize(features, dim=-1), n_merges, prefix % 2, order)
+    plain = match(torch.nn.functional.normalize(features, dim=-1), n_merges, prefix % 2, "position")
+    for b in range(2):
+        stay = plain_tome_order(features[b], n_merges, prefix, order)
+        assert labels[b, stay].tolist() == list(range(n - n_merges))
+        assert partition(labels[b]) == partition(plain[b])
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+def test_tome_hands_its_tokens_on_in_the_order_of_the_released_code(prefix: int) -> None:
+    shown = view(prefix=prefix, target=8)
+    assert shown.keys is not None
+    keys = shown.keys.mean(1)[:, prefix:]
+    for method, order in (
+        (ToMe(), "released" if prefix else "similarity"),
+        (ToMe(order="position"), "position"),
+    ):
+        grouping = method.reduce(shown).grouping
+        assert torch.equal(grouping.labels[:, :prefix], torch.arange(prefix).expand(2, -1))
+        for b in range(2):
+            stay = torch.tensor(plain_tome_order(keys[b], 4, prefix, order))
+            assert torch.equal(grouping.labels[b, prefix + stay], prefix + torch.arange(8))
+    with pytest.raises(ValueError, match=r"order='size'.*'released', 'position'"):
+        ToMe(order="size")
 
 
 @settings(max_examples=30, deadline=None)
@@ -151,13 +200,13 @@ def test_threshold_ignores_padding() -> None:
 
 
 def test_names_and_options() -> None:
-    assert repr(create("atc", linkage="single")) == "atc(linkage='single', features='keys')"
+    assert repr(create("atc", linkage="single")) == "ATC(linkage='single', features='keys', sizes='counted')"
     given = ToMe()
     assert create(given) is given
     for wrong, message in [
         (lambda: create("atc", linkage="ward"), "linkage='ward'.*'single'"),
         (lambda: create("atc", features="queries"), "features='queries'.*'keys'"),
-        (lambda: create("atc", link="single"), "no option 'link'; accepted: linkage, features"),
+        (lambda: create("atc", link="single"), "no option 'link'; accepted: linkage, features, sizes"),
         (lambda: create("tomate"), "method='tomate'.*'atc'.*'tome'"),
         (lambda: create(given, features="keys"), "instance"),
     ]:

@@ -70,7 +70,7 @@ def plain_medoids(
 
             least = min(map(cost, members))
             # Of two tokens on their own either costs the same: the first is meant, whatever rounding says.
-            medoids[c] = next(i for i in members if cost(i) <= least * (1 + 1e-4))
+            medoids[c] = next(i for i in members if cost(i) <= least * (1 + (0 if over_all else 1e-4)))
     return medoids
 
 
@@ -432,5 +432,5 @@ def test_bad_options() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             wrong()
-    assert repr(create("kmedoids")) == "kmedoids(weights='attention', iterations=3, released=False)"
-    assert repr(create("dpc_knn")) == "dpc_knn(weights='learned', neighbours=5)"
+    assert repr(create("kmedoids")) == "KMedoids(weights='attention', iterations=3, released=False)"
+    assert repr(create("dpc_knn")) == "DPCKNN(weights='learned', neighbours=5)"

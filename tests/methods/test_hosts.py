@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import agglo
+from agglo.methods import Method, Outcome, View, create
 
-NAMES = [info.name for info in agglo.methods()]
+NAMES = [info.name for info in agglo.list_methods()]
 
 
 def timm_eva() -> nn.Module:
@@ -60,7 +63,7 @@ def test_every_method_runs_on_every_host(host: Any, name: str) -> None:
     keys = list(model.state_dict())
     agglo.apply(model, name, keep_rate=0.6)
     new = len(model.state_dict()) - len(keys)
-    assert (new > 0) == next(info.learns for info in agglo.methods() if info.name == name)
+    assert (new > 0) == next(info.learns for info in agglo.list_methods() if info.name == name)
     with agglo.trace(model) as trace:
         reduced = run(model, x)
     assert reduced.shape == dense.shape
@@ -80,6 +83,79 @@ def test_every_method_runs_on_every_host(host: Any, name: str) -> None:
     assert list(model.state_dict()) == keys
     with torch.no_grad():
         torch.testing.assert_close(run(model, x), dense)
+
+
+class Watched:
+    """A model's method, which answers every view twice: as the model asks, and once more outside autocast, with
+    attention weights worked out here in float32 from the very queries and keys that attention was given."""
+
+    def __init__(self, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.q = self.k = torch.empty(0)
+        self.scale = 1.0
+        self.answers: list[tuple[Outcome, Outcome]] = []
+        attend, reduce = F.scaled_dot_product_attention, type(method).reduce
+        remember: Any = getattr(type(method), "remember", None)
+
+        def watched_attend(q: Tensor, k: Tensor, v: Tensor, *more: Any, **options: Any) -> Tensor:
+            self.q, self.k, self.scale = q, k, options.get("scale") or q.shape[-1] ** -0.5
+            return attend(q, k, v, *more, **options)
+
+        def watched_reduce(method: Method, view: View) -> Outcome:
+            outcome = reduce(method, view)
+            with torch.autocast("cpu", enabled=False):
+                self.answers.append((outcome, reduce(method, self.exact(method, view))))
+            return outcome
+
+        def watched_remember(method: Method, attention: Tensor, memory: Tensor | None) -> Tensor:
+            with torch.autocast("cpu", enabled=False):
+                torch.testing.assert_close(attention, self.weights(None)[:, :, 0], rtol=1e-5, atol=1e-7)
+            remembered: Tensor = remember(method, attention, memory)
+            return remembered
+
+        monkeypatch.setattr(F, "scaled_dot_product_attention", watched_attend)
+        monkeypatch.setattr(type(method), "reduce", watched_reduce)
+        if remember is not None:
+            monkeypatch.setattr(type(method), "remember", watched_remember)
+
+    def weights(self, sizes: Tensor | None) -> Tensor:
+        logits = self.q.float() @ self.k.float().transpose(-2, -1) * self.scale
+        return (logits if sizes is None else logits + sizes.log()[:, None, None]).softmax(-1)
+
+    def exact(self, method: Method, view: View) -> View:
+        sizes = view.sizes if method.proportional or view.sizes is None else (view.sizes > 0).float()
+        per_token = {
+            "tokens": view.tokens,
+            "keys": view.keys,
+            "values": view.values,
+            "class_attention": None if view.class_attention is None else self.weights(sizes)[:, :, 0],
+            "attention_received": None if view.attention_received is None else self.weights(None).sum((1, 2)),
+        }
+        return replace(view, **{name: None if each is None else each.float() for name, each in per_token.items()})
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("host", [timm_eva, torchvision_vit, open_clip_vit, transformers_vit])
+@torch.no_grad()
+def test_autocast_selects_what_float32_selects(host: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given the same queries, keys, values and tokens, which are bfloat16 here, the decision is that of float32."""
+    torch.manual_seed(0)
+    model, x = host().eval(), torch.randn(8, 3, 32, 32)
+    for parameter in model.parameters():
+        parameter.add_(torch.randn(parameter.shape) * 0.2)
+    method = create(name, **({"seed": 0} if name == "random" else {}))
+    agglo.apply(model, method, keep_rate=0.6)
+    watched = Watched(method, monkeypatch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        run(model, x)
+    assert len(watched.answers) >= 2
+    learns = isinstance(method, nn.Module) and any(True for _ in method.parameters()) and name != "dpc_knn"
+    for actual, exact in watched.answers:
+        if learns:  # layers of the model's precision decide, as in the rest of the model
+            agree = (actual.grouping.labels >= 0) == (exact.grouping.labels >= 0)
+            assert agree.float().mean() > 0.9
+        else:
+            assert torch.equal(actual.grouping.labels, exact.grouping.labels)
+            assert torch.equal(actual.grouping.sizes, exact.grouping.sizes)
 
 
 def open_clip_wide() -> nn.Module:

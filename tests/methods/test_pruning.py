@@ -18,7 +18,7 @@ import agglo
 from agglo.attention import attention_received, policy_attention
 from agglo.drawing import groups as drawing
 from agglo.grouping import Grouping
-from agglo.methods import Setting, View, create
+from agglo.methods import ModelShape, View, create
 from agglo.methods.ats import sample
 from agglo.methods.dynamic_vit import DynamicViT, distillation_loss
 from agglo.methods.fixed_patterns import ring_distances
@@ -205,7 +205,7 @@ def test_the_model_is_the_slow_model(name: str, rate: float) -> None:
         choose = {"topk": topk_by_hand, "evit": evit_by_hand, "ats": ats_by_hand}[name](rate)
     logits, features = model(x), model.forward_features(x)
     for index, image in enumerate(x):
-        expected, full = by_hand(slow, image, (3, 6, 9), choose, before=name == "dynamicvit")
+        expected, full = by_hand(slow, image, (3, 6, 9), choose, before=name in ("dynamicvit", *RINGS))
         torch.testing.assert_close(logits[index], expected, rtol=0, atol=3e-5)
         if name != "evit":  # whose patches have gone into the fused token
             torch.testing.assert_close(features[index, 1:], full, rtol=0, atol=3e-5)
@@ -260,7 +260,7 @@ def test_what_is_no_grid_is_refused(name: str) -> None:
 
 
 def test_whole_rings_are_as_far_as_each_other() -> None:
-    assert create("l1", published=False).stages(196, [98, 69], (14, 14)) == [84, 60]
+    assert create("l1", released=False).stages(196, [98, 69], (14, 14)) == [84, 60]
     assert sorted(set(ring_distances("l1", (3, 5), False))) == [0, 2, 4, 6]
 
 
@@ -284,7 +284,7 @@ def test_pooling_averages_cells() -> None:
             "tokens": outcome.grouping.merge(shown.tokens),
             "sizes": outcome.grouping.sizes,
             "target": 2,
-            "earlier": (24,),
+            "tokens_before": (24,),
         }
     )
     again = create("pool").reduce(later).grouping
@@ -356,7 +356,7 @@ def test_attention_received_is_its_definition() -> None:
 
 def test_dynamicvit_draws_a_mask_that_only_shrinks() -> None:
     method = DynamicViT()
-    method.build(Setting(((16, 8), (8, 4)), width=8, heads=3, prefix=1))
+    method.build(ModelShape(((16, 8), (8, 4)), width=8, heads=3, prefix=1))
     shown = view(training=True, target=8)
     torch.manual_seed(5)
     outcome = method.reduce(shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import nn
 
 import agglo
 from agglo.methods import Method, Outcome, View, create, registry
+from agglo.methods.registry import find
 
 timm = pytest.importorskip("timm")
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
@@ -27,7 +29,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, type[Method]]:
 
 
 def test_every_method_is_listed_in_words() -> None:
-    listed = {info.name: info for info in agglo.methods()}
+    listed = {info.name: info for info in agglo.list_methods()}
     assert {"atc", "tome", "l1", "l2", "linf", "topk", "evit", "dynamicvit", "ats", "random", "pool"} <= set(listed)
     assert list(listed) == sorted(listed)
     for name, info in listed.items():
@@ -37,26 +39,32 @@ def test_every_method_is_listed_in_words() -> None:
         assert info.description[0].isupper() and 20 < len(info.description) < 160, info.description
         assert info.reach
         assert info.reference or name in ("random", "pool")
-    assert listed["atc"].options == ("linkage", "features")
+    assert listed["atc"].options == ("linkage", "features", "sizes")
     assert (listed["evit"].kind, listed["evit"].needs_class_attention) == ("prunes", True)
     assert "0.5" in listed["tome"].reach
 
 
-def test_the_package_is_still_found_under_the_functions_name() -> None:
+def test_the_package_is_a_plain_one() -> None:
     import agglo.methods.atc
     import agglo.methods.dynamic_vit as dynamic_vit
     from agglo.methods import ATC
 
-    assert callable(agglo.methods)
+    assert not callable(agglo.methods)
     assert ATC is agglo.methods.atc.ATC
     assert agglo.methods is sys.modules["agglo.methods"]
     assert agglo.methods.dynamic_vit.distillation_loss is dynamic_vit.distillation_loss
 
 
+def test_every_file_beside_the_helpers_is_a_method() -> None:
+    files = {file.name for file in pkgutil.iter_modules(agglo.methods.__path__) if not file.ispkg}
+    homes = {find(info.name).__module__.rpartition(".")[2] for info in agglo.list_methods()}
+    assert files == homes | {"base", "registry"}
+
+
 def test_the_document_lists_what_there_is() -> None:
     rows = {row.split("`")[1]: row for row in DOCUMENT.splitlines() if row.startswith("| `")}
-    assert list(rows) == [info.name for info in agglo.methods()]
-    for info in agglo.methods():
+    assert list(rows) == [info.name for info in agglo.list_methods()]
+    for info in agglo.list_methods():
         cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", rows[info.name])[2:-1]]
         yes = {True: "yes", False: ""}
         assert cells == [info.description, info.kind, yes[info.learns], yes[info.needs_class_attention], info.reach]
@@ -68,7 +76,7 @@ def test_the_documents_example_runs(registered: dict[str, type[Method]], capsys:
     assert len(example.split("class ")[1].splitlines()) <= 20
     scope: dict[str, Any] = {"__name__": "example"}
     exec(compile(example, "docs/methods.md", "exec"), scope)
-    assert "loudest(), Stages(0.5): 196 -> 24 patch tokens" in capsys.readouterr().out
+    assert "Loudest(), Stages(0.5): 196 -> 24 patch tokens" in capsys.readouterr().out
     tokens = torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0))
     shown = View(tokens, None, None, None, None, None, 1, 3, None, 0, False)
     labels = registered["loudest"]().reduce(shown).grouping.labels

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import agglo
 from agglo.drawing import groups as drawing
 from agglo.grouping import Grouping
-from agglo.methods import Method, Outcome, Setting, View, create
+from agglo.methods import Method, ModelShape, Outcome, View, create
 from agglo.methods.evo_vit import EvoViT
 from agglo.methods.svit import SViT
 from agglo.plan import Plan
@@ -430,6 +430,6 @@ def test_gates_are_one_for_each_block_and_stay_when_they_fit() -> None:
     agglo.apply(model, method, keep_rate=0.3)
     assert all(torch.equal(tensor, before[key]) for key, tensor in method.state_dict().items())
     new = create("svit")
-    new.build(Setting(((64, 30),), width=24, heads=3, prefix=1, blocks=(2,)))
+    new.build(ModelShape(((64, 30),), width=24, heads=3, prefix=1, blocks=(2,)))
     assert isinstance(new, nn.Module)
     assert sum(p.numel() for p in new.parameters()) == 2 * 24 + 24 * 6 + 6 + 6 * 2 + 2

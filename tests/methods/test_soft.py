@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import agglo
 from agglo.methods import create
+from agglo.methods.helpers.soft import Mixer, SoftMethod
 from agglo.methods.patch_merger import PatchMerger, QueryMixer
 from agglo.methods.sinkhorn import Sinkhorn, TransportMixer, transport_plan
 from agglo.methods.sit import SiT, TokenSlimming
-from agglo.methods.soft import Mixer, SoftMethod
 from tests.support.reductions import STAGES, built, deit, view
 
 NAMES = ["sit", "patch_merger", "sinkhorn"]

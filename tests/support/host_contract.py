@@ -47,6 +47,9 @@ class TakenApart(Method):
 
     name: ClassVar[str] = "taken_apart"
 
+    def reachable(self, n_tokens: int, target: int) -> int:
+        return n_tokens
+
     def reduce(self, view: View) -> Outcome:
         batch, n_tokens, _ = view.tokens.shape
         return Outcome(Grouping.identity(batch, n_tokens, view.prefix, view.tokens.device))

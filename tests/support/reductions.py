@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agglo.methods import Method, Outcome, Setting, View
+from agglo.methods import Method, ModelShape, Outcome, View
 
 STAGES = {0.25: [49, 12, 3], 0.5: [98, 49, 24], 0.7: [137, 96, 67], 0.9: [176, 158, 142]}  # of 196, as published
 
@@ -61,7 +61,7 @@ def view(seed: int = 0, batch: int = 2, n: int = 13, target: int = 5, prefix: in
 def built(method: Method, n: int = 13, target: int = 5, prefix: int = 1, width: int = 8) -> Method:
     """The method with its parameters, for one stage."""
     torch.manual_seed(0)
-    method.build(Setting(stages=((n, target),), width=width, heads=2, prefix=prefix))
+    method.build(ModelShape(stages=((n, target),), width=width, heads=2, prefix=prefix))
     return method
 
 

@@ -61,9 +61,11 @@ def k_medoids(
 
         the member i of c with the least  sum_{j in c} w_j d_ij,  or with over_all  w_i sum_j d_ij over all j,
 
-    the first of equals, up to rounding.
+    the first of equals, up to rounding in sums over a cluster: both of two tokens on their own are as cheap. Sums over
+    all tokens differ by less than that between tokens that are not equal.
     """
-    return _on(distances.device).k_medoids(distances, first, weights, iterations, over_all, _ROUNDING)
+    rounding = 0.0 if over_all else _ROUNDING
+    return _on(distances.device).k_medoids(distances, first, weights, iterations, over_all, rounding)
 
 
 @k_medoids.register_fake

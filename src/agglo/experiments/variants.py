@@ -5,15 +5,15 @@ A budget says how many tokens stay: a keep rate, a threshold or a schedule.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
 
 from agglo import patching
-from agglo.methods import Method, create, infos
+from agglo.methods import Method, create, parse_method
 from agglo.schedule import Schedule, Stages, as_schedule
 
 
@@ -83,6 +83,7 @@ def variants_of(
 ) -> list[Variant]:
     """Every method at every budget, repeated values once; ValueError for what is not known or goes with no method.
 
+    methods: names, or texts such as "atc:features=values".
     linkages: for the methods that have one; None is their default.
     blocks: of keep rates and thresholds; a schedule has its own.
     options: further ones, by name, for the methods that have them.
@@ -104,18 +105,17 @@ def variants_of(
     return [Variant(n, m, **budget, blocks=where, proportional=proportional) for budget in budgets for n, m in chosen]
 
 
-def create_method(name: str, **options: Any) -> Method:
-    """A method from its name and options; a name that is misspelt is answered with the one that was meant."""
-    known = [info.name for info in infos()]
-    if name not in known and (close := get_close_matches(name, known, n=1)):
-        raise ValueError(f"method={name!r} is not known; did you mean {close[0]!r}?")
-    return create(name, **options)
-
-
-def _instances(name: str, linkages: Sequence[str] | None, given: Mapping[str, Any]) -> list[tuple[str, Method]]:
-    accepted = create_method(name).options()
-    options = {option: value for option, value in given.items() if option in accepted}
-    if "linkage" not in accepted:
-        return [(name, create(name, **options))]
-    each = dict.fromkeys(linkages or [accepted["linkage"]])
-    return [(f"{name} {linkage}", create(name, linkage=linkage, **options)) for linkage in each]
+def _instances(text: str, linkages: Sequence[str] | None, given: Mapping[str, Any]) -> list[tuple[str, Method]]:
+    """Names and methods of one text: every linkage asked for, unless the text has one of its own."""
+    method = parse_method(text)
+    written = set(re.findall(r"[:,]\s*(\w+)\s*=", text))
+    options = {option: value for option, value in given.items() if option in method.options()}
+    if clash := sorted(written & options.keys()):
+        raise ValueError(f"{clash[0]}={options[clash[0]]!r} and method={text!r}: give {clash[0]} once")
+    base = {**method.options(), **options}
+    if "linkage" not in base:
+        return [(text, create(method.name, **base))]
+    each = [base["linkage"]] if "linkage" in written else dict.fromkeys(linkages or [base["linkage"]])
+    found = [create(method.name, **{**base, "linkage": linkage}) for linkage in each]
+    others = ",".join(f"{name}={method.options()[name]}" for name in sorted(written - {"linkage"}))
+    return [(f"{method.name} {one.options()['linkage']}{others and f' {others}'}", one) for one in found]

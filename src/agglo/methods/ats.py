@@ -1,4 +1,4 @@
-"""ATS (Fayyaz et al., ECCV 2022), from its published definition: tokens sampled where significance accumulates."""
+"""ATS (Fayyaz et al., ECCV 2022), from its definition: tokens sampled where significance accumulates."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from agglo.grouping import Grouping
 from agglo.methods.base import Kind, Method, Outcome, Varies, View
+from agglo.methods.helpers.selection import chosen_first
 from agglo.methods.registry import register
-from agglo.methods.selection import chosen_first
 
 
 @register
@@ -19,7 +19,7 @@ class ATS(Method):
     keeps fewer.
 
     The significance of a patch is the class token's attention to it times the length of its value, summed over heads.
-    Published as sampling the rows of attention; dropping tokens after it leaves the same ones with the same values.
+    The released code samples the rows of attention; dropping tokens after it leaves the same ones with the same values.
     """
 
     name: ClassVar[str] = "ats"

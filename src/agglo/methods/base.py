@@ -13,6 +13,7 @@ A method is a file in this directory with a class marked `@register` (see `regis
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,10 +29,11 @@ Grid = tuple[int, int]
 Kind = Literal["prunes", "merges hard", "merges soft", "skips"]
 Return = Literal["never", "after block", "after stage"]
 Varies = Literal["no", "at most", "about"]
+_CATCH_ALL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
-class Setting:
+class ModelShape:
     """The model a method is applied to, known before anything runs.
 
     stages: (patch tokens before, patch tokens after) of each reduction, at the model's own input size; empty where a
@@ -67,7 +69,7 @@ class View:
         attention (the block before, for methods that act before a block); None unless the method needs it, and before
         the first block.
     policy: (B, T), the mask that the method's latest outcome put on attention; None if there is none.
-    earlier: patch tokens before each of the reductions that came before this one.
+    tokens_before: patch tokens before each of the reductions that came before this one.
     grid: (rows, columns) of the patches before any reduction; None if the host knows of none.
     memory: (B, T), what the method remembers of each token; None unless it remembers.
     """
@@ -85,7 +87,7 @@ class View:
     training: bool
     attention_received: Tensor | None = None
     policy: Tensor | None = None
-    earlier: tuple[int, ...] = ()
+    tokens_before: tuple[int, ...] = ()
     grid: Grid | None = None
     memory: Tensor | None = None
 
@@ -119,7 +121,10 @@ class Outcome:
 
 
 class Method(ABC):
-    """A token-reduction method. Options are the keyword arguments of its constructor.
+    """A token-reduction method. Options are the keyword arguments of its constructor, kept under the same names.
+
+    A method is a value: two of the same class with the same options are equal. Those with parameters are not, since
+    each learns its own.
 
     acts: where: between a block's attention and its MLP, or before the block.
     needs_class_attention, needs_attention_received: what to compute for its views.
@@ -128,7 +133,7 @@ class Method(ABC):
     varies: whether images keep the target, at most as many, or about as many.
     tokens_return: whether dropped tokens are gone, or pass by one block (the method is then asked at every block to
         which its schedule gives fewer tokens than all), or one stage (then where its stages begin).
-    kind, reach, reference: for `agglo.methods()`; its description is the first sentence of the class's docstring.
+    kind, reach, reference: for `agglo.list_methods()`; the description is the first sentence of the class's docstring.
     """
 
     name: ClassVar[str]
@@ -159,12 +164,12 @@ class Method(ABC):
         """What a keep rate means to this method."""
         return Stages(keep_rate, blocks)
 
-    def check(self, setting: Setting) -> None:
+    def check(self, shape: ModelShape) -> None:
         """ValueError for what the method cannot do. Called by `agglo.apply` before anything changes."""
-        if (self.needs_class_attention or isinstance(self, RememberingMethod)) and setting.prefix == 0:
+        if (self.needs_class_attention or isinstance(self, RememberingMethod)) and shape.prefix == 0:
             raise ValueError(f"{self.name} asks what the class token attends to, and this model has none")
 
-    def build(self, setting: Setting) -> None:  # noqa: B027 most have nothing to build
+    def build(self, shape: ModelShape) -> None:  # noqa: B027 most have nothing to build
         """Make parameters whose shapes depend on the model. Called by `agglo.apply`, which puts back what an instance
         learned before if all shapes are the same."""
 
@@ -172,12 +177,40 @@ class Method(ABC):
     def reduce(self, view: View) -> Outcome:
         """Decide what becomes of the tokens."""
 
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The options and what they are unless given; `inspect.Parameter.empty` where one must be."""
+        parameters = inspect.signature(cls).parameters.items()
+        return {name: parameter.default for name, parameter in parameters if parameter.kind not in _CATCH_ALL}
+
     def options(self) -> dict[str, Any]:
-        """What distinguishes this instance, for reports."""
-        return {}
+        """The options of this instance: the attributes that are called like the constructor's arguments."""
+        missing = [name for name in self.defaults() if not hasattr(self, name)]
+        if missing:
+            raise TypeError(
+                f"{type(self).__name__} takes {missing[0]!r} and has no attribute of that name, so that nobody can "
+                f"tell its options: keep it as self.{missing[0]}, or override options()"
+            )
+        return {name: getattr(self, name) for name in self.defaults()}
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(self, nn.Module) or type(self) is not type(other):
+            return self is other
+        assert isinstance(other, Method)
+        return self.options() == other.options()
+
+    def __hash__(self) -> int:
+        if isinstance(self, nn.Module):
+            return object.__hash__(self)
+        return hash((type(self), tuple(sorted((name, _hashable(value)) for name, value in self.options().items()))))
 
     def __repr__(self) -> str:
-        return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.options().items())})"
+        """The call that makes an equal one."""
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.options().items())})"
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 class RememberingMethod(Method):
@@ -191,7 +224,7 @@ class RememberingMethod(Method):
 
 
 class LearnedMethod(Method, nn.Module):
-    """A method with parameters. `build` creates them; stage m of a view is entry m of the setting's stages."""
+    """A method with parameters. `build` creates them; stage m of a view is entry m of the model's stages."""
 
 
 def require_grid(method: Method, grid: Grid | None, n_tokens: int) -> Grid:

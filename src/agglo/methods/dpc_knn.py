@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from agglo.clustering.centres import density_peaks, euclidean_distances
 from agglo.grouping import Grouping
-from agglo.methods.base import LearnedMethod, Outcome, Setting, View
-from agglo.methods.exporting import refuse_onnx
+from agglo.methods.base import LearnedMethod, ModelShape, Outcome, View
+from agglo.methods.helpers.exporting import refuse_onnx
+from agglo.methods.helpers.soft import linear
 from agglo.methods.registry import register
-from agglo.methods.soft import linear
 
 WEIGHTS = ("learned", "equal")
 
@@ -40,13 +40,10 @@ class DPCKNN(LearnedMethod):
         self.weights, self.neighbours = weights, neighbours
         self.scorers = nn.ModuleList()
 
-    def options(self) -> dict[str, Any]:
-        return {"weights": self.weights, "neighbours": self.neighbours}
-
-    def build(self, setting: Setting) -> None:
+    def build(self, shape: ModelShape) -> None:
         if self.weights == "learned":
             # No bias: it would cancel within every cluster.
-            self.scorers = nn.ModuleList(linear(setting.width, 1, bias=False) for _ in setting.stages)
+            self.scorers = nn.ModuleList(linear(shape.width, 1, bias=False) for _ in shape.stages)
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None

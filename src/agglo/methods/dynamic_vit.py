@@ -1,4 +1,4 @@
-"""DynamicViT (Rao et al., NeurIPS 2021), from its published definition: learned predictors of which tokens matter.
+"""DynamicViT (Rao et al., NeurIPS 2021), from its definition: learned predictors of which tokens matter.
 
 In training every token stays in the sequence, and a mask, drawn by hard Gumbel-softmax so that gradients reach the
 predictors, hides dropped ones from attention (`agglo.attention.policy_attention`). At inference the tokens with the
@@ -9,16 +9,16 @@ best keep scores are gathered. The full training loss is
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.grouping import Grouping
-from agglo.methods.base import Kind, LearnedMethod, Outcome, Setting, View
+from agglo.methods.base import Kind, LearnedMethod, ModelShape, Outcome, View
+from agglo.methods.helpers.selection import keep_best
 from agglo.methods.registry import register
-from agglo.methods.selection import keep_best
 
 
 class Predictor(nn.Module):
@@ -67,11 +67,8 @@ class DynamicViT(LearnedMethod):
         self.ratio_weight = ratio_weight
         self.predictors = nn.ModuleList()
 
-    def options(self) -> dict[str, Any]:
-        return {"ratio_weight": self.ratio_weight}
-
-    def build(self, setting: Setting) -> None:
-        self.predictors = nn.ModuleList(Predictor(setting.width) for _ in setting.stages)
+    def build(self, shape: ModelShape) -> None:
+        self.predictors = nn.ModuleList(Predictor(shape.width) for _ in shape.stages)
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None

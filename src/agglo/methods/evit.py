@@ -1,4 +1,4 @@
-"""EViT (Liang et al., ICLR 2022), from its published definition: keep attentive tokens, fuse the inattentive ones."""
+"""EViT (Liang et al., ICLR 2022), from its definition: keep attentive tokens, fuse the inattentive ones."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from agglo.grouping import Grouping
 from agglo.methods.base import Kind, Method, Outcome, View
+from agglo.methods.helpers.selection import best, class_scores
 from agglo.methods.registry import register
-from agglo.methods.selection import best, class_scores
 
 
 @register

@@ -6,13 +6,13 @@ The paper also moves placeholders along with a representative token; the release
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from agglo.methods.base import Kind, Outcome, RememberingMethod, Return, Setting, View
+from agglo.methods.base import Kind, ModelShape, Outcome, RememberingMethod, Return, View
+from agglo.methods.helpers.selection import keep_best
 from agglo.methods.registry import register
-from agglo.methods.selection import keep_best
 from agglo.schedule import Rates, Schedule, Stages
 
 
@@ -25,7 +25,7 @@ class EvoViT(RememberingMethod):
     blocks 4 to 7 and 8 to 11 of 12, unless blocks are given.
 
     momentum: how much of the mean is the latest block's.
-    per_block: choose anew before every block, as the detectors do, and not once a stage.
+    per_block: choose anew before every block, as the detectors do, and not once per stage.
     """
 
     name: ClassVar[str] = "evovit"
@@ -41,15 +41,12 @@ class EvoViT(RememberingMethod):
         self.momentum, self.per_block = momentum, per_block
         self.tokens_return = "after block" if per_block else "after stage"  # type: ignore[misc]
 
-    def options(self) -> dict[str, Any]:
-        return {"momentum": self.momentum, "per_block": self.per_block}
-
     def schedule(self, keep_rate: Rates, blocks: Sequence[int] | None) -> Schedule:
         return Stages(keep_rate, blocks, returning=True)
 
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
-        if 0 in setting.blocks:
+    def check(self, shape: ModelShape) -> None:
+        super().check(shape)
+        if 0 in shape.blocks:
             raise ValueError(
                 "evovit ranks patches by the class attention of earlier blocks, and block 0 has none: let a later "
                 "block reduce first"

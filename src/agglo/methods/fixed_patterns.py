@@ -1,12 +1,13 @@
 """Fixed patterns: rings of patches around the image's centre, the study's yardsticks that look at nothing.
 
-The study hid the outer patches from attention by a mask; they are dropped here, which leaves the others the same.
+The study hid the outer patches from a block's attention by a mask; they are dropped before the block here, which leaves
+the others the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,23 +29,21 @@ class FixedPattern(Method):
     Only whole rings of equally far patches can be kept: of their counts the nearest to the one asked for is taken, of
     two equally near ones the smaller.
 
-    published: distances as the study computed them, with coordinates of float32 rounding, which splits some rings: of
-        14 x 14 patches l1 can keep 68 or 92 then, and not only 60, 84 or 112. False keeps rings whole.
+    released: distances as the study's code computes them, with coordinates of float32 rounding, which splits some
+        rings: of 14 x 14 patches l1 can keep 68 or 92 then, and not only 60, 84 or 112. False keeps rings whole.
     """
 
+    acts = "before block"
     proportional: ClassVar[bool] = False
     kind: ClassVar[Kind] = "prunes"
     reach: ClassVar[str] = "whole rings around the centre; the count nearest to the keep rate is taken"
     reference: ClassVar[str] = "Haurum et al., Which Tokens to Use?, ICCV workshops 2023"
 
-    def __init__(self, published: bool = True) -> None:
-        self.published = published
-
-    def options(self) -> dict[str, Any]:
-        return {"published": self.published}
+    def __init__(self, released: bool = True) -> None:
+        self.released = released
 
     def stages(self, n_tokens: int, asked: Sequence[int], grid: Grid | None) -> list[int]:
-        nearest_first = sorted(ring_distances(self.name, require_grid(self, grid, n_tokens), self.published))
+        nearest_first = sorted(ring_distances(self.name, require_grid(self, grid, n_tokens), self.released))
         # A count is whole rings where the next patch is farther away.
         counts = [n for n in range(1, n_tokens) if nearest_first[n - 1] < nearest_first[n]] + [n_tokens]
         return [min(counts, key=lambda count: (abs(count - target), count)) for target in asked]
@@ -53,7 +52,7 @@ class FixedPattern(Method):
         assert view.target is not None
         assert view.grid is not None
         batch, n_patches = view.patches.shape[:2]
-        distances = ring_distances(self.name, view.grid, self.published)
+        distances = ring_distances(self.name, view.grid, self.released)
         nearest_first = sorted(distances)
         now, then = nearest_first[n_patches - 1], nearest_first[view.target - 1]
         here = [distance for distance in distances if distance <= now]
@@ -63,11 +62,11 @@ class FixedPattern(Method):
 
 
 @torch.compiler.assume_constant_result
-def ring_distances(norm: str, grid: Grid, published: bool) -> list[float]:
+def ring_distances(norm: str, grid: Grid, released: bool) -> list[float]:
     """Of every patch from the centre, row by row: in patches as the study spaced them, or in half patches, exactly."""
 
     def coordinates(n: int) -> Tensor:
-        if published:
+        if released:
             return torch.linspace(-n / 2, n / 2, n, dtype=torch.float32, device="cpu")
         return torch.arange(1 - n, n, 2, dtype=torch.float64, device="cpu")
 

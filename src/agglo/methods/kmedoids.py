@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from agglo.clustering.centres import euclidean_distances, farthest_points, k_medoids
 from agglo.grouping import Grouping
-from agglo.methods.base import Method, Outcome, Setting, View
-from agglo.methods.exporting import refuse_onnx
+from agglo.methods.base import Method, ModelShape, Outcome, View
+from agglo.methods.helpers.exporting import refuse_onnx
 from agglo.methods.registry import register
 
 WEIGHTS = ("attention", "equal")
@@ -24,7 +24,7 @@ class KMedoids(Method):
     weights: how much each token pulls the medoid of its cluster: "attention", as much as the block before attended to
         it (the most attended tokens are the first medoids), or "equal" (the first medoids are far apart).
     iterations: how often tokens are assigned and medoids chosen anew.
-    released: as the code behind the published numbers: a medoid is the member with the least w_i sum_j d_ij over all
+    released: as the study's code does: a medoid is the member with the least w_i sum_j d_ij over all
         tokens j, not the least sum_j w_j d_ij over its cluster; with equal weights the first medoid is random and the
         next ones far from any, not from all, before them.
     """
@@ -42,12 +42,9 @@ class KMedoids(Method):
         self.weights, self.iterations, self.released = weights, iterations, released
         self.needs_attention_received = weights == "attention"  # type: ignore[misc]
 
-    def options(self) -> dict[str, Any]:
-        return {"weights": self.weights, "iterations": self.iterations, "released": self.released}
-
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
-        if self.weights == "attention" and 0 in setting.blocks:
+    def check(self, shape: ModelShape) -> None:
+        super().check(shape)
+        if self.weights == "attention" and 0 in shape.blocks:
             raise ValueError(
                 "kmedoids weighs tokens by the attention of the block before, and block 0 has none: let a later block "
                 "reduce first, or give weights='equal'"

@@ -28,7 +28,7 @@ class Pooling(Method):
         assert view.target is not None
         assert view.grid is not None
         batch, n_patches = view.patches.shape[0], int(view.patches.shape[1])  # a tensor, while TorchScript watches
-        shapes = [_coarser(view.grid)[count] for count in (*view.earlier, n_patches, view.target)]
+        shapes = [_coarser(view.grid)[count] for count in (*view.tokens_before, n_patches, view.target)]
         rows, columns = (_cells([shape[axis] for shape in shapes]) for axis in (0, 1))
         labels = torch.tensor([row * shapes[-1][1] + column for row in rows for column in columns])
         labels = labels.to(view.tokens.device).expand(batch, n_patches)

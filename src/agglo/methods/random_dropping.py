@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from agglo.methods.base import Kind, Method, Outcome, View
+from agglo.methods.helpers.selection import keep_best
 from agglo.methods.registry import register
-from agglo.methods.selection import keep_best
 
 
 @register
@@ -24,9 +24,6 @@ class RandomDropping(Method):
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = seed
-
-    def options(self) -> dict[str, Any]:
-        return {"seed": self.seed}
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None

@@ -1,10 +1,25 @@
-"""Methods by name."""
+"""Methods by name: those of this package, those of installed plug-ins, and those of modules that a user imports.
+
+A plug-in is an installed package that names a method, or a module with `@register`ed ones, among its entry points:
+
+    [project.entry-points."agglo.methods"]
+    loudest = "my_package.loudest:Loudest"
+
+It is loaded when its methods are asked for; one that cannot be is left out, with a warning.
+"""
 
 from __future__ import annotations
 
 import inspect
+import os
+import sys
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
@@ -12,13 +27,14 @@ from agglo.methods.base import Kind, Method, RememberingMethod
 
 T = TypeVar("T", bound=type[Method])
 
+ENTRY_POINTS = "agglo.methods"
 _METHODS: dict[str, type[Method]] = {}
-_CATCH_ALL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_loaded: set[EntryPoint] = set()
 
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """A method in words: what `agglo.methods()` lists.
+    """A method in words: what `agglo.list_methods()` lists.
 
     learns: whether it has parameters of its own to train.
     kind: whether it prunes tokens, lets them skip blocks and come back, or merges them, each into one group (hard) or
@@ -51,28 +67,86 @@ def register(method: T) -> T:
     return method
 
 
+def find(name: str) -> type[Method]:
+    """The class of that name; ValueError that lists the known ones if there is none."""
+    if name not in _METHODS:
+        _load_plugins()
+    if name not in _METHODS:
+        close = get_close_matches(name, _METHODS, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"method={name!r} is not known; {hint}accepted: {', '.join(map(repr, sorted(_METHODS)))}")
+    return _METHODS[name]
+
+
 def create(method: str | Method, **options: Any) -> Method:
     """A method from its name and options, or the instance given."""
     if isinstance(method, Method):
         if options:
             raise ValueError(f"options {sorted(options)} go with a method's name, not with the instance {method!r}")
         return method
-    if method not in _METHODS:
-        raise ValueError(f"method={method!r} is not known; accepted: {', '.join(map(repr, sorted(_METHODS)))}")
-    accepted = _options_of(_METHODS[method])
+    found = find(method)
+    accepted = found.defaults()
     unknown = sorted(set(options) - set(accepted))
     if unknown:
         raise ValueError(f"method {method!r} has no option {unknown[0]!r}; accepted: {', '.join(accepted) or 'none'}")
-    return _METHODS[method](**options)
+    return found(**options)
 
 
-def infos() -> list[MethodInfo]:
-    """Every known method, by name.
+def list_methods() -> list[MethodInfo]:
+    """Every method that `agglo.apply` knows by name: what it does, whether it learns, what it needs and can reach.
 
-    >>> [info.name for info in infos() if info.name in ("atc", "tome")]
-    ['atc', 'tome']
+    >>> [info.kind for info in list_methods() if info.name == "atc"]
+    ['merges hard']
     """
+    _load_plugins()
     return [_info(_METHODS[name]) for name in sorted(_METHODS)]
+
+
+def import_methods(modules: Iterable[str]) -> list[str]:
+    """Import modules by name, also from the working directory, and return the names of the methods they registered.
+
+    ValueError for a module that cannot be found, and for one without any method.
+    """
+    added: list[str] = []
+    for module in modules:
+        before, imported = set(_METHODS), module in sys.modules
+        _import(module)
+        new = sorted(set(_METHODS) - before)
+        if not new and not imported:
+            raise ValueError(f"module {module!r} registers no method: mark its class with @agglo.register")
+        added += new or sorted(name for name, method in _METHODS.items() if method.__module__ == module)
+    return added
+
+
+def _import(module: str) -> None:
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        # A command's path does not hold the directory it was started in. Last, so that nothing there hides a library,
+        # and for good, so that processes started later find the module too.
+        sys.path.append(os.getcwd())
+    try:
+        import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and what it imports is not
+        hint = "; give a module's name, not its file" if module.endswith(".py") or os.sep in module else ""
+        raise ValueError(f"module {module!r} is neither installed nor in {os.getcwd()}{hint}") from error
+
+
+def _load_plugins() -> None:
+    for plugin in entry_points(group=ENTRY_POINTS):
+        if plugin in _loaded:
+            continue
+        _loaded.add(plugin)  # first: it may ask for the list while it loads, and a broken one is tried once
+        try:
+            loaded = plugin.load()
+            if inspect.isclass(loaded):
+                register(cast(type[Method], loaded))
+        except (Exception, SystemExit) as error:
+            warnings.warn(
+                f"plug-in {plugin.name!r} ({plugin.value}) is left out: {type(error).__name__}: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
 
 def _info(method: type[Method]) -> MethodInfo:
@@ -84,10 +158,5 @@ def _info(method: type[Method]) -> MethodInfo:
         needs_class_attention=method.needs_class_attention or issubclass(method, RememberingMethod),
         reach=method.reach,
         reference=method.reference,
-        options=_options_of(method),
+        options=tuple(method.defaults()),
     )
-
-
-def _options_of(method: type[Method]) -> tuple[str, ...]:
-    parameters = inspect.signature(method).parameters.items()
-    return tuple(name for name, parameter in parameters if parameter.kind not in _CATCH_ALL)

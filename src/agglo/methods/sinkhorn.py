@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from agglo.methods.helpers.soft import Mixer, SoftMethod
 from agglo.methods.registry import register
-from agglo.methods.soft import Mixer, SoftMethod
 
 
 @register
@@ -30,9 +30,6 @@ class Sinkhorn(SoftMethod):
         if not temperature > 0:
             raise ValueError(f"temperature={temperature!r} must be greater than 0")
         self.iterations, self.temperature = iterations, temperature
-
-    def options(self) -> dict[str, Any]:
-        return {"iterations": self.iterations, "temperature": self.temperature}
 
     def mixer(self, width: int, n_out: int) -> TransportMixer:
         return TransportMixer(width, n_out, self.iterations, self.temperature)

@@ -1,4 +1,4 @@
-"""SViT (Liu et al., WACV 2024), from its published definition: at every block a gate says which tokens it processes.
+"""SViT (Liu et al., WACV 2024), from its definition: at every block a gate says which tokens it processes.
 
 The others pass the block by unchanged and may be processed again later, so that detectors see a full grid. In training
 all tokens stay, with the decisions as masks that carry gradients; `trace.loss` holds the shares of processed tokens.
@@ -6,16 +6,16 @@ all tokens stay, with the decisions as masks that carry gradients; `trace.loss` 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.grouping import Grouping
-from agglo.methods.base import Kind, LearnedMethod, Outcome, Return, Setting, Varies, View
+from agglo.methods.base import Kind, LearnedMethod, ModelShape, Outcome, Return, Varies, View
+from agglo.methods.helpers.selection import chosen_first
 from agglo.methods.registry import register
-from agglo.methods.selection import chosen_first
 
 
 class Gate(nn.Module):
@@ -58,11 +58,8 @@ class SViT(LearnedMethod):
         self.loss_weight, self.sample = loss_weight, sample
         self.gates = nn.ModuleList()
 
-    def options(self) -> dict[str, Any]:
-        return {"loss_weight": self.loss_weight, "sample": self.sample}
-
-    def build(self, setting: Setting) -> None:
-        self.gates = nn.ModuleList(Gate(setting.width) for _ in setting.blocks)
+    def build(self, shape: ModelShape) -> None:
+        self.gates = nn.ModuleList(Gate(shape.width) for _ in shape.blocks)
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None

@@ -1,8 +1,8 @@
-"""ToMe (Bolya et al., ICLR 2023), from its published definition: one round of bipartite soft matching per reduction."""
+"""ToMe (Bolya et al., ICLR 2023), from its definition: one round of bipartite soft matching per reduction."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +10,10 @@ from torch import Tensor
 
 from agglo.grouping import Grouping
 from agglo.methods.base import Method, Outcome, View
-from agglo.methods.features import patch_features, require_known
+from agglo.methods.helpers.features import patch_features, require_known
 from agglo.methods.registry import register
+
+ORDERS = ("released", "position")
 
 
 @register
@@ -20,17 +22,20 @@ class ToMe(Method):
     similar pairs merge. At most half of the tokens can go at one block.
 
     features: what tokens are compared by, as in ATC.
+    order: of the tokens afterwards, on which the next block's split into even and odd depends. "released" is that of
+        the released code: first the even ones that found no partner, then all odd ones. "position" leaves every token
+        where the odd one of its pair was.
     """
 
     name: ClassVar[str] = "tome"
     reach: ClassVar[str] = "0.5 and above; half of an odd count rounds up"
     reference: ClassVar[str] = "Bolya et al., Token Merging: Your ViT But Faster, ICLR 2023"
 
-    def __init__(self, features: str = "keys") -> None:
+    def __init__(self, features: str = "keys", order: str = "released") -> None:
         self.features = require_known(features)
-
-    def options(self) -> dict[str, Any]:
-        return {"features": self.features}
+        if order not in ORDERS:
+            raise ValueError(f"order={order!r} is not known; accepted: {', '.join(map(repr, ORDERS))}")
+        self.order = order
 
     def reachable(self, n_tokens: int, target: int) -> int:
         """Half of an odd count rounds up: 49 tokens become 25, not 24. Fewer than half is out of reach."""
@@ -45,15 +50,22 @@ class ToMe(Method):
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
         features = F.normalize(patch_features(view, self.features).float(), dim=-1)
-        labels = match(features, int(features.shape[1]) - view.target, first_seeker=view.prefix % 2)
+        n_merges = int(features.shape[1]) - view.target
+        # The released code sorts the even tokens by position again only if a class token must come first.
+        order = "similarity" if self.order == "released" and view.prefix == 0 else self.order
+        labels = match(features, n_merges, first_seeker=view.prefix % 2, order=order)
         return Outcome(Grouping.of(labels, view.target, view.prefix, view.sizes))
 
 
-def match(features: Tensor, n_merges: int, first_seeker: int = 0) -> Tensor:
+def match(features: Tensor, n_merges: int, first_seeker: int = 0, order: str = "released") -> Tensor:
     """Labels (B, N) after bipartite matching of unit features (B, N, D).
 
     Seekers are every second token from first_seeker on, the others stay. The n_merges seekers with the most similar
-    stayer join it. Groups are numbered by the position of the token that stays.
+    stayer join it.
+
+    order: how groups are numbered. "position": by the token that stays. "released": the seekers that are left by
+        position, then the stayers. "similarity": the seekers that are left by how near they came to leaving, nearest
+        first, then the stayers.
     """
     batch, n_tokens, _ = features.shape
     positions = torch.arange(n_tokens, device=features.device)
@@ -61,8 +73,11 @@ def match(features: Tensor, n_merges: int, first_seeker: int = 0) -> Tensor:
     with torch.autocast(features.device.type, enabled=False):
         similarity = features[:, first_seeker::2] @ features[:, 1 - first_seeker :: 2].transpose(1, 2)
     best, partner = similarity.max(dim=-1)
-    leaving = best.topk(n_merges, dim=-1).indices  # (B, n_merges), indices into seekers
+    most_similar_first = best.argsort(dim=-1, descending=True)  # (B, seekers), indices into seekers
+    leaving, left = most_similar_first[:, :n_merges], most_similar_first[:, n_merges:]
     leader = positions.expand(batch, n_tokens).scatter(1, seekers[leaving], stayers[partner.gather(1, leaving)])
-    stays = leader == positions
-    number = stays.long().cumsum(dim=1) - 1
-    return number.gather(1, leader)
+    left = left if order == "similarity" else left.sort(dim=1).values
+    leaders = torch.cat([seekers[left], stayers.expand(batch, -1)], dim=1)  # (B, groups), positions
+    leaders = leaders.sort(dim=1).values if order == "position" else leaders
+    numbers = torch.arange(n_tokens - n_merges, device=features.device).expand(batch, -1)
+    return torch.zeros_like(leader).scatter(1, leaders, numbers).gather(1, leader)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from agglo.methods.base import Kind, Method, Outcome, View
+from agglo.methods.helpers.selection import class_scores, keep_best
 from agglo.methods.registry import register
-from agglo.methods.selection import class_scores, keep_best
 
 
 @register

@@ -64,7 +64,7 @@ FULL_RATE = "the whole model learns at the full rate"
 @pytest.mark.parametrize("dataset", dataset_names())
 def test_notes_tell_where_the_rates_are_from_and_never_two_places(dataset: str) -> None:
     recipe = recipes.load("deit")
-    for method, keep_rate in itertools.product((info.name for info in agglo.methods()), (0.5, 0.6)):
+    for method, keep_rate in itertools.product((info.name for info in agglo.list_methods()), (0.5, 0.6)):
         found, notes = recipe.resolve({"dataset": dataset, "method": method, "keep_rate": keep_rate})
         told = {text for text in (IMAGENETS, AT_THIS_RATE, FULL_RATE) if any(text in note for note in notes)}
         if dataset in ("nabirds", "coco", "nuswide"):
@@ -142,7 +142,7 @@ def test_models_that_mae_has_no_settings_for(model: str) -> None:
 
 
 def test_methods_that_are_named_exist_and_all_others_have_settings_too() -> None:
-    known = {info.name for info in agglo.methods()}
+    known = {info.name for info in agglo.list_methods()}
     for name in recipes.names():
         for case in recipes.load(name).cases:
             for named in (case.when, case.unless):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
-from agglo.experiments.variants import create_method
+from agglo.methods import create
 from agglo.schedule import Stages, parse_schedule
 
 
@@ -157,7 +157,7 @@ class TrainingSettings:
                 if getattr(self, name):
                     raise ValueError(f"{name}={getattr(self, name)!r} needs a method, such as method='atc'")
             return
-        create_method(self.method, **self.all_method_options)
+        create(self.method, **self.all_method_options)
         if not given:
             raise ValueError(
                 f"method={self.method!r} needs one of {_listed(BUDGETS)}, such as keep_rate=0.5 or schedule='linear:16'"

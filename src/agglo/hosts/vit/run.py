@@ -17,6 +17,7 @@ from agglo.hosts.vit.base import Parts, Projected
 from agglo.hosts.vit.rotary import Rotary
 from agglo.hosts.vit.slices import in_slices
 from agglo.methods import Grid, RememberingMethod, View
+from agglo.methods.helpers.validation import require_valid
 from agglo.tracing import Step
 
 Call = Callable[..., Any]
@@ -175,7 +176,9 @@ class _Pass:
             self._let_return()
 
     def _reduce(self, index: int, target: int, projected: Projected | None) -> None:
-        outcome = self.method.reduce(self._view(target, projected))
+        view = self._view(target, projected)
+        outcome = self.method.reduce(view)
+        require_valid(self.method, view, outcome)
         grouping = outcome.grouping
         if grouping.drops:
             self.earlier = [*self.earlier, (self.x, self.total)]
@@ -246,7 +249,7 @@ class _Pass:
             training=self.training,
             attention_received=self.received,
             policy=self.policy,
-            earlier=tuple(int(step.outcome.grouping.labels.shape[1]) - self.prefix for step in self.steps),
+            tokens_before=tuple(int(step.outcome.grouping.labels.shape[1]) - self.prefix for step in self.steps),
             grid=self.grid,
             memory=self._memory(),
         )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from agglo.grouping import Grouping
 from agglo.methods.base import View
-from agglo.methods.exporting import refuse_onnx
+from agglo.methods.helpers.exporting import refuse_onnx
 
 
 def keep_best(view: View, scores: Tensor, n_kept: int) -> Grouping:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from agglo.grouping import Grouping
-from agglo.methods.base import Kind, LearnedMethod, Outcome, Setting, View
+from agglo.methods.base import Kind, LearnedMethod, ModelShape, Outcome, View
 
 
 class Mixer(nn.Module, ABC):
@@ -41,8 +41,8 @@ class SoftMethod(LearnedMethod):
     def mixer(self, width: int, n_out: int) -> Mixer:
         """A new mixer from tokens of so many channels to n_out tokens."""
 
-    def build(self, setting: Setting) -> None:
-        self.mixers = nn.ModuleList(self.mixer(setting.width, n_out) for _, n_out in setting.stages)
+    def build(self, shape: ModelShape) -> None:
+        self.mixers = nn.ModuleList(self.mixer(shape.width, n_out) for _, n_out in shape.stages)
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None

@@ -1,0 +1,97 @@
+"""A method as text for the command line and as a table for JSON and TOML, and back.
+
+atc:linkage=single,features=values                                  options that are not given are the defaults
+{"method": "atc", "linkage": "single", "features": "values"}
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from agglo.methods.base import Method
+from agglo.methods.registry import create, find
+
+_WORDS = {"none": None, "true": True, "false": False, "inf": math.inf, "-inf": -math.inf}
+
+
+def parse_method(described: str | Mapping[str, Any] | Method) -> Method:
+    """The method that a text or a table describes.
+
+    >>> parse_method("atc:linkage=single")
+    ATC(linkage='single', features='keys', sizes='counted')
+    >>> parse_method({"method": "random", "seed": 3}) == parse_method("random:seed=3")
+    True
+    """
+    if isinstance(described, Method):
+        return described
+    if isinstance(described, Mapping):
+        return _from_table(described)
+    if not isinstance(described, str):
+        raise TypeError(f"a method is described by a text or a table, not by {described!r}")
+    name, colon, listed = described.partition(":")
+    if not name or (colon and not listed):
+        raise ValueError(f"{described!r} describes no method; accepted: name, or name:option=value,option=value")
+    find(name)
+    options: dict[str, Any] = {}
+    for item in listed.split(",") if listed else []:
+        option, equals, value = (part.strip() for part in item.partition("="))
+        if not (option and equals and value):
+            raise ValueError(f"{item!r} in {described!r} is no option; accepted: option=value, separated by commas")
+        if option in options:
+            raise ValueError(f"{described!r} gives {option!r} twice")
+        options[option] = _value(value)
+    return create(name, **options)
+
+
+def method_text(method: Method) -> str:
+    """The text that `parse_method` reads: the name, and the options that are not the defaults.
+
+    >>> method_text(create("atc", linkage="single", features="keys"))
+    'atc:linkage=single'
+    """
+    options = {name: value for name, value in method.options().items() if value != method.defaults()[name]}
+    written = ",".join(f"{name}={_word(method, name, value)}" for name, value in options.items())
+    return f"{method.name}:{written}" if written else method.name
+
+
+def method_table(method: Method) -> dict[str, Any]:
+    """The table that `parse_method` reads: the name and all options but those that are None by default, since TOML has
+    no word for it.
+
+    >>> method_table(create("random", seed=3)), method_table(create("random"))
+    ({'method': 'random', 'seed': 3}, {'method': 'random'})
+    """
+    unsaid = [name for name, value in method.options().items() if value is None and method.defaults()[name] is None]
+    return {"method": method.name, **{n: value for n, value in method.options().items() if n not in unsaid}}
+
+
+def _from_table(table: Mapping[str, Any]) -> Method:
+    options = dict(table)
+    name = options.pop("method", None)
+    if not isinstance(name, str):
+        raise ValueError(f"{dict(table)!r} describes no method; accepted: a table with its name under 'method'")
+    return create(name, **options)
+
+
+def _value(text: str) -> Any:
+    """A number or one of true, false, none and inf if it reads like one, else the text itself."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return value if isinstance(value, (int, float, str)) else text
+
+
+def _word(method: Method, name: str, value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str) and value.strip() == value != "" and "," not in value:
+        return value if _value(value) == value else repr(value)
+    raise ValueError(f"{name}={value!r} of {method.name} cannot be written in a text; a table can hold it")

@@ -1,0 +1,193 @@
+"""Methods as values: equal, hashable, written and read back."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import agglo
+from agglo.methods import ATC, Method, Outcome, View, create, import_methods, method_table, method_text, registry
+from agglo.methods.registry import find
+
+VARIED: dict[str, list[dict[str, Any]]] = {
+    "atc": [{"linkage": "single"}, {"linkage": "complete", "features": "values", "sizes": "ignored"}],
+    "tome": [{"order": "position"}],
+    "random": [{"seed": 3}],
+    "l1": [{"released": False}],
+    "kmedoids": [{"weights": "equal", "iterations": 5, "released": True}],
+    "evovit": [{"momentum": 0.25, "per_block": True}],
+    "sinkhorn": [{"temperature": 1e-3}],
+}
+ALL = [(info.name, options) for info in agglo.list_methods() for options in [{}, *VARIED.get(info.name, [])]]
+
+
+@pytest.mark.parametrize(("name", "options"), ALL)
+def test_every_form_leads_back(name: str, options: dict[str, Any]) -> None:
+    method = create(name, **options)
+    forms = [method_text(method), method_table(method), json.loads(json.dumps(method_table(method)))]
+    for form in forms:
+        again = agglo.parse_method(form)
+        assert type(again) is type(method)
+        assert again.options() == method.options()
+    assert eval(repr(method), {type(method).__name__: type(method)}).options() == method.options()
+    assert method_text(create(name)) == name
+    assert agglo.parse_method(method) is method
+
+
+def test_methods_are_values() -> None:
+    assert create("atc", linkage="single") == agglo.parse_method("atc:linkage=single") == ATC("single")
+    assert len({create("atc"), create("atc"), create("atc", linkage="single"), create("tome"), create("l1")}) == 4
+    assert create("atc") != create("atc", linkage="single") != "atc"
+    assert create("l1") != create("l2")
+    learned = create("sit")
+    assert learned == learned != create("sit")
+    assert len({create("sit"), create("sit")}) == 2
+    assert repr(create("atc")) == "ATC(linkage='average', features='keys', sizes='counted')"
+    assert method_text(create("kmedoids", released=True)) == "kmedoids:released=true"
+    assert method_table(create("atc", linkage="single")) == {
+        "method": "atc",
+        "linkage": "single",
+        "features": "keys",
+        "sizes": "counted",
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ("", "'' describes no method; accepted: name, or name:option=value"),
+        ("atc:", "'atc:' describes no method"),
+        ("tomate:linkage", "method='tomate' is not known; accepted: 'atc'"),
+        ("atc:linkage", "'linkage' in 'atc:linkage' is no option; accepted: option=value"),
+        ("atc:linkage=single,", "'' in 'atc:linkage=single,' is no option"),
+        ("atc:linkage=", "is no option"),
+        ("atc:link=single", "no option 'link'; accepted: linkage, features, sizes"),
+        ("atc:linkage=ward", "linkage='ward' is not known; accepted: 'single'"),
+        ("atc:linkage=single,linkage=average", "gives 'linkage' twice"),
+        ({"linkage": "single"}, "accepted: a table with its name under 'method'"),
+        ({"method": "atc", "link": 1}, "no option 'link'"),
+    ],
+)
+def test_errors_name_what_is_accepted(wrong: Any, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        agglo.parse_method(wrong)
+    with pytest.raises(TypeError, match="by a text or a table, not by 3"):
+        agglo.parse_method(3)  # type: ignore[arg-type]
+
+
+class Holder(Method):
+    name: ClassVar[str] = "holder"
+
+    def __init__(self, value: Any = "nothing") -> None:
+        self.value = value
+
+    def reduce(self, view: View) -> Outcome:
+        raise NotImplementedError
+
+
+class Forgetful(Method):
+    name: ClassVar[str] = "forgetful"
+
+    def __init__(self, value: int) -> None:
+        pass
+
+    def reduce(self, view: View) -> Outcome:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry, put back afterwards."""
+    monkeypatch.setattr(registry, "_METHODS", {**registry._METHODS, "holder": Holder})
+    monkeypatch.setattr(registry, "_loaded", set())
+
+
+values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
+
+
+@given(value=values)
+def test_any_plain_value_is_written_or_refused(value: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_METHODS", {**registry._METHODS, "holder": Holder})
+        method = Holder(value)
+        assert agglo.parse_method(method_table(method)).options() in (method.options(), {"value": "nothing"})
+        if isinstance(value, str) and (value.strip() != value or not value or "," in value):
+            with pytest.raises(ValueError, match=r"(?s)value=.* of holder cannot be written in a text; a table can"):
+                method_text(method)
+        else:
+            again = agglo.parse_method(method_text(method)).options()["value"]
+            assert again == value and type(again) is type(value)
+
+
+def test_lists_as_options_can_be_hashed_and_forgotten_options_are_named() -> None:
+    assert hash(Holder([1, [2]])) == hash(Holder([1, [2]]))
+    assert Holder([1]) == Holder([1]) != Holder([2])
+    with pytest.raises(TypeError, match=r"Forgetful takes 'value'.*keep it as self.value"):
+        repr(Forgetful(1))
+
+
+PLUGIN = """
+import agglo
+class {cls}(agglo.Method):
+    '''Keeps the first patches, whatever they show.'''
+    name = {name!r}
+    def reduce(self, view):
+        raise NotImplementedError
+"""
+
+
+def install(folder: Path, module: str, code: str, entry: str) -> None:
+    (folder / f"{module}.py").write_text(code)
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[agglo.methods]\n{entry}\n")
+
+
+def test_plugins_are_found_and_broken_ones_named(
+    registered: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "plug_one", PLUGIN.format(cls="First", name="plug_first"), "first = plug_one:First")
+    install(tmp_path, "plug_two", "import no_such_library", "second = plug_two")
+    taken = PLUGIN.format(cls="Third", name="atc")
+    install(tmp_path, "plug_three", taken, "third = plug_three:Third")
+    install(tmp_path, "plug_four", "raise SystemExit(1)", "fourth = plug_four")
+    monkeypatch.syspath_prepend(tmp_path)
+    create("atc")  # known without a look at plug-ins
+    assert "plug_one" not in sys.modules
+    with pytest.warns(RuntimeWarning) as warned:
+        names = [info.name for info in agglo.list_methods()]
+    assert "plug_first" in names
+    assert find("atc") is ATC
+    messages = sorted(str(each.message) for each in warned)
+    assert [message.split("'")[1] for message in messages] == ["fourth", "second", "third"]
+    assert "No module named 'no_such_library'" in messages[1]
+    assert "'atc' is taken" in messages[2]
+    agglo.list_methods()  # each is tried once
+    assert create("plug_first").name == "plug_first"
+
+
+def test_modules_are_imported_by_name(registered: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = PLUGIN.format(cls="Own", name="own_first").replace("class Own", "@agglo.register\nclass Own")
+    (tmp_path / "own_methods.py").write_text(own)
+    (tmp_path / "own_nothing.py").write_text("")
+    (tmp_path / "own_broken.py").write_text("import no_such_library")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    assert import_methods(["own_methods"]) == ["own_first"]
+    assert import_methods(["own_methods"]) == ["own_first"]
+    assert agglo.parse_method("own_first").name == "own_first"
+    with pytest.raises(ValueError, match=r"module 'own_nothing' registers no method: mark its class with"):
+        import_methods(["own_nothing"])
+    with pytest.raises(ValueError, match=r"module 'own_absent' is neither installed nor in .*"):
+        import_methods(["own_absent"])
+    with pytest.raises(ValueError, match="give a module's name, not its file"):
+        import_methods(["own_methods.py"])
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        import_methods(["own_broken"])
