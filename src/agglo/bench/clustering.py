@@ -25,7 +25,7 @@ from agglo.clustering import cluster
 from agglo.clustering.arguments import LINKAGES
 from agglo.clustering.distances import pairwise
 from agglo.experiments.devices import torch_threads
-from agglo.experiments.files import require_output_file, write_json
+from agglo.experiments.files import require_output, write_json
 from agglo.experiments.machine import machine
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.progress import progress
@@ -245,8 +245,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.output:
-        require_output_file(arguments.output)
+    if arguments.output is not None:
+        require_output(arguments.output)
     with torch_threads(arguments.threads):
         sizes = [_size(size) for size in arguments.sizes]
         cases: list[Case] = []

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from agglo.experiments.devices import dtype_named, require_device, torch_threads
-from agglo.experiments.files import write_json
+from agglo.experiments.files import require_output, write_json
 from agglo.experiments.machine import machine
 from agglo.experiments.models import ModelSpec, build, preparation
 from agglo.experiments.progress import progress
@@ -138,7 +138,7 @@ class Report:
                 {
                     "name": m.name,
                     **m.budget,
-                    "method": None if m.variant is None else repr(m.variant.method),
+                    "method": None if m.variant is None else m.variant.method_text,
                     "counts": m.counts,
                     "gflops": m.gflops,
                     "median": median(m.images_per_second),
@@ -155,6 +155,8 @@ class Report:
 
 def run(settings: BenchSettings, json_path: Path | None = None) -> Report:
     """Measure, writing the JSON file after every repeat."""
+    if json_path is not None:
+        require_output(json_path)
     reductions = _reductions(settings)
     device, dtype = require_device(settings.device), dtype_named(settings.dtype)
     with torch_threads(settings.threads):

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from agglo.experiments.files import require_output_file
+from agglo.experiments.files import require_output
 from agglo.experiments.machine import load_warning
 from agglo.experiments.variants import describe_budget
 
@@ -64,7 +64,7 @@ def require_plot_name(path: Path) -> Path:
     accepted = sorted(FigureCanvasBase.get_supported_filetypes())
     if path.suffix.removeprefix(".").lower() not in accepted:
         raise ValueError(f"plot={str(path)!r} has no known ending; accepted: {', '.join(accepted)}")
-    return require_output_file(path)
+    return require_output(path)
 
 
 def plot(report: dict[str, Any], path: Path) -> None:

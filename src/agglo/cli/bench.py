@@ -62,12 +62,12 @@ def _add_model_benchmark(subjects: Any) -> None:
 def run_model(arguments: argparse.Namespace) -> None:
     from agglo.bench import model as benchmark_model
     from agglo.bench.model_report import plot, require_plot_name, table
-    from agglo.experiments.files import require_output_file
+    from agglo.experiments.files import require_output
 
     if arguments.plot is not None:
         require_plot_name(arguments.plot)
     if arguments.json is not None:
-        require_output_file(arguments.json)
+        require_output(arguments.json)
     asked = budgets(arguments) or {"keep_rates": [0.5, 0.25]}
     settings = benchmark_model.BenchSettings(
         model=model_spec(arguments),

@@ -120,13 +120,13 @@ def run(arguments: argparse.Namespace) -> None:
     from agglo.classification.evaluation.grid import EvaluationSettings
     from agglo.classification.evaluation.grid import run as evaluate
     from agglo.classification.evaluation.report import plot, text
-    from agglo.experiments.files import require_output_file
+    from agglo.experiments.files import require_output
     from agglo.experiments.variants import variants_of
 
     if arguments.plot is not None:
         require_plot_name(arguments.plot)
     if arguments.json is not None:
-        require_output_file(arguments.json)
+        require_output(arguments.json)
     asked = budgets(arguments)
     if not asked:
         _require_nothing_typed(arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 
 _UNFINISHED = ".unfinished"
 _FULL = 1 << 20  # bytes left on a disk on which a checkpoint of some MB just failed
+_KINDS = {"a folder": stat.S_ISDIR, "a device": stat.S_ISCHR, "a disk": stat.S_ISBLK, "a pipe": stat.S_ISFIFO}
 
 
 @contextmanager
@@ -47,14 +49,20 @@ def write_json(path: Path, content: Any) -> None:
         unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def require_output_file(path: Path) -> Path:
-    """The path itself, if its folder exists and nothing but a file is there; told before any work is done."""
+def require_output(path: Path) -> Path:
+    """The path itself, if a file can be written there; called before any work is done.
+
+    What is there already must be a regular file: a device or a pipe would be replaced by one, and reading it to go on
+    with an earlier run might never end.
+    """
     if not path.parent.is_dir():
         raise ValueError(f"output={str(path)!r} lies in no folder: {str(path.parent)!r} does not exist")
     if path.exists() and not path.is_file():
-        # A device or a pipe could be read or written without end.
-        kind = "a folder" if path.is_dir() else "a device, pipe or socket"
-        raise ValueError(f"output={str(path)!r} is {kind}, and not a file that could be written or continued")
+        mode = path.stat().st_mode
+        kind = next((kind for kind, test in _KINDS.items() if test(mode)), "something else")
+        raise ValueError(f"output={str(path)!r} is {kind}; a regular file, or a name that is free, is accepted")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"output={str(path)!r} cannot be written: {str(path.parent)!r} is read-only")
     return path
 
 

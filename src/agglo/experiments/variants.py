@@ -5,6 +5,7 @@ A budget says how many tokens stay: a keep rate, a threshold or a schedule.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -42,6 +43,10 @@ class Variant:
     def budget_text(self) -> str:
         """The budget, for people."""
         return describe_budget(self.budget)
+
+    @property
+    def method_text(self) -> str:
+        return method_text(self.method)
 
     def apply(self, model: nn.Module) -> None:
         """Reduce a model this way, in place of any other."""
@@ -102,6 +107,19 @@ def variants_of(
     budgets += [{"schedule": schedule} for schedule in dict.fromkeys(parsed)]
     where = None if blocks is None else tuple(blocks)
     return [Variant(n, m, **budget, blocks=where, proportional=proportional) for budget in budgets for n, m in chosen]
+
+
+def method_text(method: Method) -> str:
+    """A method's name and the options that are not its defaults: what tells it from others, also when it gets options
+    that it has not today.
+
+    >>> method_text(create("atc")), method_text(create("atc", linkage="single", features="values"))
+    ('atc', 'atc:linkage=single,features=values')
+    """
+    parameters = inspect.signature(type(method)).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    given = ",".join(f"{name}={value}" for name, value in method.options().items() if value != defaults.get(name))
+    return f"{method.name}:{given}" if given else method.name
 
 
 def create_method(name: str, **options: Any) -> Method:

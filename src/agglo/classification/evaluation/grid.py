@@ -19,6 +19,7 @@ from agglo.classification.evaluation.one_pass import evaluate
 from agglo.classification.evaluation.record import Record
 from agglo.experiments.checkpoints import fingerprint, load_method, read_checkpoint, split_method
 from agglo.experiments.devices import dtype_named, require_device, torch_threads
+from agglo.experiments.files import require_output
 from agglo.experiments.machine import machine
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.progress import progress
@@ -61,6 +62,8 @@ def run(settings: EvaluationSettings, json_path: Path | None = None) -> dict[str
     """The report: what ran, on what, and one result per cell. Cells that the JSON file already holds are not run again;
     it is written after every cell. Started by `accelerate launch` or `torchrun`, all processes call this."""
     dtype_named(settings.dtype)  # a name that is none is told before anything is read
+    if json_path is not None:
+        require_output(json_path)
     with torch_threads(settings.threads):
         return Evaluation(settings).run(json_path)
 
@@ -117,7 +120,7 @@ class Evaluation:
     def _cell(self, variant: Variant) -> Cell:
         about: dict[str, Any] = {
             "name": variant.name,
-            "method": repr(variant.method),
+            "method": variant.method_text,
             **variant.budget,
             "blocks": None if variant.blocks is None else list(variant.blocks),
             "proportional": variant.proportional,

@@ -13,7 +13,7 @@ from torch import Tensor
 from agglo.drawing.groups import rows
 from agglo.drawing.sheet import Row, compose
 from agglo.experiments.checkpoints import load_method, read_checkpoint, split_method
-from agglo.experiments.files import require_output_file
+from agglo.experiments.files import require_output
 from agglo.experiments.models import ModelSpec, build, preparation
 from agglo.experiments.variants import Variant
 from agglo.patching import remove, trace
@@ -98,4 +98,4 @@ def require_image_name(path: Path) -> Path:
     )
     if path.suffix.lower() not in writable:
         raise ValueError(f"output={str(path)!r} is no image file; accepted: {', '.join(writable)}")
-    return require_output_file(path)
+    return require_output(path)

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agglo.experiments.files import require_output_file, write_json
+from agglo.experiments.files import write_json
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -35,7 +35,7 @@ class Record:
         self._path, self._accelerator = path, accelerator
         self._results: list[dict[str, Any]] = []
         self._cannot: list[dict[str, Any]] = []
-        if path is not None and require_output_file(path).exists():
+        if path is not None and path.exists():
             self._results, self._cannot = self._continued(path)
         if accelerator is not None:
             # Every process has read the file before the first one writes it.
