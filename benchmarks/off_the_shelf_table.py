@@ -18,9 +18,10 @@ DEFAULT = Path(__file__).parent / "results" / "off-the-shelf.json"
 
 def label(result: dict[str, Any]) -> str:
     """The name, with the weights that K-Medoids and DPC-KNN were told to use, and the attention if not their own."""
-    weights = [word for word in ("equal", "attention") if f"weights='{word}'" in (result["method"] or "")]
+    method = result["method"] or ""
+    weights = ", equal weights" if "weights=equal" in method else ", attention weights" if method == "kmedoids" else ""
     proportional = ", proportional attention" if result["proportional"] else ""
-    return f"{result['name']}{''.join(f', {word} weights' for word in weights)}{proportional}"
+    return f"{result['name']}{weights}{proportional}"
 
 
 def table(results: list[dict[str, Any]], cell: Callable[[dict[str, Any]], str]) -> str:
@@ -53,7 +54,7 @@ def main() -> None:
         f"Dense: top-1 {dense['top1']:.2f}, {dense['gflops']:.2f} GFLOPs, {dense['images_per_second']:.0f} images/s.\n"
     )
     print("Top-1 (%)\n\n" + table(results, lambda result: f"{result['top1']:.2f}"))
-    print("\nImages a second\n\n" + table(results, lambda result: f"{result['images_per_second']:.0f}"))
+    print("\nImages per second\n\n" + table(results, lambda result: f"{result['images_per_second']:.0f}"))
     print("\nTokens and GFLOPs\n\n" + table(results, lambda result: f"{tokens(result)} ({result['gflops']:.2f})"))
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import agglo
 from agglo.bench import model as benchmark_model
 from agglo.cli import main
+from agglo.experiments.devices import best_device
+from agglo.experiments.models import ModelSpec, build
 from tests.support.data import data_path
 
 pytest.importorskip("timm")
@@ -77,6 +81,39 @@ def test_visualize_writes_a_row_for_every_image_and_variant(
 def test_visualize_warns_about_random_weights(photo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("visualize", photo, *MODEL, "-o", str(tmp_path / "a.png")) == 0
     assert "weights are random" in capsys.readouterr().err
+
+
+def test_visualize_takes_schedules_as_rows(photo: str, tmp_path: Path) -> None:
+    heights = []
+    for schedules in (["stages:0.5@2"], ["stages:0.5@2", "linear:4", "counts:40,20@1,4"]):
+        output = tmp_path / f"{len(schedules)}.png"
+        assert exit_code("visualize", photo, *MODEL, "--schedule", *schedules, "-o", str(output)) == 0
+        heights.append(Image.open(output).height)
+    assert heights[1] > 2.5 * heights[0]
+
+
+def test_visualize_warns_about_a_method_that_was_never_trained(
+    photo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    model = build(ModelSpec("test_vit"))
+    torch.save(model.state_dict(), tmp_path / "ordinary.pth")
+    agglo.apply(model, "dynamicvit", keep_rate=0.5)
+    torch.save(model.state_dict(), tmp_path / "tuned.pth")
+    said, drawn = {}, {}
+    for seed, checkpoint, method in (
+        (1, "ordinary", "dynamicvit"),
+        (2, "tuned", "dynamicvit"),
+        (3, "tuned", "dynamicvit"),
+        (4, "ordinary", "tome"),
+    ):
+        torch.manual_seed(seed)
+        more = ["--checkpoint", str(tmp_path / f"{checkpoint}.pth"), "--method", method]
+        assert exit_code("visualize", photo, *MODEL, *more, "-o", str(tmp_path / "a.png")) == 0
+        said[seed], drawn[seed] = capsys.readouterr().err, (tmp_path / "a.png").read_bytes()
+    assert said[1].startswith("agglo: dynamicvit learns what to keep, and there are no weights of it")
+    assert said[1].count("\n") == 1 and said[2] == said[3] == said[4] == ""
+    assert drawn[2] == drawn[3] != drawn[1], "what the checkpoint learned is drawn, not chance"
 
 
 def test_visualize_real_weights_on_a_real_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,6 +181,19 @@ ERRORS = {
     "device": (["bench", "model", "--device", "gpu"], "device='gpu' is not available here"),
     "dtype": (["bench", "model", "--dtype", "int8"], "dtype='int8' is not known; accepted: 'float32'"),
     "plot of another kind": (["bench", "model", "--plot", "a.doc"], "plot='a.doc' has no known ending; accepted: "),
+    "json is a folder": (["bench", "model", "--json", "."], "output='.' is a folder; a regular file"),
+    "json is a device": (["bench", "model", "--json", "/dev/full"], "output='/dev/full' is a device; a regular file"),
+    "clusterings into a device": (["bench", "clustering", "--output", "/dev/full"], "is a device; a regular"),
+    "plot is a folder": (["bench", "model", "--plot", "FOLDER"], "is a folder; a regular file"),
+    "misspelt method": (["bench", "model", "--method", "atcc"], "method='atcc' is not known; did you mean 'atc'?"),
+    "percent": (["bench", "model", "--keep-rate", "50"], "keep_rate=50.0 is not a keep rate"),
+    "schedule": (
+        ["bench", "model", "--schedule", "linear"],
+        "schedule='linear': t='' is not a number; write it",
+    ),
+    "two budgets": (["bench", "model", "--schedule", "linear:3", "--keep-rate", "1"], "not allowed with argument"),
+    "import of nothing": (["bench", "model", "--import", "no_such"], "--import no_such: there is no module 'no_such'"),
+    "import of a file": (["bench", "model", "--import", "a.py"], "write it without .py: --import a"),
     "json nowhere": (["bench", "model", "--json", "no/a.json"], "output='no/a.json' lies in no folder"),
 }
 
@@ -156,7 +206,8 @@ def test_errors_are_one_line_that_names_the_value(
     name: str, photo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments, told = ERRORS[name]
-    places = {"PHOTO": photo, "OUT": str(tmp_path / "out.png")}
+    (tmp_path / "folder.png").mkdir()
+    places = {"PHOTO": photo, "OUT": str(tmp_path / "out.png"), "FOLDER": str(tmp_path / "folder.png")}
     assert exit_code(*(places.get(argument, argument) for argument in arguments)) == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if not line.startswith(NOTICES)]
     assert len(errors) == 1
@@ -169,3 +220,77 @@ def test_tracebacks_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGGLO_TRACEBACK", "1")
     with pytest.raises(ValueError, match="is not a file"):
         main(["bench", "model", "--checkpoint", "absent.pth"])
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    assert exit_code("bench", "model", *MODEL, "--json", str(tmp_path / "pipe.json")) == 2
+    assert "is a pipe; a regular file" in capsys.readouterr().err
+
+
+def test_the_device_is_said_unless_it_was_typed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark_model, "_LEAST_SECONDS", 0.0)
+    small = ["bench", "model", *MODEL, "--batch-size", "1", "--repeats", "1", "--method", "tome", "--keep-rate", "0.5"]
+    found = best_device()
+    assert exit_code(*small) == 0
+    assert f"agglo: running on {found}; --device chooses another\n" in capsys.readouterr().err
+    assert exit_code(*small, "--device", "cpu") == 0
+    assert "running on" not in capsys.readouterr().err
+
+
+MODULE = """
+import torch
+import agglo
+
+@agglo.register
+class FirstFew(agglo.Method):
+    \"\"\"The first tokens stay.\"\"\"
+    name = "first_few"
+    kind = "prunes"
+
+    def reduce(self, view):
+        left = view.prefix + view.target
+        labels = torch.arange(view.tokens.shape[1]).clamp(max=left - 1).expand(view.tokens.shape[:2])
+        sizes = torch.ones(len(labels), left)
+        return agglo.Outcome(agglo.Grouping(labels, sizes, view.prefix), tokens=view.tokens[:, :left])
+"""
+
+
+def test_a_method_of_ones_own_is_imported(photo: str, tmp_path: Path) -> None:
+    """By a shell, in the folder of the module, which is not on Python's path when the command `agglo` runs."""
+    (tmp_path / "my_methods.py").write_text(MODULE)
+    draw = ["visualize", photo, *MODEL, "--method", "first_few", "atc", "-o", str(tmp_path / "a.png")]
+    show = ["finetune", "deit", "--show", "--method", "first_few", "--keep-rate", "0.5"]
+    code = f"""
+import sys
+sys.path.remove("")
+from agglo.cli import main
+assert main({show}) == 2
+assert main({draw} + ["--import", "my_methods"]) == 0
+assert main({show} + ["--import", "my_methods"]) == 0
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "agglo: error: method='first_few' is not known; accepted: 'atc', " in done.stderr
+    assert 'method = "first_few"' in done.stdout and (tmp_path / "a.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("import json\nraise RuntimeError('half done')", "it cannot be imported: RuntimeError: half done"),
+        ("import no_such_module", "it cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def", "it cannot be imported: SyntaxError"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_named(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"broken_{len(content)}"
+    (tmp_path / f"{name}.py").write_text(content)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert exit_code("sweep", "deit", "--import", name) == 2
+    assert f"agglo: error: --import {name}: {message}" in capsys.readouterr().err

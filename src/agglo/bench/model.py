@@ -139,7 +139,7 @@ class Report:
                 {
                     "name": m.name,
                     **m.budget,
-                    "method": None if m.variant is None else repr(m.variant.method),
+                    "method": None if m.variant is None else m.variant.method_text,
                     "counts": m.counts,
                     "gflops": m.gflops,
                     "median": median(m.images_per_second),

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from agglo import patching
-from agglo.methods import Method, create, parse_method
+from agglo.methods import Method, create, method_text, parse_method
 from agglo.schedule import Schedule, Stages, as_schedule
 
 
@@ -42,6 +42,10 @@ class Variant:
     def budget_text(self) -> str:
         """The budget, for people."""
         return describe_budget(self.budget)
+
+    @property
+    def method_text(self) -> str:
+        return method_text(self.method)
 
     def apply(self, model: nn.Module) -> None:
         """Reduce a model this way, in place of any other."""

@@ -352,7 +352,7 @@ def test_models_and_data_that_do_not_match_are_told(
         tuple(command(data, checkpoint, "--schedule", "cubic:3")): "accepted are such as stages:0.5, ",
         tuple(command(data, checkpoint, "--schedule", "linear:3", "--blocks", "1")): "and not with schedule=linear:3",
         tuple(command(data, checkpoint, "--json", str(tmp_path))): "is a folder; a regular file",
-        tuple(command(data, checkpoint, "--json", "/dev/full")): "output='/dev/full' is ",
+        tuple(command(data, checkpoint, "--json", "/dev/full")): "output='/dev/full' is a device; a regular file",
         tuple(command(data, checkpoint, "--plot", "a.txt")): "has no known ending",
     }
     for arguments, message in told.items():
@@ -369,7 +369,7 @@ def test_options_reach_the_methods(
     out, _ = run(capsys, *command(data, checkpoint, *more))
     assert "iterations=2" in out and "at blocks 2, proportional attention off" in out
     kmedoids, atc = json.loads((tmp_path / "found.json").read_text())["results"]
-    assert "iterations=2" in kmedoids["method"] and "features='values'" in atc["method"]
+    assert "iterations=2" in kmedoids["method"] and atc["method"] == "atc:features=values"
     assert atc["counts"] == [100, 100, 50, 50, 50, 50] and atc["blocks"] == [2] and atc["proportional"] is False
     options = {"features": "values", "proportional": False, "blocks": [2]}
     assert atc["top1"] == pytest.approx(reference(checkpoint, data, keep_rate=0.5, **options))

@@ -123,7 +123,7 @@ class Evaluation:
     def _cell(self, variant: Variant) -> Cell:
         about: dict[str, Any] = {
             "name": variant.name,
-            "method": repr(variant.method),
+            "method": variant.method_text,
             **variant.budget,
             "blocks": None if variant.blocks is None else list(variant.blocks),
             "proportional": variant.proportional,

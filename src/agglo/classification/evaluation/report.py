@@ -70,7 +70,7 @@ def _budget(result: dict[str, Any]) -> str:
 
 
 def _reductions(report: dict[str, Any]) -> list[str]:
-    """The methods with all their options, which the names in the table leave out."""
+    """The methods with the options that are not their defaults, which the names in the table leave out."""
     reduced = [result for result in report["results"] if result["method"] is not None]
     if not reduced:
         return []

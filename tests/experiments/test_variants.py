@@ -1,0 +1,70 @@
+"""Which reductions are run side by side, and that records know them again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import agglo
+from agglo.classification.evaluation.record import Record
+from agglo.experiments.variants import describe_budget, variants_of
+from agglo.methods import create
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+def test_every_method_at_every_budget() -> None:
+    variants = variants_of(
+        ["tome", "atc", "tome"],
+        keep_rates=[0.5, 0.25, 0.5],
+        thresholds=[0.1],
+        schedules=["linear:16", agglo.Stages(0.5, blocks=[3]), "stages:0.5@3"],
+        linkages=["single", "complete"],
+    )
+    budgets = ["keep 0.5", "keep 0.25", "threshold 0.1", "linear:16", "stages:0.5@3"]
+    names = ["tome", "atc single", "atc complete"]
+    assert [(v.budget_text, v.name) for v in variants] == [(budget, name) for budget in budgets for name in names]
+    assert [repr(v.method) for v in variants[1:3]] == [repr(create("atc", linkage=x)) for x in ("single", "complete")]
+    for variant in variants:
+        assert sum(value is not None for value in variant.budget.values()) == 1
+        assert describe_budget(json.loads(json.dumps(variant.budget))) == variant.budget_text
+
+
+@pytest.mark.parametrize(
+    ("methods", "asked", "message"),
+    [
+        (["atc"], {"keep_rates": [50]}, r"did you mean 0.5\?"),
+        (["atc"], {"schedules": ["linear16"]}, "schedule='linear16' is not known.*did you mean linear"),
+        (["atc"], {"schedules": ["linear:1"], "blocks": [3]}, r"blocks=\(3,\) go with keep rates .* schedule=linear:1"),
+        (["aTc"], {"keep_rates": [0.5]}, r"method='aTc' is not known"),
+        (["evt"], {"keep_rates": [0.5]}, r"method='evt' is not known; did you mean 'evit'\?"),
+        (["tome"], {"keep_rates": [0.5], "linkages": ["single"]}, "goes with none of the methods 'tome'"),
+    ],
+)
+def test_what_makes_no_sense(methods: list[str], asked: dict[str, list[object]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        variants_of(methods, **asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["off-the-shelf.json", "mini-study/off-the-shelf.json"])
+def test_committed_results_are_continued(name: str, tmp_path: Path) -> None:
+    """Cells of today find the results that were committed; otherwise a study would be run again, beside the old one."""
+    path = Path(shutil.copy(RESULTS / name, tmp_path))
+    about = json.loads(path.read_text())
+    results = about.pop("results")
+    record = Record(about, path)
+    linkages = ["single", "average", "complete"]
+    asked = [
+        variant
+        for variant in variants_of(["atc", "tome"], keep_rates=[0.9, 0.7, 0.5, 0.25], linkages=linkages)
+        if (variant.name, variant.keep_rate) != ("tome", 0.25)
+    ]
+    for variant in asked:
+        like = next(r for r in results if (r["name"], r["keep_rate"]) == (variant.name, variant.keep_rate))
+        known = {key: like[key] for key in ("blocks", "proportional", "counts")}
+        cell = {"name": variant.name, "method": variant.method_text, **variant.budget, **known}
+        assert record.find(cell) == like
+    assert record.find({**cell, "schedule": "linear:16"}) is None
