@@ -242,9 +242,9 @@ def test_another_count_than_built_for_is_refused(name: str) -> None:
 
 
 def test_options() -> None:
-    assert repr(SiT()) == "sit()"
-    assert repr(PatchMerger()) == "patch_merger()"
-    assert repr(Sinkhorn(temperature=0.1)) == "sinkhorn(iterations=3, temperature=0.1)"
+    assert repr(SiT()) == "SiT()"
+    assert repr(PatchMerger()) == "PatchMerger()"
+    assert repr(Sinkhorn(temperature=0.1)) == "Sinkhorn(iterations=3, temperature=0.1)"
     with pytest.raises(ValueError, match="iterations=0"):
         Sinkhorn(iterations=0)
     with pytest.raises(ValueError, match="temperature=0"):
