@@ -83,7 +83,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Everything a run needs to go on, in one file; OSError says what happened and what is left."""
+    """Everything a run needs to go on, in one file. OSError says what went wrong and whether the file before is intact."""
 
     def write(unfinished: Path) -> None:
         # Given a name, torch would write it into the file, and no two files would be equal.
@@ -139,7 +139,7 @@ def _sort_metadata(path: Path) -> None:
 def _written(path: Path, write: Callable[[Path], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with replacing(path) as unfinished, _full_disk_told(path.parent):
+        with replacing(path) as unfinished, _saying_if_full(path.parent):
             write(unfinished)
     except Exception as error:
         left = "the one before is intact" if path.exists() else "there was none before"
@@ -147,8 +147,9 @@ def _written(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 @contextmanager
-def _full_disk_told(folder: Path) -> Iterator[None]:
-    """Writers in C++ and Rust report a full disk by errors that do not say so: look, while what they wrote is there."""
+def _saying_if_full(folder: Path) -> Iterator[None]:
+    """Writers in C++ and Rust report a full disk by errors that do not say so: look at the disk before what they wrote
+    is removed."""
     try:
         yield
     except Exception as error:

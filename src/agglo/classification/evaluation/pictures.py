@@ -36,7 +36,8 @@ def visualize(spec: ModelSpec, images: Sequence[Path], variants: Sequence[Varian
 def draw_variants(
     model: Any, inputs: Tensor, pictures: Tensor, variants: Sequence[Variant], *, scale: int = 2
 ) -> Image:
-    """The same for inputs (B, C, H, W) of a built model, and the pictures (B, 3, H, W) they were made of."""
+    """The sheet for a model that is built already. inputs: (B, C, H, W). pictures: (B, 3, H, W), the same before they
+    were normalised, as bytes or as floats in 0 to 1."""
     by_variant: list[list[Row]] = []
     for variant in variants:
         variant.apply(model)

@@ -16,7 +16,7 @@ METRICS = {"top1": "top-1", "top5": "top-5", "mAP": "mAP"}
 _HOW_FAR = {
     "keep_rate": ("keep", "keep rate at each stage"),
     "threshold": ("threshold", "threshold"),
-    "removed": ("removed", "patch tokens removed a block"),
+    "removed": ("removed", "patch tokens removed per block"),
 }
 _COLOURS = ("#2f6fb0", "#c8553d", "#3a9679", "#7a5ba6", "#d99a2b", "#5f9ed1", "#8c5a3c", "#555555")
 _MARKERS = "osD^vPX"  # fewer than colours, so that no pair of both comes twice soon
@@ -47,7 +47,7 @@ def headlines(report: dict[str, Any]) -> list[str]:
 
 
 def _kind(report: dict[str, Any]) -> str:
-    """What the cells differ in: the one of _HOW_FAR that they have."""
+    """How the cells say how far they reduce: the first key of _HOW_FAR that a result has."""
     return next(
         (kind for kind in _HOW_FAR for result in report["results"] if result.get(kind) is not None), "keep_rate"
     )
@@ -66,12 +66,12 @@ def _reductions(report: dict[str, Any]) -> list[str]:
     reduced = [result for result in report["results"] if result["method"] is not None]
     if not reduced:
         return []
-    told = list(dict.fromkeys(result["method"] for result in reduced))
+    parts = list(dict.fromkeys(result["method"] for result in reduced))
     if reduced[0]["blocks"] is not None:
-        told.append(f"at blocks {' '.join(map(str, reduced[0]['blocks']))}")
+        parts.append(f"at blocks {' '.join(map(str, reduced[0]['blocks']))}")
     if reduced[0]["proportional"] is not None:
-        told.append(f"proportional attention {'on' if reduced[0]['proportional'] else 'off'}")
-    return [", ".join(told)]
+        parts.append(f"proportional attention {'on' if reduced[0]['proportional'] else 'off'}")
+    return [", ".join(parts)]
 
 
 def _where(report: dict[str, Any]) -> str:
