@@ -341,6 +341,8 @@ def test_models_and_data_that_do_not_match_are_told(
         tuple(command(data, checkpoint, "--removed", "3", "--schedule", "cubic")): "accepted: 'constant', 'linear'",
         tuple(command(data, checkpoint, "--removed", "3", "--blocks", "1")): "reduces at every block",
         tuple(command(data, checkpoint, "--plot", "a.txt")): "has no known ending",
+        tuple(command(data, checkpoint, "--json", "/dev/full")): "output='/dev/full' is a device; a regular file",
+        tuple(command(data, checkpoint, "--json", str(tmp_path))): "is a folder; a regular file",
     }
     for arguments, message in told.items():
         assert main(list(arguments)) == 2
