@@ -83,7 +83,10 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Everything a run needs to go on, in one file. OSError says what went wrong and whether the file before is intact."""
+    """Everything a run needs to go on, in one file.
+
+    Raises OSError, which says what went wrong and whether the file before is intact.
+    """
 
     def write(unfinished: Path) -> None:
         # Given a name, torch would write it into the file, and no two files would be equal.
@@ -113,7 +116,8 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, 
     copies = {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
 
     def write(unfinished: Path) -> None:
-        save_file(copies, unfinished, metadata=dict(about))
+        # Given no words but a dict, safetensors 0.8 writes a header that is no JSON where there are no weights either.
+        save_file(copies, unfinished, metadata=dict(about) or None)
         _sort_metadata(unfinished)
 
     _written(path, write)
