@@ -18,6 +18,7 @@ import agglo
 from agglo.bench.clustering import spatial_tokens
 from agglo.clustering.tree import number_by_first_member
 from agglo.experiments.machine import machine
+from agglo.experiments.tables import Column, Table
 
 ROWS = 1024  # similarities of so many groups are alive at once
 
@@ -69,8 +70,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     print(machine())
-    print("| N | matrix, ms | means, ms | means / matrix | same partition | matrix, MB | means, MB |")
-    print("|---|---|---|---|---|---|---|")
+    columns = [Column("N"), Column("matrix, ms", ".1f"), Column("means, ms", ".1f"), Column("means / matrix", ".1f")]
+    columns += [Column("same partition"), Column("matrix, MB", ".1f"), Column("means, MB", ".1f")]
+    rows = []
     for n in arguments.sizes:
         features = spatial_tokens(1, n)
         times: dict[str, list[float]] = {"matrix": [], "means": []}
@@ -86,9 +88,8 @@ def main() -> None:
         matrix, means = (statistics.median(times[name][1:]) * 1e3 for name in ("matrix", "means"))
         same = torch.equal(results["matrix"], results["means"])
         memory = n * n * 4 / 1e6, (n * 64 + min(n, ROWS) * n) * 4 / 1e6
-        print(
-            f"| {n} | {matrix:.1f} | {means:.1f} | {means / matrix:.1f} | {same} | {memory[0]:.1f} | {memory[1]:.1f} |"
-        )
+        rows.append([n, matrix, means, means / matrix, same, *memory])
+    print(Table(columns, rows).markdown())
 
 
 if __name__ == "__main__":

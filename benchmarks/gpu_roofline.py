@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agglo.clustering.triton_rounds import Launch, launch_for
+from agglo.experiments.tables import Column, Table
 
 BYTES_A_SECOND = 1.555e12  # A100 40 GB, memory
 MULTIPROCESSORS = 108
@@ -120,8 +121,10 @@ def main() -> None:
     fitting = MULTIPROCESSORS * max(PROGRAMS_A_MULTIPROCESSOR * 4 // launch_for(n).num_warps, 1)
     waves = math.ceil(arguments.batch / fitting)
     print(f"B={arguments.batch}, N={n}, {arguments.images} images, {waves} wave(s) of up to {fitting} programs\n")
-    print("| linkage | keep | rounds (min, median, max) | MB an item | GB a batch | memory ms | steps | latency ms |")
-    print("|---|---|---|---|---|---|---|---|")
+    columns = [Column("linkage", left=True), Column("keep"), Column("rounds (min, median, max)")]
+    columns += [Column("MB per item", ".2f"), Column("GB per batch", ".2f"), Column("memory ms", ".2f")]
+    columns += [Column("steps"), Column("latency ms", ".2f")]
+    rows = []
     for linkage in ("average", "complete", "single"):
         for keep in (0.9, 0.5, 0.25):
             k = round(n * keep)
@@ -130,11 +133,10 @@ def main() -> None:
             counted = "none" if linkage == "single" else f"{min(rounds)}, {np.median(rounds):.0f}, {max(rounds)}"
             traffic = float(np.mean([work.traffic for work in done]))
             slowest = max(work.steps for work in done)
-            print(
-                f"| {linkage} | {keep} | {counted} | {traffic / 1e6:.2f} | {traffic * arguments.batch / 1e9:.2f} "
-                f"| {traffic * arguments.batch / BYTES_A_SECOND * 1e3:.2f} "
-                f"| {slowest} | {slowest * CYCLES_A_STEP / CLOCK * waves * 1e3:.2f} |"
-            )
+            of_batch = traffic * arguments.batch
+            memory, latency = of_batch / BYTES_A_SECOND * 1e3, slowest * CYCLES_A_STEP / CLOCK * waves * 1e3
+            rows.append([linkage, keep, counted, traffic / 1e6, of_batch / 1e9, memory, slowest, latency])
+    print(Table(columns, rows).markdown())
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import agglo
 from agglo.bench.clustering import spatial_tokens
 from agglo.experiments.devices import torch_threads
 from agglo.experiments.machine import machine
+from agglo.experiments.tables import Column, Table
 from agglo.methods import Method, View, create
 
 HEADS = 3
@@ -91,11 +92,11 @@ def main() -> None:
                 begin = time.perf_counter()
                 run()
                 times[name].append(time.perf_counter() - begin)
-    print("| method | ms | to ToMe |")
-    print("|---|---|---|")
+    rows = []
     for name, all_times in sorted(times.items(), key=lambda item: median(item[1][2:])):
         ratio = median(mine / tome for mine, tome in zip(all_times[2:], times[reference][2:], strict=True))
-        print(f"| {name} | {median(all_times[2:]) * 1e3:.1f} | {ratio:.2f} |")
+        rows.append([name, median(all_times[2:]) * 1e3, ratio])
+    print(Table([Column("method", left=True), Column("ms", ".1f"), Column("to ToMe", ".2f")], rows).markdown())
 
 
 if __name__ == "__main__":

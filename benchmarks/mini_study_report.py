@@ -10,6 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import rankdata
 
+from agglo.experiments.tables import CANNOT, Column, Table
+
 # Of other authors, as the paper counts them: plain pooling is a yardstick.
 HARD = ("kmedoids", "dpc_knn", "dpc_knn equal", "tome")
 SOFT = ("sit", "patch_merger", "sinkhorn")
@@ -65,13 +67,13 @@ def _head(tuned: dict[str, Any]) -> str:
 
 
 def _markdown(title: str, rows: Cells, rates: Sequence[float], digits: int = 2, sign: str = "") -> str:
-    head = [title, *(f"{rate:.0%}" for rate in rates), "mean"]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    form = f"{sign}.{digits}f"
+    columns = [Column(title, left=True), *(Column(f"{rate:.0%}", form) for rate in rates), Column("mean", form)]
+    lines = []
     for name, values in rows.items():
-        texts = [f"{values[rate]:{sign}.{digits}f}" if rate in values else "cannot" for rate in rates]
-        mean = np.mean(list(values.values())) if values else float("nan")
-        lines.append(f"| {name} | {' | '.join(texts)} | {mean:{sign}.{digits}f} |")
-    return "\n".join(lines)
+        mean = float(np.mean(list(values.values()))) if values else None
+        lines.append([name, *(values.get(rate, CANNOT) for rate in rates), mean])
+    return Table(columns, lines).markdown()
 
 
 def write(shelf: dict[str, Any], tuned: dict[str, Any], folder: Path) -> str:

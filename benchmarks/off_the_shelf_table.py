@@ -13,11 +13,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from agglo.experiments.tables import CANNOT, Column, Table
+
 DEFAULT = Path(__file__).parent / "results" / "off-the-shelf.json"
 
 
 def label(result: dict[str, Any]) -> str:
-    """The name, with the weights that K-Medoids and DPC-KNN were told to use, and the attention if not their own."""
+    """The name, with the weights that K-Medoids and DPC-KNN were asked to use, and the attention if not their own."""
     method = result["method"] or ""
     weights = ", equal weights" if "weights=equal" in method else ", attention weights" if method == "kmedoids" else ""
     proportional = ", proportional attention" if result["proportional"] else ""
@@ -26,15 +28,15 @@ def label(result: dict[str, Any]) -> str:
 
 def table(results: list[dict[str, Any]], cell: Callable[[dict[str, Any]], str]) -> str:
     rates = sorted({result["keep_rate"] for result in results} - {None}, reverse=True)
-    lines = [f"| method | {' | '.join(f'{rate:.0%}' for rate in rates)} |", f"|{'---|' * (len(rates) + 1)}"]
+    rows = []
     for name in dict.fromkeys(label(result) for result in results if result["keep_rate"] is not None):
         found = {result["keep_rate"]: result for result in results if label(result) == name}
-        lines.append(f"| {name} | {' | '.join(text(found.get(rate), cell) for rate in rates)} |")
-    return "\n".join(lines)
+        rows.append([name, *(text(found.get(rate), cell) for rate in rates)])
+    return Table([Column("method", left=True), *(Column(f"{rate:.0%}") for rate in rates)], rows).markdown()
 
 
 def text(result: dict[str, Any] | None, cell: Callable[[dict[str, Any]], str]) -> str:
-    return "not run" if result is None else "cannot" if "cannot" in result else cell(result)
+    return "not run" if result is None else CANNOT if "cannot" in result else cell(result)
 
 
 def tokens(result: dict[str, Any]) -> str:

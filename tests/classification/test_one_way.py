@@ -94,3 +94,13 @@ def test_training_reads_the_weights_once(tmp_path: Path, reads: list[str]) -> No
     settings = plain(epochs=1, checkpoint=start, from_scratch=False, method="dynamicvit", keep_rate=0.5, head_std=2e-5)
     finetune(settings, data, tmp_path / "run")
     assert reads == ["w.safetensors"]
+
+
+def test_two_equal_runs_write_the_same_files(tmp_path: Path) -> None:
+    data = write_fashion(tmp_path / "data")
+    for name in ("one", "two"):
+        finetune(plain(epochs=1), data, tmp_path / name)
+    for file in ("last/model.safetensors", "best/model.safetensors", "last/state.pt"):
+        one, two = (tmp_path / name / file for name in ("one", "two"))
+        assert one.read_bytes() == two.read_bytes(), file
+        assert one.stat().st_mode == (tmp_path / "one" / "log.csv").stat().st_mode, file

@@ -53,7 +53,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_backends(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("backends") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [status.name for status in agglo.backends()]
+    assert [line.split()[0] for line in lines] == ["backend", *(status.name for status in agglo.backends())]
 
 
 def test_python_m_agglo() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -69,6 +71,23 @@ def test_weights_and_words_can_be_read_by_the_library(tmp_path: Path) -> None:
     assert list(header["__metadata__"]) == sorted(ABOUT)
     save_weights(path, WEIGHTS, {})
     assert set(load_file(path)) == set(WEIGHTS)
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(about=st.dictionaries(WORDS, WORDS, max_size=4), names=st.lists(WORDS, max_size=3, unique=True))
+def test_any_words_and_names_are_kept(tmp_path: Path, about: dict[str, str], names: list[str]) -> None:
+    """Control characters and other scripts too, which writers of JSON may write in more than one way."""
+    path = tmp_path / "w.safetensors"
+    weights = {name: torch.full((2,), float(place)) for place, name in enumerate(names) if name != "__metadata__"}
+    save_weights(path, weights, about)
+    with safe_open(path, "pt") as file:
+        assert (file.metadata() or {}) == about
+        assert {name: file.get_tensor(name).tolist() for name in file.keys()} == {  # noqa: SIM118 it is no dict
+            name: value.tolist() for name, value in weights.items()
+        }
 
 
 def test_a_state_can_be_read_again(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from agglo.experiments.files import require_output, write_json
 from agglo.experiments.machine import machine
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.progress import progress
+from agglo.experiments.tables import Column, Table
 
 Labels = np.ndarray
 Contestant = Callable[[Tensor, int, str], Labels]
@@ -202,7 +203,8 @@ def peak_memory(n: int, linkage: str) -> float | None:
 
 def table(cases: list[Case]) -> str:
     peers = [name for name in CONTESTANTS if name != "agglo"]
-    head = ["tokens", "B x N", "linkage", "agglo, ms an image", *peers, "one pass", "same partition"]
+    columns = [Column(title, left=True) for title in ("tokens", "B x N", "linkage")]
+    columns += [Column("agglo, ms per image", ".3f"), *map(Column, (*peers, "one pass", "same partition"))]
     rows = []
     for case in cases:
         own = case.median("agglo")
@@ -211,14 +213,13 @@ def table(cases: list[Case]) -> str:
                 case.tokens,
                 f"{case.batch} x {case.n}",
                 case.linkage,
-                f"{own / case.batch * 1e3:.3f}",
+                own / case.batch * 1e3,
                 *(f"{case.ratio(name):.1f}x" for name in peers),
                 f"{statistics.median(case.one_pass) / own:.3f}x",
                 ", ".join(f"{case.same_partition[name]:.0%}" for name in peers),
             ]
         )
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return Table(columns, rows).markdown()
 
 
 def goals(cases: list[Case]) -> list[str]:

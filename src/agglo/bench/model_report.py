@@ -9,25 +9,27 @@ from typing import Any
 
 from agglo.experiments.files import require_output
 from agglo.experiments.machine import load_warning
+from agglo.experiments.tables import Column, Table
 from agglo.experiments.variants import describe_budget
 
-_COLUMNS = ("budget", "variant", "tokens left", "GFLOPs", "img/s", "min", "max", "x dense", "of free")
-_LEFT = ("budget", "variant", "tokens left")
+_COLUMNS = (
+    Column("budget", left=True),
+    Column("variant", left=True),
+    Column("tokens left", left=True),
+    Column("GFLOPs", ".2f"),
+    Column("img/s", ".1f"),
+    Column("min", ".1f"),
+    Column("max", ".1f"),
+    Column("x dense", ".2f"),
+    Column("of free", ".2f"),
+)
 _COLOURS = {"dense": "#9a9a9a", "free": "#d9d9d9", "tome": "#e0912f"}
 _FURTHER_COLOURS = ("#2f6fb0", "#5f9ed1", "#1f4e79", "#3aa6a0", "#7a5ba6")
 
 
 def table(report: dict[str, Any]) -> str:
     """Text for a terminal."""
-    cells = [_COLUMNS, *(_cells(result) for result in report["results"])]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
-    lines = [", ".join(headlines(report))]
-    for row in cells:
-        padded = [
-            cell.ljust(width) if title in _LEFT else cell.rjust(width)
-            for title, cell, width in zip(_COLUMNS, row, widths, strict=True)
-        ]
-        lines.append("  ".join(padded).rstrip())
+    lines = [", ".join(headlines(report)), Table(_COLUMNS, list(map(_cells, report["results"]))).text()]
     lines.append(f"noise: timed twice in this run, the dense model was up to {report['noise']:.1%} off itself")
     if busy := load_warning(report["machine"]):
         lines.append(busy)
@@ -43,18 +45,10 @@ def headlines(report: dict[str, Any]) -> tuple[str, str]:
     return what, machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
 
 
-def _cells(result: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        describe_budget(result),
-        result["name"],
-        " ".join(str(count) for count, _ in groupby(result["counts"])),
-        f"{result['gflops']:.2f}",
-        f"{result['median']:.1f}",
-        f"{result['min']:.1f}",
-        f"{result['max']:.1f}",
-        f"{result['to_dense']:.2f}",
-        "" if result["to_free"] is None else f"{result['to_free']:.2f}",
-    )
+def _cells(result: dict[str, Any]) -> list[Any]:
+    tokens = " ".join(str(count) for count, _ in groupby(result["counts"]))
+    numbers = (result[name] for name in ("gflops", "median", "min", "max", "to_dense", "to_free"))
+    return [describe_budget(result), result["name"], tokens, *numbers]
 
 
 def require_plot_name(path: Path) -> Path:

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from agglo.clustering import backends
+from agglo.experiments.tables import Column, Table
 
 
 def add_to(commands: Any) -> None:
@@ -14,5 +15,5 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    for status in backends():
-        print(f"{status.name:<10} {'usable' if status.usable else 'no':<7} {status.note}")
+    rows = [[status.name, "usable" if status.usable else "no", status.note] for status in backends()]
+    print(Table([Column(title, left=True) for title in ("backend", "here", "note")], rows).text())

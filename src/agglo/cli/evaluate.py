@@ -7,6 +7,7 @@ import ast
 import os
 import sys
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from agglo.classification.data import dataset_named, dataset_names
@@ -24,6 +25,7 @@ from agglo.cli.arguments import (
     positive,
     whole,
 )
+from agglo.experiments.tables import Column, Table
 
 _ABOUT = "accuracy and speed of a classifier, dense and reduced, on a data set"
 
@@ -75,8 +77,8 @@ def add_to(commands: Any) -> None:
 def _details() -> str:
     known = [dataset_named(name) for name in dataset_names()]
     whole = [dataset.name for dataset in known if dataset.squash or dataset.crop == 1]
-    lines = [f"  {dataset.name:<15} {dataset.about}" for dataset in known]
-    return _DETAILS.format(data_sets="\n".join(lines), whole=", ".join(whole))
+    table = Table([Column("name", left=True), Column("what DIR holds", left=True)], [[d.name, d.about] for d in known])
+    return _DETAILS.format(data_sets=indent(table.text(), "  "), whole=", ".join(whole))
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:

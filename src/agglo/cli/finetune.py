@@ -10,6 +10,7 @@ from typing import Any
 
 from agglo.classification.data import dataset_names
 from agglo.cli.arguments import SCHEDULE_HELP, add_command, add_import, number
+from agglo.experiments.tables import Column, Table
 
 _ABOUT = "train a classifier by a recipe, crash-safe, on any number of devices"
 _ABOUT_SWEEP = "train with every combination of some settings, and rank them"
@@ -120,8 +121,8 @@ def run(arguments: argparse.Namespace) -> None:
     from agglo.classification.training import recipe as recipes
 
     if arguments.list:
-        for name in recipes.names():
-            print(f"{name:<16}{recipes.load(name).about}")
+        rows = [[name, recipes.load(name).about] for name in recipes.names()]
+        print(Table([Column("recipe", left=True), Column("about", left=True)], rows).text())
         return
     if arguments.recipe is None:
         raise ValueError(f"name a recipe: {', '.join(recipes.names())}, or a .toml file")

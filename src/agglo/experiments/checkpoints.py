@@ -1,4 +1,4 @@
-"""Weights from files: what training scripts save, read without running any of it, and loaded exactly or not at all."""
+"""Weights from files: read without running any code in them, and loaded only if they fit exactly."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
 
 
 def _why(error: Exception) -> str:
-    """What is wrong with a file, without torch's advice how to run what is in it."""
-    told = str(error)
+    """What is wrong with a file. Torch's own message would advise to run the code in it."""
+    message = str(error)
     if isinstance(error, OSError):
-        return told
-    if blocked := _BLOCKED.search(told):
+        return message
+    if blocked := _BLOCKED.search(message):
         return f"it holds {blocked[1]} besides, which could run code when read; save the state dict alone"
-    if "TorchScript" in told:
+    if "TorchScript" in message:
         return "it is a TorchScript program; save the state dict alone"
     return "it is not a whole file of tensors as torch.save writes them"
 
@@ -104,8 +104,8 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
 def load_exactly(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
     """Load a state dict whose names and shapes are exactly the model's, or raise and leave the model as it was."""
     own = model.state_dict()
-    if told := _differences(own, state):
-        raise ValueError(f"checkpoint={source!r} does not fit {type(model).__name__}: {told}")
+    if differences := _differences(own, state):
+        raise ValueError(f"checkpoint={source!r} does not fit {type(model).__name__}: {differences}")
     model.load_state_dict(state)
 
 
@@ -120,13 +120,14 @@ def load_method(model: nn.Module, learned: Mapping[str, Tensor], source: str) ->
     _, own = split_method(model.state_dict())
     if own and not learned:
         raise ValueError(f"this method learns, and {source} holds no weights of it")
-    if own and (told := _differences(own, learned)):
-        raise ValueError(f"{source} holds weights of another method, or of this one at another keep rate: {told}")
+    if own and (differences := _differences(own, learned)):
+        other = "weights of another method, or of this one at another keep rate"
+        raise ValueError(f"{source} holds {other}: {differences}")
     model.load_state_dict({name: learned[name] for name in own}, strict=False)
 
 
 def _differences(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
-    """In words, what of a state dict is not as the model's own; empty if all is."""
+    """In words, how a state dict differs from the model's own; empty if names and shapes are the same."""
     problems = {
         "missing": [name for name in own if name not in state],
         "unexpected": [name for name in state if name not in own],

@@ -36,7 +36,7 @@ def best_device() -> torch.device:
 
 @contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """Torch on so many CPU threads inside; None leaves it as it is."""
+    """Inside, torch uses so many CPU threads; None leaves the number as it is."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

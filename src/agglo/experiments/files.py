@@ -83,7 +83,10 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Everything a run needs to go on, in one file; OSError says what happened and what is left."""
+    """Everything a run needs to go on, in one file.
+
+    Raises OSError, which says what went wrong and whether the file before is intact.
+    """
 
     def write(unfinished: Path) -> None:
         # Given a name, torch would write it into the file, and no two files would be equal.
@@ -113,7 +116,8 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, 
     copies = {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
 
     def write(unfinished: Path) -> None:
-        save_file(copies, unfinished, metadata=dict(about))
+        # Given no words but a dict, safetensors 0.8 writes a header that is no JSON where there are no weights either.
+        save_file(copies, unfinished, metadata=dict(about) or None)
         _sort_metadata(unfinished)
 
     _written(path, write)
@@ -139,7 +143,7 @@ def _sort_metadata(path: Path) -> None:
 def _written(path: Path, write: Callable[[Path], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with replacing(path) as unfinished, _full_disk_told(path.parent):
+        with replacing(path) as unfinished, _saying_if_full(path.parent):
             write(unfinished)
     except Exception as error:
         left = "the one before is intact" if path.exists() else "there was none before"
@@ -147,8 +151,9 @@ def _written(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 @contextmanager
-def _full_disk_told(folder: Path) -> Iterator[None]:
-    """Writers in C++ and Rust report a full disk by errors that do not say so: look, while what they wrote is there."""
+def _saying_if_full(folder: Path) -> Iterator[None]:
+    """Writers in C++ and Rust report a full disk by errors that do not say so: look at the disk before what they wrote
+    is removed."""
     try:
         yield
     except Exception as error:

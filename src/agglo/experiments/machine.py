@@ -14,11 +14,11 @@ import torch
 
 from agglo.version import __version__
 
-_QUIET = 0.3  # load a core
+_QUIET = 0.3  # load per core
 
 
 def machine(device: torch.device | None = None) -> dict[str, Any]:
-    """Where and with what a measurement ran; threads are those torch uses now, load what others run."""
+    """Where and with what a measurement ran. threads: that torch uses now. load: of the last minute, ours included."""
     on_cuda = device is not None and device.type == "cuda"
     return {
         "cpu": cpu_model(),
@@ -37,7 +37,7 @@ def machine(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def load_warning(found: dict[str, Any]) -> str | None:
-    """A line about others at work when `machine` looked; None if the machine was as good as idle."""
+    """A line saying that the machine was busy when `machine` looked; None if it was close to idle."""
     load, cores = found["load"], found["cores"]
     if load is None or load <= _QUIET * cores:
         return None
@@ -45,7 +45,7 @@ def load_warning(found: dict[str, Any]) -> str | None:
 
 
 def cpu_model() -> str:
-    """The processor's name, as far as the system tells."""
+    """The processor's name, if the system gives one, and otherwise its kind."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -17,7 +17,7 @@ _ENDS = ("head.", "norm.", "fc_norm.")
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a person says about a model.
+    """A model as a person describes it.
 
     name: as timm knows it.
     checkpoint: a .safetensors file or one of torch.save; its names and shapes must be exactly the model's. What a
@@ -88,8 +88,8 @@ def _options_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _with_own_head(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict with the model's own tensors for a head of other classes, and for what stands between the last
-    block and the head where a model without one (MAE's encoder) or with another pooling was saved."""
+    """The state dict, except that the model keeps its own head and final norm where the state dict has none (MAE's
+    encoder), or has them in another shape (other classes) or under another name (another pooling)."""
     own = model.state_dict()
     ends = {name for name in (*own, *state) if name.startswith(_ENDS)}
     differs = {name for name in ends if name not in own or name not in state or own[name].shape != state[name].shape}

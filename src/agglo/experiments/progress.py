@@ -13,11 +13,11 @@ from importlib.util import find_spec
 def progress(
     total: int, description: str, *, start: int = 0, every_seconds: float = 0.0, quiet: bool = False
 ) -> Iterator[Callable[[str], None]]:
-    """Gives a function to call with a word on every step done.
+    """Gives a function to call after every step, with a few words about it.
 
     start: steps that an earlier run did.
-    every_seconds: between plain lines, which then tell the rate and the time left.
-    quiet: tell nothing.
+    every_seconds: least time between two plain lines, which then show the rate and the time left; 0 is a line per step.
+    quiet: show nothing.
     """
     if quiet:
         yield lambda note: None
@@ -33,20 +33,20 @@ def progress(
             yield advance
     else:
         done, began = start, time.monotonic()
-        told = began
+        printed = began
 
-        def tell(note: str) -> None:
-            nonlocal done, told
+        def print_line(note: str) -> None:
+            nonlocal done, printed
             done += 1
             now = time.monotonic()
-            if every_seconds and now - told < every_seconds and done < total:
+            if every_seconds and now - printed < every_seconds and done < total:
                 return
-            told = now
+            printed = now
             rate = (done - start) / max(now - began, 1e-9)
             left = f" {rate:.3g}/s, {_duration((total - done) / rate)} left" if every_seconds else ""
             print(f"{description} {done}/{total}{left} {note}", file=sys.stderr, flush=True)
 
-        yield tell
+        yield print_line
 
 
 def _duration(seconds: float) -> str:

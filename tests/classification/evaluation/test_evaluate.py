@@ -354,6 +354,8 @@ def test_models_and_data_that_do_not_match_are_told(
         tuple(command(data, checkpoint, "--json", str(tmp_path))): "is a folder; a regular file",
         tuple(command(data, checkpoint, "--json", "/dev/full")): "output='/dev/full' is a device; a regular file",
         tuple(command(data, checkpoint, "--plot", "a.txt")): "has no known ending",
+        tuple(command(data, checkpoint, "--json", "/dev/full")): "output='/dev/full' is a device; a regular file",
+        tuple(command(data, checkpoint, "--json", str(tmp_path))): "is a folder; a regular file",
     }
     for arguments, message in told.items():
         assert main(list(arguments)) == 2

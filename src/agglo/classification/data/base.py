@@ -1,4 +1,4 @@
-"""What every data set becomes: images that can be opened one by one, and what each of them shows."""
+"""What every data set is read into: images that can be opened one by one, and the class or classes of each."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Images(Protocol):
         """A decoded PIL image; BadImageError if there is none."""
 
     def name(self, index: int) -> str:
-        """What a person calls it, the same on every machine."""
+        """A name for messages and fingerprints, the same on every machine."""
 
     def size(self, index: int) -> int:
-        """Of what is stored, in bytes; 0 where only decoding could tell."""
+        """Bytes of the stored image; 0 if they are known only after decoding."""
 
     def content(self, index: int) -> bytes:
-        """What is stored, or all pixels."""
+        """The stored bytes of an image, or its pixels."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Files:
 class Listing:
     """What a reader found in one split.
 
-    targets: of each image its class; for several labels a tuple of classes.
-    bad: what was named but is not there, in words; dropped from images and targets.
+    targets: the class of each image; with multi_label a tuple of classes.
+    bad: in words, what is named in the data set but missing or unusable; it is not among images and targets.
     remarks: what a person should know about the choice of images.
     """
 
@@ -138,8 +138,8 @@ class ClassificationData(Dataset[tuple[Any, Any]]):
         return int(target)
 
     def fingerprint(self) -> str:
-        """Names, targets and sizes of all images, and the content of some, in one short word. To read all of a large
-        set would take longer than many an evaluation."""
+        """A short hash of the names, targets and sizes of all images, and of the content of some of them. To read all
+        of a large data set would take longer than many evaluations."""
         found = hashlib.sha256("\n".join(self.classes).encode())
         for chosen in self._chosen:
             found.update(f"\n{self._images.name(chosen)} {self._targets[chosen]} {self._images.size(chosen)}".encode())
@@ -148,7 +148,8 @@ class ClassificationData(Dataset[tuple[Any, Any]]):
         return found.hexdigest()[:16]
 
     def _readable(self) -> list[int]:
-        """All images are decoded once: every process then leaves out the same ones, before any batch is made."""
+        """The images that can be decoded. All are tried before any batch is made, so that every process leaves out the
+        same ones."""
 
         def complaint(index: int) -> str | None:
             try:

@@ -1,4 +1,4 @@
-"""The images of an evaluation, decoded once and kept as bytes where they fit in memory, decoded again where not."""
+"""The images of an evaluation: decoded once and kept as bytes if they fit in memory, otherwise decoded again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ImageStore:
 
     @property
     def bytes_needed(self) -> int:
-        """Of this process, were all its images kept."""
+        """Memory this process would take to keep all its images."""
         processes = 1 if self._accelerator is None else self._accelerator.num_processes
         return int(self._data[0][0].nbytes) * -(-len(self._data) // processes)
 
@@ -42,7 +42,7 @@ class ImageStore:
         return self._load(self._data, self._workers)
 
     def keep(self, advance: Callable[[int], None]) -> None:
-        """Decode everything now; called with the number of images after each batch."""
+        """Decode everything now. advance: called with the number of images after each batch."""
         kept: dict[int, tuple[Any, Any]] = {}
         for numbers, images, targets in self._load(_Numbered(self._data), self._workers):
             # What workers send lies in shared memory, with open files for as long as it is kept.

@@ -66,7 +66,7 @@ def inputs_for(model: nn.Module, dataset: str | None = None) -> Inputs:
 
 
 def evaluation_transform(inputs: Inputs, *, normalise: bool = True) -> Transform:
-    """Resize, centre crop, normalise; without the last, pixels stay bytes and `Normalise` does it later."""
+    """Resize, centre crop, normalise. normalise: False leaves pixels as bytes, for `Normalise` to do it later."""
     from timm.data import create_transform
     from torchvision.transforms import Compose
 
@@ -135,7 +135,7 @@ def _randaugment(inputs: Inputs, policy: str) -> Any:
 
 
 class Normalise:
-    """Bytes (B, C, H, W) on any device -> what `evaluation_transform` would have given."""
+    """Bytes (B, C, H, W) on any device -> what `evaluation_transform` gives with normalise=True."""
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         self._mean, self._std = mean, std

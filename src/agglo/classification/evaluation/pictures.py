@@ -46,8 +46,9 @@ def draw_variants(
     scale: int = 2,
     learned: Mapping[str, Tensor] | None = None,
 ) -> Image:
-    """The same for inputs (B, C, H, W) of a built model, and the pictures (B, 3, H, W) they were made of.
+    """The sheet for a model that is built already.
 
+    inputs: (B, C, H, W). pictures: (B, 3, H, W), the same before they were normalised, as bytes or as floats in 0 to 1.
     learned: weights of the methods that learn; without them such a method is drawn untrained, with a warning.
     """
     by_variant: list[list[Row]] = []

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from agglo.experiments.machine import load_warning
+from agglo.experiments.tables import CANNOT, Column, Table
 from agglo.experiments.variants import describe_budget
 
 METRICS = {"top1": "top-1", "top5": "top-5", "mAP": "mAP"}
@@ -18,7 +19,6 @@ _BUDGETS = {
     "threshold": ("threshold", "threshold"),
     "tokens_left": ("schedule", "patch tokens left after a block, on average"),
 }
-_LEFT = ("variant", "tokens left", *(title for title, _ in _BUDGETS.values()))
 _COLOURS = ("#2f6fb0", "#c8553d", "#3a9679", "#7a5ba6", "#d99a2b", "#5f9ed1", "#8c5a3c", "#555555")
 _MARKERS = "osD^vPX"  # fewer than colours, so that no pair of both comes twice soon
 _STYLES = ("-", "--", ":")
@@ -74,12 +74,12 @@ def _reductions(report: dict[str, Any]) -> list[str]:
     reduced = [result for result in report["results"] if result["method"] is not None]
     if not reduced:
         return []
-    told = list(dict.fromkeys(result["method"] for result in reduced))
+    parts = list(dict.fromkeys(result["method"] for result in reduced))
     if reduced[0]["blocks"] is not None:
-        told.append(f"at blocks {' '.join(map(str, reduced[0]['blocks']))}")
+        parts.append(f"at blocks {' '.join(map(str, reduced[0]['blocks']))}")
     if reduced[0]["proportional"] is not None:
-        told.append(f"proportional attention {'on' if reduced[0]['proportional'] else 'off'}")
-    return [", ".join(told)]
+        parts.append(f"proportional attention {'on' if reduced[0]['proportional'] else 'off'}")
+    return [", ".join(parts)]
 
 
 def _where(report: dict[str, Any]) -> str:
@@ -92,19 +92,22 @@ def _rows(report: dict[str, Any]) -> str:
     results = report["results"]
     metrics = [name for name in METRICS if any(name in result for result in results)]
     dense = next((result["images_per_second"] for result in results if result["name"] == "dense"), None)
-    title, _ = _BUDGETS[_kind(report)]
-    titles = [title, "variant", "tokens left", "GFLOPs", *(METRICS[name] for name in metrics), "img/s"]
-    table = [[*titles, "x dense"] if dense else titles]
+    budget_title, _ = _BUDGETS[_kind(report)]
+    columns = [Column(title, left=True) for title in (budget_title, "variant", "tokens left")]
+    columns += [Column("GFLOPs", ".2f"), *(Column(METRICS[name], ".2f") for name in metrics), Column("img/s", ".1f")]
+    if dense:
+        columns.append(Column("x dense", ".2f"))
+    rows: list[list[Any]] = []
     for result in results:
-        row = [_budget(result), result["name"]]
         if "cannot" in result:
-            row += ["cannot", *[""] * (len(metrics) + 2)]
+            found = [CANNOT]
         else:
             speed = result["images_per_second"]
-            row += [_tokens(result), "" if result["gflops"] is None else f"{result['gflops']:.2f}"]
-            row += [f"{result[name]:.2f}" for name in metrics] + [f"{speed:.1f}"]
-        table.append([*row, "" if "cannot" in result else f"{speed / dense:.2f}"] if dense else row)
-    return _aligned(table, _LEFT)
+            found = [_tokens(result), result["gflops"], *(result[name] for name in metrics), speed]
+            found += [speed / dense] if dense else []
+        row = [_budget(result), result["name"], *found]
+        rows.append(row + [None] * (len(columns) - len(row)))
+    return Table(columns, rows).text()
 
 
 def _tokens(result: dict[str, Any]) -> str:
@@ -122,28 +125,15 @@ def _pivot(report: dict[str, Any]) -> str:
         (result for result in report["results"] if result.get(kind) is not None),
         key=lambda result: (_schedule_kind(result), result[kind] if kind == "threshold" else -result[kind]),
     )
-    columns = list(dict.fromkeys(map(_budget, order)))
-    table = [[METRICS[metric], *columns]]
+    budgets = list(dict.fromkeys(map(_budget, order)))
+    rows: list[list[Any]] = []
     for name in dict.fromkeys(result["name"] for result in report["results"]):
-        found = {_budget(result): result for result in report["results"] if result["name"] == name}
+        found = {_budget(result): result.get(metric, CANNOT) for result in report["results"] if result["name"] == name}
         if name == "dense":
-            table.append([name, f"{found[''][metric]:.2f}", *[""] * (len(columns) - 1)])
+            rows.append([name, found[""], *[None] * (len(budgets) - 1)])
         else:
-            table.append([name, *(_value(found.get(budget), metric) for budget in columns)])
-    return _aligned(table, (table[0][0],))
-
-
-def _value(result: dict[str, Any] | None, metric: str) -> str:
-    return "" if result is None else f"{result[metric]:.2f}" if metric in result else "cannot"
-
-
-def _aligned(table: list[list[str]], left: tuple[str, ...]) -> str:
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    lines = []
-    for row in table:
-        cells = zip(table[0], row, widths, strict=True)
-        lines.append("  ".join(cell.ljust(w) if title in left else cell.rjust(w) for title, cell, w in cells).rstrip())
-    return "\n".join(lines)
+            rows.append([name, *map(found.get, budgets)])
+    return Table([Column(METRICS[metric], left=True), *(Column(title, ".2f") for title in budgets)], rows).text()
 
 
 def _notes(report: dict[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from agglo.classification.training.recipe import Recipe
 from agglo.classification.training.settings import TrainingSettings
 from agglo.classification.training.trainer import finetune
 from agglo.experiments.files import write_json
+from agglo.experiments.tables import Column, Table
 from agglo.experiments.training.loop import BEST, NonFiniteLossError
 
 _LONGEST_NAME = 120  # characters; file systems take 255 bytes
@@ -87,9 +88,8 @@ def _written(value: Any) -> str:
 def table(ranked: Sequence[Mapping[str, Any]]) -> str:
     """One line per cell, best first."""
     names = [name for name in ranked[0] if name not in ("folder", "note")]
-    lines = [names] + [["diverged" if row[name] is None else f"{row[name]}" for name in names] for row in ranked]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(names))]
-    return "\n".join("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in lines)
+    rows = [["diverged" if row[name] is None else row[name] for name in names] for row in ranked]
+    return Table([Column(name) for name in names], rows).text()
 
 
 def _is_main() -> bool:

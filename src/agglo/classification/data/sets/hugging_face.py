@@ -15,7 +15,7 @@ _SPLITS = {"train": ("train",), "val": ("validation", "val", "valid", "test")}
 
 @dataclass(frozen=True)
 class Column:
-    """The image column of a table, as RGB or grey. rows: those that are meant."""
+    """The image column of a table, as RGB or grey. rows: the numbers of the rows to use."""
 
     table: Any
     title: str
@@ -29,7 +29,7 @@ class Column:
         try:
             image = self.table[self.rows[index]][self.title]
             return image if image.mode == "L" else image.convert("RGB")
-        except Exception as error:  # as many ways to fail as there are bytes
+        except Exception as error:  # a decoder fails in many ways on bytes that are no image
             raise BadImageError(
                 f"row {self.rows[index]} of split {self.split!r} holds no readable image: {error}"
             ) from None
@@ -91,7 +91,7 @@ def _open(root: Path) -> Any:
         return load_from_disk(str(root))
     try:
         return load_dataset(str(root))
-    except Exception as error:  # of the library or of the tables, as many as there are formats
+    except Exception as error:  # the library raises its own errors and those of each format
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{str(root)!r} cannot be read as a Hugging Face data set: {reason}") from error
 

@@ -14,7 +14,7 @@ from agglo.classification.data.registry import DataSet, register
 _FILE = "nus_wid_data.csv"
 _COLUMNS = ("filepath", "label", "splitname")
 _SHOWN = 120
-# What a text that should be a Python list can do to its reader, as the library's documentation says.
+# What ast.literal_eval may raise for text that is no Python list, by its documentation.
 _NO_PYTHON = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
@@ -44,7 +44,7 @@ def read_nuswide(root: Path, split: str) -> Listing:
 
 
 def _rows(reader: Any, path: Path) -> tuple[list[tuple[int, str, list[str], str]], list[str]]:
-    """(line, path, names, split) of each row, and in words the rows that say something else."""
+    """(line, path, names, split) of each row, and in words the rows that cannot be understood."""
     rows, bad = [], []
     header = [title.strip().lower().replace("_", "").replace(" ", "") for title in next(reader, [])]
     if any(column not in header for column in _COLUMNS):
