@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from agglo.compiling import constant_result
 from agglo.grouping import Grouping
 from agglo.methods.base import Grid, Kind, Method, Outcome, View, require_grid
 from agglo.methods.registry import register
@@ -62,7 +63,7 @@ class FixedPattern(Method):
         return Outcome(Grouping.select(positions, n_patches, view.prefix, view.sizes))
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def ring_distances(norm: str, grid: Grid, published: bool) -> list[float]:
     """Of every patch from the centre, row by row: in patches as the study spaced them, or in half patches, exactly."""
 
