@@ -92,7 +92,7 @@ def test_another_keep_rate_keeps_what_fits_and_says_what_does_not(name: str) -> 
 def test_other_options_and_other_methods_start_anew() -> None:
     model = agglo.apply(deit(), "dynamicvit", keep_rate=0.5)
     before = learned(model)
-    with pytest.warns(UserWarning, match=r"dynamicvit\(ratio_weight=2.0\) was applied, .*3.0\) is asked for"):
+    with pytest.warns(UserWarning, match=r"(?i)dynamicvit\(ratio_weight=2.0\) was applied, .*3.0\) is asked for"):
         agglo.apply(model, "dynamicvit", keep_rate=0.5, ratio_weight=3.0)
     assert not any(learned(model)[key] is p for key, p in before.items())
     agglo.apply(model, "dynamicvit_prsv", keep_rate=0.5)

@@ -50,7 +50,7 @@ class Run:
 
     @property
     def tokens(self) -> Tensor:
-        """What a last norm is to act on: one token a group (B, G, C), or, where tokens were dropped, which have last
+        """What a last norm is to act on: one token per group (B, G, C), or, where tokens were dropped, which have last
         values of their own, all positions (B, T, C)."""
         return _full_length(self.reduced, self.grouping, self.earlier) if self.earlier else self.reduced
 
