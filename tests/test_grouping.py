@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -125,3 +127,37 @@ def test_merge_is_the_same_with_and_without_gradients(seed: int, batch: int, n: 
         assert merged.requires_grad
         torch.testing.assert_close(grouping.merge(x), merged.detach())
         torch.testing.assert_close(grouping.merge(x.transpose(0, 1).contiguous().transpose(0, 1)), merged.detach())
+
+
+LABELS = torch.tensor([[0, 0, 1], [0, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("misuse", "complaint"),
+    [
+        (lambda: Grouping.of(LABELS[0], 2), r"patch_labels has the shape \(3,\); needed: \(any, any\)"),
+        (lambda: Grouping.of(LABELS.float(), 2), r"patch_labels is torch.float32; needed: torch.int64"),
+        (lambda: Grouping.of(LABELS, -1), r"n_groups=-1 must be 0 or more"),
+        (lambda: Grouping.of(LABELS, 2, prefix=-1), r"prefix=-1 must be 0 or more"),
+        (lambda: Grouping.of(LABELS, 2, 1, torch.ones(2, 3)), r"weights has the shape \(2, 3\); needed: \(2, 4\)"),
+        (lambda: Grouping.of(LABELS, 2, counts=torch.ones(3)), r"counts has the shape \(3,\); needed: \(2\)"),
+        (lambda: Grouping.select(LABELS.bool(), 4), r"positions is torch.bool; needed: torch.int64"),
+        (lambda: Grouping.select(LABELS, 4, 1, torch.ones(2, 4)), r"weights .*\(2, 4\); needed: \(2, 5\)"),
+        (lambda: Grouping.of(LABELS, 2).merge(torch.ones(2, 4, 5)), r"x has the shape .*needed: \(2, 3, any\)"),
+        (lambda: Grouping.of(LABELS, 2).merge(torch.ones(2, 3)), r"x has the shape \(2, 3\)"),
+        (lambda: Grouping.select(LABELS, 4).merge(torch.ones(1, 4, 5)), r"x has the shape .*needed: \(2, 4, any\)"),
+        (lambda: Grouping.of(LABELS, 2).unmerge(torch.ones(2, 3, 5)), r"y has the shape .*needed: \(2, 2, any\)"),
+        (
+            lambda: Grouping.select(LABELS, 4).unmerge(torch.ones(2, 3, 5), torch.ones(2, 4, 6)),
+            r"dropped has the shape .*needed: \(2, 4, 5\)",
+        ),
+        (lambda: Grouping.of(LABELS, 2).then(Grouping.of(LABELS, 2)), r"later grouping .*\(2, 3\); needed: \(2, 2\)"),
+        (
+            lambda: Grouping.of(LABELS, 2).then(Grouping.of(LABELS[:, :1], 1, prefix=1)),
+            r"later grouping has prefix=1; needed: 0",
+        ),
+    ],
+)
+def test_misuse_is_refused_with_what_is_needed(misuse: Callable[[], object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        misuse()

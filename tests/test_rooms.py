@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "agglo"
 
 # From the ground up. A room may import rooms of lower floors, and itself; rooms of one floor do not know each other.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("version",),
+    ("version", "compiling"),
     ("clustering",),
     ("schedule", "grouping", "attention"),
     ("methods",),

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from agglo.compiling import constant_result
+
 Path = Literal["bias", "channel"]
 
 # log(0) in the extra channel: finite, since flash kernels subtract row maxima tile by tile and -inf - -inf is NaN;
@@ -49,7 +51,7 @@ def flash_kernel_runs(dtype: torch.dtype, width: int, capability: tuple[int, int
     return fits and capability is not None and capability >= _FLASH_CAPABILITY
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _flash_capability(index: int) -> tuple[int, int] | None:
     """Of GPU `index`, if torch has flash kernels and may use them."""
     if not (torch.backends.cuda.is_flash_attention_available() and torch.backends.cuda.flash_sdp_enabled()):

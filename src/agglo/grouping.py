@@ -1,7 +1,7 @@
 """Which group each token belongs to, how many patches each group stands for, and the way there and back.
 
 A token may also belong to no group: it is dropped, its label is -1. `merge` leaves it out, and `unmerge` puts at its
-position whatever value it is told: hosts give the last one the token had.
+position whatever value it is given: hosts give the last one the token had.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Grouping:
     sizes: (B, G) float32, how many original tokens each group stands for; 0 marks a group that only pads.
     prefix: how many tokens at the front are never merged.
     weights: (B, T) float32, how many original tokens each token stood for before; None means one each.
-    counts: (B,) int64, groups of each image without prefix and padding; None means G - prefix everywhere.
+    counts: (B,) int64, groups per image without prefix and padding; None means G - prefix everywhere.
     drops: whether labels may be -1.
     chosen: (B, G) int64, where every group is one token: its position, anything for padding; merging then only gathers.
     """
@@ -50,7 +50,11 @@ class Grouping:
         >>> grouping.labels, grouping.sizes
         (tensor([[0, 1, 1, 2]]), tensor([[1., 2., 1.]]))
         """
+        _require("patch_labels", patch_labels, (None, None), torch.int64)
         batch, n_patches = patch_labels.shape
+        _require_counts(prefix, n_groups=n_groups)
+        _require("weights", weights, (batch, prefix + n_patches))
+        _require("counts", counts, (batch,))
         device = patch_labels.device
         prefix_labels = torch.arange(prefix, device=device).expand(batch, prefix)
         shifted = torch.where(patch_labels < 0, -1, patch_labels + prefix) if drops else patch_labels + prefix
@@ -77,7 +81,11 @@ class Grouping:
         >>> grouping.labels, grouping.sizes
         (tensor([[ 0,  1, -1,  2, -1]]), tensor([[1., 1., 1.]]))
         """
+        _require("positions", positions, (None, None), torch.int64)
         batch, n_kept = positions.shape
+        _require_counts(prefix, n_patches=n_patches)
+        _require("weights", weights, (batch, prefix + n_patches))
+        _require("counts", counts, (batch,))
         device, total = positions.device, prefix + n_patches
         in_front = torch.arange(prefix, device=device).expand(batch, prefix)
         chosen = torch.cat([in_front, positions + prefix], dim=1)
@@ -109,6 +117,7 @@ class Grouping:
 
         Sums are taken in float32 whatever the dtype. Padding groups are zero. Dropped tokens go nowhere.
         """
+        _require("x", x, (*self.labels.shape, None))
         if self.chosen is not None:
             kept = x.gather(1, self.chosen.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
             return kept if self.counts is None else kept.masked_fill((self.sizes == 0).unsqueeze(-1), 0)
@@ -131,6 +140,8 @@ class Grouping:
 
         dropped: (B, T, C), what stands where a token was dropped; zeros if not given.
         """
+        _require("y", y, (*self.sizes.shape, None))
+        _require("dropped", dropped, (*self.labels.shape, y.shape[-1]))
         if not self.drops:
             return y.gather(1, self.labels.unsqueeze(-1).expand(-1, -1, y.shape[-1]))
         copies = y.gather(1, self.labels.clamp(min=0).unsqueeze(-1).expand(-1, -1, y.shape[-1]))
@@ -144,12 +155,37 @@ class Grouping:
         >>> first.then(Grouping.of(torch.tensor([[0, 1, 1]]), n_groups=2, weights=first.sizes)).labels
         tensor([[0, 0, 1, 1]])
         """
+        _require("labels of the later grouping", later.labels, tuple(self.sizes.shape))
+        if later.prefix != self.prefix:
+            raise ValueError(f"the later grouping has prefix={later.prefix}; needed: {self.prefix}, as before")
         drops = self.drops or later.drops
         if self.drops:
             labels = later.labels.gather(1, self.labels.clamp(min=0)).where(self.labels >= 0, -1)
         else:
             labels = later.labels.gather(1, self.labels)
         return Grouping(labels, later.sizes, self.prefix, self.weights, later.counts, drops)
+
+
+def _require(name: str, tensor: Tensor | None, shape: tuple[int | None, ...], dtype: torch.dtype | None = None) -> None:
+    """ValueError unless a tensor that is given has the shape, None standing for any length, and the dtype.
+
+    Not in graphs that are compiled or traced: sizes need not be plain numbers there.
+    """
+    if tensor is None or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return
+    found = tuple(tensor.shape)
+    fits = [wanted in (None, there) for wanted, there in zip(shape, found, strict=False)]
+    if len(found) != len(shape) or not all(fits):
+        needed = ", ".join("any" if length is None else str(length) for length in shape)
+        raise ValueError(f"{name} has the shape {found}; needed: ({needed})")
+    if dtype not in (None, tensor.dtype):
+        raise ValueError(f"{name} is {tensor.dtype}; needed: {dtype}")
+
+
+def _require_counts(prefix: int, **counts: int) -> None:
+    for name, count in {"prefix": prefix, **counts}.items():
+        if not torch.compiler.is_compiling() and not torch.jit.is_tracing() and count < 0:
+            raise ValueError(f"{name}={count!r} must be 0 or more")
 
 
 def _are_plain_numbers(x: Tensor, weights: Tensor | None) -> bool:

@@ -1,26 +1,35 @@
-"""apply, remove, reduction, trace: what users of agglo call on a model."""
+"""apply, remove, reduction, trace: what users of agglo call on a model.
+
+All four may be called while other threads run the model. A forward pass that has begun goes on to its end with the
+plan, the method and the traces that it began with; one that begins later has those of its time; none sees half of an
+`apply`. Calls of `apply` and `remove` wait for each other. (The weights are not watched over: training, moving or
+loading them while the model runs is seen by the passes that run. And where DataParallel copies a model for several
+devices, changing it while it is copied is as unsafe as without agglo.)
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
+from agglo.hosts import learned
 from agglo.hosts.registry import applied_modules, applied_towers, find_tower
-from agglo.hosts.swap import ReducedModule, UnsupportedModelError, reduced_class
+from agglo.hosts.swap import Applied, ReducedModule, UnsupportedModelError, install, uninstall
 from agglo.hosts.vit.base import Layout
 from agglo.methods import Method, ModelShape, create
 from agglo.methods.base import Varies, square
 from agglo.plan import Plan
 from agglo.schedule import Rates, Schedule, as_schedule
-from agglo.tracing import Trace
+from agglo.tracing import Trace, listening
 
 M = TypeVar("M", bound=nn.Module)
-_ATTRIBUTES = ("agglo_plan", "agglo_method", "agglo_trace")
+
+_changing = threading.RLock()  # models are applied to and released one after the other
 
 
 def apply(
@@ -54,7 +63,13 @@ def apply(
         any other option of the method, by its name.
         tower: the submodule to reduce (or its name), for models with several.
 
-    Outputs keep their shapes and token order. An earlier `apply` is replaced. Returns the model.
+    Outputs keep their shapes and token order. An earlier `apply` is replaced; forward passes that run in other threads
+    meanwhile go on with it to their end. Returns the model.
+
+    A method that learns brings parameters (`agglo_method.*` in the state dict). Apply it before an optimiser is made,
+    which would not know of them, and before DistributedDataParallel or FSDP wraps the model. Applied again by its name,
+    with the same options, it keeps what it learned if all shapes are the same (dynamicvit at another keep rate), and
+    starts anew with a warning if not (sit at another keep rate). An instance works in one model at a time.
     """
     choices = {"keep_rate": keep_rate, "schedule": schedule, "threshold": threshold}
     given = [name for name, value in choices.items() if value is not None]
@@ -82,46 +97,25 @@ def apply(
         proportional=chosen.proportional if proportional is None else proportional,
         grid=layout.grid,
     )
-    setting = _setting(plan, chosen, layout)  # an impossible request raises here, before anything changes
-    loop = host.loop(module)
-    _require_no_override(loop, host.mixin(module))
-    _build(chosen, setting, module)
-    _restore(loop)
-    loop.__class__ = reduced_class(host.mixin(module), type(loop))
-    for name, value in zip(_ATTRIBUTES, (plan, chosen, None), strict=True):
-        setattr(loop, name, value)
+    shape = _shape_of(plan, chosen, layout)  # an impossible request raises here, before anything changes
+    loop, mixin = host.loop(module), host.mixin(module)
+    with _changing:
+        _require_no_override(loop, mixin)
+        chosen = learned.prepare(chosen, isinstance(method, str), shape, model=model, tower=module, loop=loop)
+        install(loop, mixin, Applied(plan, chosen))
+        learned.mark_built(chosen)
     return model
 
 
-def _setting(plan: Plan, method: Method, layout: Layout) -> ModelShape:
+def _shape_of(plan: Plan, method: Method, layout: Layout) -> ModelShape:
     targets = plan.targets(method, layout.patches, layout.depth, layout.grid)
     counts = [] if plan.schedule is None else [target for target in targets if target is not None]
     before = [layout.patches, *(counts if method.tokens_return == "never" else [layout.patches] * len(counts))]
     stages = tuple(zip(before, counts, strict=False))
     blocks = tuple(block for block, target in enumerate(targets) if target is not None)
-    setting = ModelShape(stages, layout.width, layout.heads, layout.prefix, blocks)
-    method.check(setting)
-    return setting
-
-
-def _build(method: Method, setting: ModelShape, module: nn.Module) -> None:
-    """Parameters of a method that learns, as the model has its own: same device, dtype and mode.
-
-    What an instance learned before stays where it still fits: the same method at another keep rate, say.
-    """
-    if type(method).build is not Method.build and not setting.width:
-        raise UnsupportedModelError(f"{method.name} learns, and agglo cannot tell how wide {type(module).__name__} is")
-    learned = method.state_dict() if isinstance(method, nn.Module) else {}
-    method.build(setting)
-    if isinstance(method, nn.Module):
-        if _shapes(learned) == _shapes(method.state_dict()):
-            method.load_state_dict(learned)
-        like = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
-        method.to(device=like.device, dtype=like.dtype).train(module.training)
-
-
-def _shapes(state: dict[str, Any]) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in state.items()}
+    shape = ModelShape(stages, layout.width, layout.heads, layout.prefix, blocks)
+    method.check(shape)
+    return shape
 
 
 def _require_no_override(loop: nn.Module, mixin: type[ReducedModule]) -> None:
@@ -136,22 +130,15 @@ def _require_no_override(loop: nn.Module, mixin: type[ReducedModule]) -> None:
 
 
 def remove(model: M) -> M:
-    """Take every reduction out of a model again: it is exactly as it was. Returns the model."""
-    for module in applied_modules(model):
-        _restore(module)
+    """Take every reduction out of a model again: it is exactly as it was. Returns the model.
+
+    Forward passes that run in other threads meanwhile go on reduced to their end. What a method has learned goes with
+    it: save the state dict first, or keep the instance, which can be applied again.
+    """
+    with _changing:
+        for module in applied_modules(model):
+            uninstall(module)
     return model
-
-
-def _restore(module: nn.Module) -> None:
-    if isinstance(module, ReducedModule):
-        if type(module) is not reduced_class(module.agglo_mixin, module.agglo_original):
-            raise RuntimeError(
-                f"after agglo.apply something (parametrize, fully_shard) gave {module.agglo_original.__name__} another "
-                "class; undo that before agglo.remove or another agglo.apply"
-            )
-        for name in _ATTRIBUTES:
-            delattr(module, name)
-        module.__class__ = module.agglo_original  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -188,12 +175,14 @@ class Reduction:
 
 def reduction(model: nn.Module, n_tokens: int | None = None) -> Reduction | None:
     """What is applied to a model now, for its own input size or n_tokens patch tokens; None if nothing is."""
-    applied = applied_towers(model)
-    if not applied:
+    towers = applied_towers(model)
+    if not towers:
         return None
-    module, host = applied[0]
-    layout, loop = host.layout(module), cast(ReducedModule, host.loop(module))
-    plan, method = loop.agglo_plan, loop.agglo_method
+    module, host = towers[0]
+    applied: Applied | None = getattr(host.loop(module), "agglo_applied", None)
+    if applied is None:  # removed meanwhile, by another thread
+        return None
+    layout, plan, method = host.layout(module), applied.plan, applied.method
     n_tokens = layout.patches if n_tokens is None else n_tokens
     grid = layout.grid if n_tokens == layout.patches or layout.grid is None else square(n_tokens)
     known = plan.schedule is not None
@@ -212,21 +201,23 @@ def reduction(model: nn.Module, n_tokens: int | None = None) -> Reduction | None
 
 
 @contextmanager
-def trace(model: nn.Module) -> Iterator[Trace]:
-    """Record what is merged where while the model runs.
+def trace(model: nn.Module, passes: int = 1) -> Iterator[Trace]:
+    """Record what is merged where while the model runs in this thread (or asyncio task).
+
+    passes: how many forward passes to keep, the latest ones.
+
+    Passes of other threads are theirs to trace, even of those started inside the `with`; DataParallel on several
+    devices runs in such threads. Tensors are detached, except the losses and masks of the latest pass, which training
+    needs.
 
     >>> # with agglo.trace(model) as t: model(x)
     >>> # t.groupings[3].labels: after block 3, the group of every token of every image
     """
+    if not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"passes={passes!r} must be a whole number, 1 or more")
     applied = applied_modules(model)
     if not applied:
         raise ValueError(f"nothing is applied to this {type(model).__name__}: call agglo.apply(model, ...) first")
-    record = Trace()
-    before = [module.agglo_trace for module in applied]
-    for module in applied:
-        module.agglo_trace = record  # type: ignore[assignment]
-    try:
+    record = Trace(limit=passes)
+    with listening(record, applied):
         yield record
-    finally:
-        for module, earlier in zip(applied, before, strict=True):
-            module.agglo_trace = earlier

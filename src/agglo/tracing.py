@@ -1,10 +1,20 @@
-"""A look at what was merged where: `with agglo.trace(model) as t: model(x)`."""
+"""A look at what was merged where: `with agglo.trace(model) as t: model(x)`.
+
+A trace belongs to the context that opened it (`contextvars`: a thread, or an asyncio task). It sees the passes that run
+in this context: two threads that trace one model get their own passes each. Threads started inside the `with` have
+contexts of their own, and so have the threads in which DataParallel runs its replicas on several devices: a trace does
+not see them. `asyncio.to_thread` and `contextvars.copy_context().run` hand the context on, and the trace with it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from agglo.grouping import Grouping
 from agglo.methods import Outcome
@@ -19,25 +29,54 @@ class Step:
     total: Grouping
 
 
-@dataclass
-class Trace:
-    """What forward passes reported, one list of steps each, whole even when several threads run the model.
+class _Kept:
+    """A place for the steps of one pass, empty at first.
 
-    The properties speak of the latest pass.
+    torch.compile guards on how long a list is and on the types in it, never on what an unread attribute holds. With as
+    many places as passes are kept, there from the start, a compiled model need not be compiled again as they fill.
     """
 
-    passes: list[list[Step]] = field(default_factory=list)
+    def __init__(self, steps: list[Step] | None = None) -> None:
+        self.steps = steps
 
-    def record(self, steps: list[Step]) -> None:
+
+class Trace:
+    """What forward passes reported, one list of steps per pass, each whole even when several threads run the model.
+
+    `steps`, `groupings` and `loss` speak of the latest pass. Only there do losses and masks carry gradients; everything
+    else is detached, so that a trace around an epoch holds no graph but the latest.
+
+    passes: to start with, oldest first.
+    limit: how many passes are kept.
+    """
+
+    def __init__(self, passes: Sequence[Sequence[Step]] = (), limit: int | None = None) -> None:
+        limit = max(1, len(passes)) if limit is None else limit
+        self._kept = [_Kept() for _ in range(limit)]
+        self._latest: list[Step] | None = None
+        for steps in passes:
+            self.record(steps)
+
+    def record(self, steps: Sequence[Step]) -> None:
         """Called by the loop over blocks at its end."""
-        self.passes.append(steps)
+        self._latest = [_detached(step, keep_masks=True) for step in steps]
+        self._kept.append(_Kept([_detached(step, keep_masks=False) for step in steps]))
+        del self._kept[0]
+
+    @property
+    def passes(self) -> list[list[Step]]:
+        """The steps of the latest passes, oldest first, without gradients."""
+        return [kept.steps for kept in self._kept if kept.steps is not None]
 
     @property
     def steps(self) -> list[Step]:
         """The reductions of the latest pass, in order."""
-        if not self.passes:
-            raise RuntimeError("nothing was traced: run the model inside `with agglo.trace(model) as t:`")
-        return self.passes[-1]
+        if self._latest is None:
+            raise RuntimeError(
+                "nothing was traced: run the model inside `with agglo.trace(model) as t:`, in the same thread "
+                "(DataParallel on several devices runs its replicas in threads of their own)"
+            )
+        return self._latest
 
     @property
     def groupings(self) -> dict[int, Grouping]:
@@ -52,3 +91,60 @@ class Trace:
             if step.outcome.loss is not None:
                 total = step.outcome.loss if total is None else total + step.outcome.loss
         return total
+
+
+def _detached(step: Step, *, keep_masks: bool) -> Step:
+    """The step without the graph behind it, except, if asked for, that of its loss and masks."""
+    outcome = step.outcome
+    detached = replace(
+        outcome,
+        grouping=_detached_grouping(outcome.grouping),
+        tokens=_numbers(outcome.tokens),
+        weights=_numbers(outcome.weights),
+        loss=outcome.loss if keep_masks else _numbers(outcome.loss),
+        policy=outcome.policy if keep_masks else _numbers(outcome.policy),
+        processed=outcome.processed if keep_masks else _numbers(outcome.processed),
+    )
+    return Step(step.block, detached, _detached_grouping(step.total))
+
+
+def _detached_grouping(grouping: Grouping) -> Grouping:
+    return replace(grouping, sizes=grouping.sizes.detach(), weights=_numbers(grouping.weights))
+
+
+def _numbers(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach()
+
+
+_open_here: ContextVar[tuple[tuple[Trace, tuple[nn.Module, ...]], ...]] = ContextVar("agglo_traces", default=())
+_open_anywhere = 0
+_any_open = False  # apart from the number, so that torch.compile compiles for two cases only
+_counting = threading.Lock()
+
+
+def traces_of(module: nn.Module) -> tuple[Trace, ...]:
+    """The traces that are to hear of a pass of the module that begins now."""
+    # The flag comes first: torch.compile can guard on it in every version, but on context variables only in new ones.
+    if not _any_open:
+        return ()
+    return tuple([trace for trace, modules in _open_here.get() if any(each is module for each in modules)])
+
+
+@contextmanager
+def listening(trace: Trace, modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let a trace hear of the modules' passes in this context."""
+    _open_here.set((*_open_here.get(), (trace, tuple(modules))))
+    _count(1)
+    try:
+        yield
+    finally:
+        _count(-1)
+        # Not by token: a generator may be closed in another context than the one that started it.
+        _open_here.set(tuple([entry for entry in _open_here.get() if entry[0] is not trace]))
+
+
+def _count(change: int) -> None:
+    global _open_anywhere, _any_open
+    with _counting:
+        _open_anywhere += change
+        _any_open = _open_anywhere > 0

@@ -351,9 +351,10 @@ def test_mean_pooling_counts_every_patch_once() -> None:
     model = agglo.apply(deit(global_pool="avg", fc_norm=True), keep_rate=0.5)
     with agglo.trace(model) as trace:
         logits = model(IMAGE)
-    run = model._agglo_run(IMAGE)
-    sizes = trace.groupings[6].sizes[:, 1:, None]
-    pooled = (run.tokens[:, 1:] * sizes).sum(1) / 64
+    features, grouping = model.forward_features(IMAGE), trace.groupings[6]
+    firsts = [[labels.tolist().index(group) for group in range(1, grouping.n_groups)] for labels in grouping.labels]
+    merged = torch.stack([image[first] for image, first in zip(features, firsts, strict=True)])
+    pooled = (merged * grouping.sizes[:, 1:, None]).sum(1) / 64
     assert_same(model.head(model.fc_norm(pooled)), logits, atol=1e-5)
 
 

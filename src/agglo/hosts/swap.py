@@ -2,34 +2,165 @@
 
 Overrides sit on a subclass swapped into the module (`module.__class__`), not on the instance, so that copies, pickles
 and data-parallel replicas run themselves and not the original. State of a forward pass lives in its local variables.
+
+A forward pass may run in one thread while another thread applies or removes a reduction. Three things make that safe:
+
+- All that `apply` decides is one immutable value in one attribute (`agglo_applied`), which a pass reads once, at its
+  beginning: overrides are marked `@begins_pass`. From then on the pass looks at neither that attribute nor its own
+  class again, so an override calls functions, never methods of its mixin.
+- The value is put in place before the class, and taken away after it.
+- A pass that finds the value gone, since it was removed after Python had looked up the override, starts again with
+  whatever the module's class says by then.
 """
 
 from __future__ import annotations
 
+import inspect
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any, ClassVar, cast
 
 from torch import nn
 
 from agglo.methods import Method
 from agglo.plan import Plan
+from agglo.tracing import Trace, traces_of
 
 
 class UnsupportedModelError(TypeError):
     """The model is none that agglo knows how to reduce."""
 
 
+@dataclass(frozen=True)
+class Applied:
+    """What `agglo.apply` put into a module."""
+
+    plan: Plan
+    method: Method
+
+
+@dataclass(frozen=True)
+class PassSetup:
+    """What one forward pass goes by from its beginning to its end, whatever is applied or removed meanwhile."""
+
+    plan: Plan
+    method: Method
+    traces: tuple[Trace, ...] = ()
+
+
 class ReducedModule:
-    """Base of the mixins: attributes of an applied module, and how it is copied and pickled."""
+    """Base of the mixins: attributes of an applied module, and how it is copied and pickled.
+
+    agglo_method is there too, as a submodule, if the method learns.
+    """
 
     agglo_original: ClassVar[type[nn.Module]]
     agglo_mixin: ClassVar[type[ReducedModule]]
-    agglo_plan: Plan
-    agglo_method: Method
-    agglo_trace: Any
+    agglo_applied: Applied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _, _, *state = cast(tuple[Any, ...], super().__reduce_ex__(protocol))
         return (_blank, (self.agglo_mixin, self.agglo_original), *state)
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        _note_holder(cast(nn.Module, self))
+
+
+# The module that holds a method that learns. Weak on both sides, and apart from them: copies hold their own.
+_holders: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
+
+
+def holder_of(method: nn.Module) -> nn.Module | None:
+    """The module that a method which learns is applied to now, if any."""
+    reference = _holders.get(method)
+    module = None if reference is None else reference()
+    return module if module is not None and learned_method(module) is method else None
+
+
+def learned_method(module: nn.Module) -> nn.Module | None:
+    """The method that is applied to a module, if it learns."""
+    applied: Applied | None = getattr(module, "agglo_applied", None)
+    return applied.method if applied is not None and isinstance(applied.method, nn.Module) else None
+
+
+def _note_holder(module: nn.Module) -> None:
+    method = learned_method(module)
+    if method is not None:
+        _holders[method] = weakref.ref(module)
+
+
+def begins_pass(override: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark an overriding method as the beginning of a forward pass: after self it is given the `PassSetup`.
+
+    Callers do not see that argument, neither when they call nor in the signature.
+    """
+
+    @wraps(override)
+    def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        setup = _setup_of(self)
+        if setup is None:
+            return getattr(self, override.__name__)(*args, **kwargs)
+        return override(self, setup, *args, **kwargs)
+
+    signature = inspect.signature(override)
+    itself, _, *others = signature.parameters.values()
+    begin.__signature__ = signature.replace(parameters=[itself, *others])  # type: ignore[attr-defined]
+    return begin
+
+
+def _setup_of(module: Any) -> PassSetup | None:
+    applied: Applied | None = getattr(module, "agglo_applied", None)
+    if applied is None:
+        return None
+    method = applied.method
+    if isinstance(method, nn.Module) and getattr(module, "_is_replica", False):
+        method = module.agglo_method  # DataParallel's copy of it, on the replica's device
+    return PassSetup(applied.plan, method, traces_of(module))
+
+
+def install(module: nn.Module, mixin: type[ReducedModule], applied: Applied) -> None:
+    """Let a module run reduced from the next forward pass on."""
+    original = module.agglo_original if isinstance(module, ReducedModule) else type(module)
+    _require_own_class(module)
+    _set_submodule(module, applied.method if isinstance(applied.method, nn.Module) else None)
+    module.agglo_applied = applied  # type: ignore[assignment]
+    module.__class__ = reduced_class(mixin, original)
+    _note_holder(module)
+
+
+def uninstall(module: nn.Module) -> None:
+    """Let a module run as its library wrote it from the next forward pass on, with nothing of agglo left in it."""
+    if isinstance(module, ReducedModule):
+        _require_own_class(module)
+        module.__class__ = module.agglo_original  # type: ignore[assignment]
+        del module.agglo_applied
+        _set_submodule(module, None)
+
+
+def _require_own_class(module: nn.Module) -> None:
+    """RuntimeError if somebody else swapped the class after agglo did: it cannot be swapped back under theirs."""
+    if isinstance(module, ReducedModule) and type(module) is not reduced_class(
+        module.agglo_mixin, module.agglo_original
+    ):
+        raise RuntimeError(
+            f"after agglo.apply something (parametrize, fully_shard) gave {module.agglo_original.__name__} another "
+            "class; undo that before agglo.remove or another agglo.apply"
+        )
+
+
+def _set_submodule(module: nn.Module, method: nn.Module | None) -> None:
+    """Put a method that learns among the submodules, where optimisers and checkpoints find it, or take it out.
+
+    In a new dictionary: somebody may be iterating over the old one.
+    """
+    others = {name: child for name, child in module._modules.items() if name != "agglo_method"}
+    if method is not None:
+        others["agglo_method"] = method
+    if others.keys() != module._modules.keys() or method is not None:
+        module._modules = others
 
 
 _reduced_classes: dict[tuple[type[ReducedModule], type[nn.Module]], type[nn.Module]] = {}

@@ -170,8 +170,8 @@ class Method(ABC):
             raise ValueError(f"{self.name} asks what the class token attends to, and this model has none")
 
     def build(self, shape: ModelShape) -> None:  # noqa: B027 most have nothing to build
-        """Make parameters whose shapes depend on the model. Called by `agglo.apply`, which puts back what an instance
-        learned before if all shapes are the same."""
+        """Make parameters whose shapes depend on the model. Called by `agglo.apply`, once per instance: one that is
+        applied again keeps what was made, if building anew would give the same shapes, and is refused if not."""
 
     @abstractmethod
     def reduce(self, view: View) -> Outcome:

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from agglo.compiling import constant_result
 from agglo.grouping import Grouping
 from agglo.methods.base import Grid, Kind, Method, Outcome, View, require_grid
 from agglo.methods.registry import register
@@ -61,7 +62,7 @@ class FixedPattern(Method):
         return Outcome(Grouping.select(positions, n_patches, view.prefix, view.sizes))
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def ring_distances(norm: str, grid: Grid, released: bool) -> list[float]:
     """Of every patch from the centre, row by row: in patches as the study spaced them, or in half patches, exactly."""
 

@@ -2,21 +2,26 @@
 
 A host is a subclass of `Host` in a file of its own, listed in `hosts/registry.py`:
 
-    model_classes   the classes of whole vision transformers, as "package.ClassName"
+    model_classes   the classes it reduces, as "package.ClassName", "package" being what their import begins with
     check(module)   raise UnsupportedModelError for variants that cannot be taken apart
-    layout(module)  a `Layout`: depth, tokens, and the multiply-adds of a block, for reports
-    loop(module)    the submodule whose method holds the loop over blocks, where that is not the module itself
-    mixin(module)   a `ReducedModule` subclass that overrides the method(s) of the loop's owner
+    layout(module)  a `Layout`: depth, tokens, width and heads, and the multiply-adds of one block, for reports
+    loop(module)    the submodule whose method holds the loop over blocks; by default the module itself
+    mixin(module)   a `ReducedModule` subclass with overrides of the loop's method, and of others that run blocks
 
-The overriding method prepares the tokens with the module's own layers and hands them to
+An override is marked `@begins_pass` (hosts/swap.py), which gives it what the pass goes by. It prepares the tokens with
+the module's own layers and hands them to the loop that all hosts share:
 
-    run = run_blocks(self, blocks, x, parts=..., prefix=...)       # hosts/vit/run.py
-    run.restored()                                                 # or run.reduced where only prefix tokens are read
+    @begins_pass
+    def forward(self, setup, x):
+        run = run_blocks(setup, list(self.layers), x, parts=..., prefix=..., training=self.training)
+        return run.restored()               # or run.reduced, where only prefix tokens are read
 
-where `parts` is a `Parts` object: how one block of this library comes apart into q/k/v projection, output projection
-with residual, and MLP with residual. These re-run the block's own submodules, so adapters, hooks on linear layers and
-quantised layers keep working. Prefix tokens come first in x (B, T, C). Host files never import their library at the
-top: they are read when it may not be installed.
+`parts` is a `Parts` object: how one block of this library comes apart into q, k, v projection, output projection with
+residual, and MLP with residual. Calling the block's own submodules there keeps adapters, hooks on linear layers and
+quantised layers working; a host that must use weights directly (`packed_attention`) refuses what it would bypass.
+Prefix tokens come first in x (B, T, C). The module's class may be swapped back while the override runs: it calls
+functions, never other methods of its mixin. Host files import their library inside functions, never at the top: they
+are read when it may not be installed. `tests/hosts/test_own_host.py` writes a host by this description.
 """
 
 from __future__ import annotations
@@ -36,7 +41,9 @@ class Projected:
     """What a block's attention works on, (B, H, T, d) each.
 
     features: keys to compare tokens by where they are not k itself (before rotation, say).
-    gate: anything `join` needs from here.
+    gate: what `join` multiplies its output by, where a library has that.
+    scale: of the dot products; None means 1 / sqrt(d).
+    dropout: probability of attention dropout, 0 unless the block trains.
     """
 
     q: Tensor
@@ -113,7 +120,7 @@ class Host(ABC):
     model_classes: ClassVar[tuple[str, ...]]
 
     def recognises(self, module: nn.Module) -> bool:
-        """Whether the module is, or inherits from, one of the classes, told by name alone."""
+        """Whether the module is, or inherits from, one of the classes. By their names: the library may be absent."""
         names = {f"{cls.__module__.split('.')[0]}.{cls.__name__}" for cls in type(module).__mro__}
         return not names.isdisjoint(self.model_classes)
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agglo.hosts.swap import ReducedModule, UnsupportedModelError
+from agglo.hosts.swap import PassSetup, ReducedModule, UnsupportedModelError, begins_pass
 from agglo.hosts.vit import packed_attention
 from agglo.hosts.vit.base import Host, Layout, Parts, Projected, matrix_entries
 from agglo.hosts.vit.run import Run, checkpointed, directly, run_blocks
@@ -59,29 +59,40 @@ class _CustomParts(_PlainParts):
 _PARTS: dict[str, Parts] = {_PLAIN: _PlainParts(), _CUSTOM: _CustomParts()}
 
 
+def _run(
+    transformer: Any,
+    setup: PassSetup,
+    x: Tensor,
+    attn_mask: Tensor | None,
+    stop: int | None = None,
+    keep: tuple[int, ...] = (),
+) -> Run:
+    if attn_mask is not None:
+        raise ValueError("attn_mask does not go with token reduction: call agglo.remove(model) first")
+    blocks = list(transformer.resblocks)
+    return run_blocks(
+        setup,
+        blocks[:stop],
+        x,
+        parts=_PARTS[type(blocks[0]).__name__],
+        prefix=_PREFIX,
+        training=transformer.training,
+        depth=len(blocks),
+        call=checkpointed if transformer.grad_checkpointing else directly,
+        keep=keep,
+        grid=setup.plan.grid,  # open_clip takes no other image size
+    )
+
+
 class _ReducedTransformer(ReducedModule):
-    def _agglo_run(self: Any, x: Tensor, attn_mask: Tensor | None, stop: int | None, keep: tuple[int, ...]) -> Run:
-        if attn_mask is not None:
-            raise ValueError("attn_mask does not go with token reduction: call agglo.remove(model) first")
-        blocks = list(self.resblocks)
-        return run_blocks(
-            self,
-            blocks[:stop],
-            x,
-            parts=_PARTS[type(blocks[0]).__name__],
-            prefix=_PREFIX,
-            training=self.training,
-            depth=len(blocks),
-            call=checkpointed if self.grad_checkpointing else directly,
-            keep=keep,
-            grid=self.agglo_plan.grid,  # open_clip takes no other image size
-        )
+    @begins_pass
+    def forward(self: Any, setup: PassSetup, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        return _run(self, setup, x, attn_mask).restored()
 
-    def forward(self: Any, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        return cast(Tensor, self._agglo_run(x, attn_mask, None, ()).restored())
-
+    @begins_pass
     def forward_intermediates(
         self: Any,
+        setup: PassSetup,
         x: Tensor,
         attn_mask: Tensor | None = None,
         indices: int | list[int] | None = None,
@@ -90,7 +101,7 @@ class _ReducedTransformer(ReducedModule):
         from open_clip.utils import feature_take_indices
 
         take, last = feature_take_indices(len(self.resblocks), indices)
-        run = self._agglo_run(x, attn_mask, last + 1 if stop_early else None, tuple(take))
+        run = _run(self, setup, x, attn_mask, last + 1 if stop_early else None, tuple(take))
         return run.restored(), run.kept
 
 

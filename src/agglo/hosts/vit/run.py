@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from agglo.attention import attention_received, class_attention, policy_attention, proportional_attention
 from agglo.grouping import Grouping
-from agglo.hosts.swap import ReducedModule
+from agglo.hosts.swap import PassSetup
 from agglo.hosts.vit.base import Parts, Projected
 from agglo.hosts.vit.rotary import Rotary
 from agglo.hosts.vit.slices import in_slices
@@ -51,7 +51,7 @@ class Run:
 
     @property
     def tokens(self) -> Tensor:
-        """What a last norm is to act on: one token a group (B, G, C), or, where tokens were dropped, which have last
+        """What a last norm is to act on: one token per group (B, G, C), or, where tokens were dropped, which have last
         values of their own, all positions (B, T, C)."""
         return _full_length(self.reduced, self.grouping, self.earlier) if self.earlier else self.reduced
 
@@ -72,7 +72,7 @@ def _full_length(x: Tensor, grouping: Grouping | None, earlier: Earlier) -> Tens
 
 
 def run_blocks(
-    owner: ReducedModule,
+    setup: PassSetup,
     blocks: Sequence[nn.Module],
     x: Tensor,
     *,
@@ -85,7 +85,8 @@ def run_blocks(
     keep: Collection[int] = (),
     grid: Grid | None = None,
 ) -> Run:
-    """Run tokens x (B, T, C), prefix tokens first, through the blocks, reducing as the owner's plan says.
+    """Run tokens x (B, T, C), prefix tokens first, through the blocks, reducing by the plan and the method that
+    the pass began with.
 
     depth: blocks the schedule counts, where fewer are run.
     rotary: the tables of rotary position embeddings.
@@ -95,7 +96,7 @@ def run_blocks(
     grid: (rows, columns) of the patches, for methods that ask where they are.
     """
     grid = None if grid is None else (int(grid[0]), int(grid[1]))  # tensors, while TorchScript watches
-    run = _Pass(owner, parts, x, prefix, training, rotary, call, grid)
+    run = _Pass(setup, parts, x, prefix, training, rotary, call, grid)
     targets = run.plan.targets(run.method, run.n_tokens - prefix, len(blocks) if depth is None else depth, grid)
     asked = [index for index, target in enumerate(targets) if target is not None]
     kept: list[Tensor] = []
@@ -103,8 +104,8 @@ def run_blocks(
         run.block(index, block, targets[index], asked)
         if index in keep:
             kept.append(_full_length(run.x, run.total, run.earlier))
-    if owner.agglo_trace is not None:
-        owner.agglo_trace.record(run.steps)
+    for trace in setup.traces:
+        trace.record(run.steps)
     return Run(run.x, run.total, kept, run.earlier)
 
 
@@ -120,7 +121,7 @@ class _Pass:
 
     def __init__(
         self,
-        owner: ReducedModule,
+        setup: PassSetup,
         parts: Parts,
         x: Tensor,
         prefix: int,
@@ -129,7 +130,7 @@ class _Pass:
         call: Call,
         grid: Grid | None,
     ) -> None:
-        self.plan, self.method = owner.agglo_plan, owner.agglo_method
+        self.plan, self.method = setup.plan, setup.method
         self.parts, self.prefix, self.training, self.call, self.grid = parts, prefix, training, call, grid
         self.n_tokens = int(x.shape[1])
         self.x = x

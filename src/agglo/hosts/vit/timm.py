@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from agglo.hosts.swap import ReducedModule, UnsupportedModelError
+from agglo.hosts.swap import PassSetup, ReducedModule, UnsupportedModelError, begins_pass
 from agglo.hosts.vit.base import Host, Layout, Parts, Projected, matrix_entries
 from agglo.hosts.vit.rotary import Rotary
 from agglo.hosts.vit.run import Run, checkpointed, directly, run_blocks
@@ -102,41 +102,51 @@ def _rotated(x: Tensor, table: Tensor, prefix: int, half: bool) -> Tensor:
 _PARTS = _TimmParts()
 
 
+def _run(model: Any, setup: PassSetup, image: Tensor, stop: int | None = None, keep: tuple[int, ...] = ()) -> Run:
+    """Embed the image and run it through the blocks before `stop`."""
+    embedded = model._pos_embed(model.patch_embed(image))
+    # Eva drops patches in there already and returns its rotary table too.
+    x, table = embedded if isinstance(embedded, tuple) else (model.patch_drop(embedded), None)
+    grid = model.patch_embed.dynamic_feat_size(image.shape[-2:])
+    rotary = None
+    if table is not None:
+        rotary = _rotary(table, grid, model.num_prefix_tokens, bool(getattr(model, "rope_mixed", False)))
+    blocks = list(model.blocks)
+    return run_blocks(
+        setup,
+        blocks[:stop],
+        model.norm_pre(x),
+        parts=_PARTS,
+        prefix=model.num_prefix_tokens,
+        training=model.training,
+        depth=len(blocks),
+        rotary=rotary,
+        call=checkpointed if model.grad_checkpointing else directly,
+        keep=keep,
+        grid=grid,
+    )
+
+
+def _features(model: Any, run: Run) -> Tensor:
+    """Tokens after the last norm, in the original number and order."""
+    # The norm acts on each token alone: before unmerging it has fewer to do.
+    return run.restored(model.norm(run.tokens))
+
+
 class _ReducedTimm(ReducedModule):
     """forward_features and forward_intermediates of both classes, around the shared loop."""
 
-    def _agglo_run(self: Any, image: Tensor, stop: int | None = None, keep: tuple[int, ...] = ()) -> Run:
-        embedded = self._pos_embed(self.patch_embed(image))
-        # Eva drops patches in there already and returns its rotary table too.
-        x, table = embedded if isinstance(embedded, tuple) else (self.patch_drop(embedded), None)
-        rotary = None
-        if table is not None:
-            grid = self.patch_embed.dynamic_feat_size(image.shape[-2:])
-            rotary = _rotary(table, grid, self.num_prefix_tokens, bool(getattr(self, "rope_mixed", False)))
-        x = self.norm_pre(x)
-        blocks = list(self.blocks)
-        return run_blocks(
-            self,
-            blocks[:stop],
-            x,
-            parts=_PARTS,
-            prefix=self.num_prefix_tokens,
-            training=self.training,
-            depth=len(blocks),
-            rotary=rotary,
-            call=checkpointed if self.grad_checkpointing else directly,
-            keep=keep,
-            grid=self.patch_embed.dynamic_feat_size(image.shape[-2:]),
-        )
-
-    def forward_features(self: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    @begins_pass
+    def forward_features(
+        self: Any, setup: PassSetup, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
         _require_no_mask(attn_mask, is_causal)
-        run = self._agglo_run(x)
-        # The norm acts on each token alone: before unmerging it has fewer to do.
-        return cast(Tensor, run.restored(self.norm(run.tokens)))
+        return _features(self, _run(self, setup, x))
 
+    @begins_pass
     def forward_intermediates(
         self: Any,
+        setup: PassSetup,
         x: Tensor,
         indices: int | list[int] | None = None,
         return_prefix_tokens: bool = False,
@@ -154,14 +164,14 @@ class _ReducedTimm(ReducedModule):
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt={output_fmt!r} is not known; accepted: 'NCHW', 'NLC'")
         take, last = feature_take_indices(len(self.blocks), indices)
-        run = self._agglo_run(x, stop=last + 1 if stop_early else None, keep=tuple(take))
+        run = _run(self, setup, x, stop=last + 1 if stop_early else None, keep=tuple(take))
         tokens = [self.norm(kept) if norm else kept for kept in run.kept]
         n_prefix = self.num_prefix_tokens
         prefix, maps = [t[:, :n_prefix] for t in tokens], [t[:, n_prefix:] for t in tokens]
         if output_fmt == "NCHW":
             grid = self.patch_embed.dynamic_feat_size(x.shape[-2:])
             maps = [t.unflatten(1, grid).permute(0, 3, 1, 2).contiguous() for t in maps]
-        final = None if intermediates_only else run.restored(self.norm(run.tokens))
+        final = None if intermediates_only else _features(self, run)
         with_prefix = return_prefix_tokens and n_prefix > 0
         if output_dict:
             result: dict[str, Any] = {"image_intermediates": maps}
@@ -175,11 +185,14 @@ class _ReducedTimm(ReducedModule):
 class _ReducedTimmClassifier(_ReducedTimm):
     """With timm's own `forward`, a head that reads prefix tokens alone needs no unmerging."""
 
-    def forward(self: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        if self.global_pool != "token" or self.attn_pool is not None:
-            return cast(Tensor, self.forward_head(self.forward_features(x, attn_mask, is_causal)))
+    @begins_pass
+    def forward(
+        self: Any, setup: PassSetup, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
         _require_no_mask(attn_mask, is_causal)
-        return cast(Tensor, self.forward_head(self.norm(self._agglo_run(x).reduced)))
+        run = _run(self, setup, x)
+        reads_prefix_alone = self.global_pool == "token" and self.attn_pool is None
+        return cast(Tensor, self.forward_head(self.norm(run.reduced) if reads_prefix_alone else _features(self, run)))
 
 
 def _require_no_mask(attn_mask: Tensor | None, is_causal: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
-from agglo.hosts.swap import ReducedModule, UnsupportedModelError
+from agglo.hosts.swap import PassSetup, ReducedModule, UnsupportedModelError, begins_pass
 from agglo.hosts.vit import packed_attention
 from agglo.hosts.vit.base import Host, Layout, Parts, Projected, matrix_entries
 from agglo.hosts.vit.run import run_blocks
@@ -37,16 +37,17 @@ _PARTS = _TorchvisionParts()
 
 
 class _ReducedEncoder(ReducedModule):
-    def forward(self: Any, input: Tensor) -> Tensor:
+    @begins_pass
+    def forward(self: Any, setup: PassSetup, input: Tensor) -> Tensor:
         x = self.dropout(input + self.pos_embedding)
         run = run_blocks(
-            self,
+            setup,
             list(self.layers),
             x,
             parts=_PARTS,
             prefix=_PREFIX,
             training=self.training,
-            grid=self.agglo_plan.grid,  # torchvision takes no other image size
+            grid=setup.plan.grid,  # torchvision takes no other image size
         )
         # The norm acts on each token alone: before unmerging it has fewer to do.
         return run.restored(self.ln(run.tokens))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from agglo.hosts.swap import ReducedModule, UnsupportedModelError
+from agglo.hosts.swap import PassSetup, ReducedModule, UnsupportedModelError, begins_pass
 from agglo.hosts.vit.base import Host, Layout, matrix_entries
 from agglo.hosts.vit.run import Run, checkpointed, directly, run_blocks
 from agglo.hosts.vit.transformers_parts import CLIPParts, DinoParts, LayerParts, ViTParts
@@ -24,45 +24,48 @@ from agglo.methods.base import square
 HiddenStates = tuple[Tensor | None, ...] | None
 
 
-class _ReducedTower(ReducedModule):
-    """The loop, and what transformers' decorators do around a forward: defaults from the config, and tuples."""
-
-    def _agglo_run(self: Any, x: Tensor, options: dict[str, Any], grid: Grid | None = None) -> tuple[Run, HiddenStates]:
-        """Run x (B, T, C) through the layers; hidden states as asked for in the options of `forward`."""
-        _refuse(self, options)
-        tower = _tower(self)
-        layers = _layers(self)
-        asked = _option(self, options, "output_hidden_states")
-        chosen = sorted(asked) if isinstance(asked, (list, tuple, set)) else None
-        keep: Sequence[int] = range(len(layers)) if chosen is None else chosen
-        checkpointing = self.training and any(getattr(m, "gradient_checkpointing", False) for m in self.modules())
-        run = run_blocks(
-            self,
-            layers,
-            x,
-            parts=tower.parts,
-            prefix=tower.prefix(self),
-            training=self.training,
-            call=checkpointed if checkpointing else directly,
-            keep=keep if asked else (),
-            grid=grid,
-        )
-        if not asked:
-            return run, None
-        if chosen is None:
-            return run, (x, *run.kept)
-        states = dict(zip(chosen, run.kept, strict=True))
-        return run, tuple(states.get(index) for index in range(len(layers)))
-
-    def _agglo_output(self: Any, output: Any, options: dict[str, Any]) -> Any:
-        return output.to_tuple() if _option(self, options, "return_dict", True) is False else output
+def _run(
+    tower: Any, setup: PassSetup, x: Tensor, options: dict[str, Any], grid: Grid | None = None
+) -> tuple[Run, HiddenStates]:
+    """Run x (B, T, C) through a tower's layers; hidden states as asked for in the options of `forward`."""
+    _refuse(tower, options)
+    kind = _tower(tower)
+    layers = _layers(tower)
+    asked = _option(tower, options, "output_hidden_states")
+    chosen = sorted(asked) if isinstance(asked, (list, tuple, set)) else None
+    keep: Sequence[int] = range(len(layers)) if chosen is None else chosen
+    checkpointing = tower.training and any(getattr(m, "gradient_checkpointing", False) for m in tower.modules())
+    run = run_blocks(
+        setup,
+        layers,
+        x,
+        parts=kind.parts,
+        prefix=kind.prefix(tower),
+        training=tower.training,
+        call=checkpointed if checkpointing else directly,
+        keep=keep if asked else (),
+        grid=grid,
+    )
+    if not asked:
+        return run, None
+    if chosen is None:
+        return run, (x, *run.kept)
+    states = dict(zip(chosen, run.kept, strict=True))
+    return run, tuple(states.get(index) for index in range(len(layers)))
 
 
-class _ReducedViT(_ReducedTower):
+def _as_asked(tower: Any, output: Any, options: dict[str, Any]) -> Any:
+    """The output, or a tuple of its parts: what transformers' decorators do around a forward."""
+    return output.to_tuple() if _option(tower, options, "return_dict", True) is False else output
+
+
+class _ReducedViT(ReducedModule):
     """ViT and DeiT."""
 
+    @begins_pass
     def forward(
         self: Any,
+        setup: PassSetup,
         pixel_values: Any = None,
         bool_masked_pos: Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
@@ -77,19 +80,21 @@ class _ReducedViT(_ReducedTower):
             interpolate_pos_encoding=interpolate_pos_encoding,
         )
         options = {**kwargs, "attention_mask": attention_mask}
-        run, hidden_states = self._agglo_run(x, options, _grid(self.config, pixel_values.shape[-2:]))
+        run, hidden_states = _run(self, setup, x, options, _grid(self.config, pixel_values.shape[-2:]))
         # The norm acts on each token alone: before unmerging it has fewer to do.
         last = run.restored(self.layernorm(run.tokens))
         pooled = None if self.pooler is None else self.pooler(last)
         output = BaseModelOutputWithPooling(last_hidden_state=last, pooler_output=pooled, hidden_states=hidden_states)
-        return self._agglo_output(output, kwargs)
+        return _as_asked(self, output, kwargs)
 
 
-class _ReducedMAE(_ReducedTower):
+class _ReducedMAE(ReducedModule):
     """ViTMAE's encoder: x holds the patches that its masking left, in shuffled order."""
 
+    @begins_pass
     def forward(
         self: Any,
+        setup: PassSetup,
         pixel_values: Tensor | None = None,
         noise: Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
@@ -99,70 +104,81 @@ class _ReducedMAE(_ReducedTower):
         from transformers.models.vit_mae.modeling_vit_mae import ViTMAEModelOutput
 
         x, mask, restore = self.embeddings(pixel_values, noise=noise, interpolate_pos_encoding=interpolate_pos_encoding)
-        run, hidden_states = self._agglo_run(x, {**kwargs, "attention_mask": attention_mask})
+        run, hidden_states = _run(self, setup, x, {**kwargs, "attention_mask": attention_mask})
         last = run.restored(self.layernorm(run.tokens))
         output = ViTMAEModelOutput(last_hidden_state=last, mask=mask, ids_restore=restore, hidden_states=hidden_states)
-        return self._agglo_output(output, kwargs)
+        return _as_asked(self, output, kwargs)
 
 
-class _ReducedEncoder(_ReducedTower):
+class _ReducedEncoder(ReducedModule):
     """DINOv2's encoder, between embeddings and final norm: model and backbone share it."""
 
-    def forward(self: Any, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any) -> Any:
+    @begins_pass
+    def forward(self: Any, setup: PassSetup, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any) -> Any:
         from transformers.modeling_outputs import BaseModelOutput
 
         options = {**kwargs, "attention_mask": attention_mask}
-        n_patches, grid = hidden_states.shape[1] - _tower(self).prefix(self), self.agglo_plan.grid
+        n_patches, grid = hidden_states.shape[1] - _tower(self).prefix(self), setup.plan.grid
         # The image is out of sight. DINOv2 takes any size; one that is not the model's own is taken for a square.
         grid = grid if grid is not None and grid[0] * grid[1] == n_patches else square(n_patches)
-        run, states = self._agglo_run(hidden_states, options, grid)
+        run, states = _run(self, setup, hidden_states, options, grid)
         output = BaseModelOutput(last_hidden_state=run.restored(), hidden_states=states)
-        return self._agglo_output(output, kwargs)
+        return _as_asked(self, output, kwargs)
 
 
-class _ReducedCLIP(_ReducedTower):
+class _ReducedCLIP(ReducedModule):
     """CLIP's vision model: the pooled class token alone passes the last norm."""
 
+    @begins_pass
     def forward(
-        self: Any, pixel_values: Any = None, interpolate_pos_encoding: bool | None = False, **kwargs: Any
+        self: Any,
+        setup: PassSetup,
+        pixel_values: Any = None,
+        interpolate_pos_encoding: bool | None = False,
+        **kwargs: Any,
     ) -> Any:
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
         embedded = self.embeddings(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
         grid = _grid(self.config, pixel_values.shape[-2:])
-        run, hidden_states = self._agglo_run(self.pre_layrnorm(embedded), kwargs, grid)
+        run, hidden_states = _run(self, setup, self.pre_layrnorm(embedded), kwargs, grid)
         output = BaseModelOutputWithPooling(
             last_hidden_state=run.restored(),
             pooler_output=self.post_layernorm(run.tokens[:, 0]),
             hidden_states=hidden_states,
         )
-        return self._agglo_output(output, kwargs)
+        return _as_asked(self, output, kwargs)
 
 
-class _ReducedSigLIP(_ReducedTower):
+class _ReducedSigLIP(ReducedModule):
     """SigLIP's vision model: no class token, attention pooling over all patches."""
 
+    @begins_pass
     def forward(
-        self: Any, pixel_values: Any = None, interpolate_pos_encoding: bool | None = False, **kwargs: Any
+        self: Any,
+        setup: PassSetup,
+        pixel_values: Any = None,
+        interpolate_pos_encoding: bool | None = False,
+        **kwargs: Any,
     ) -> Any:
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
         embedded = self.embeddings(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
-        run, hidden_states = self._agglo_run(embedded, kwargs, _grid(self.config, pixel_values.shape[-2:]))
+        run, hidden_states = _run(self, setup, embedded, kwargs, _grid(self.config, pixel_values.shape[-2:]))
         last = run.restored(self.post_layernorm(run.tokens))
         output = BaseModelOutputWithPooling(
             last_hidden_state=last,
             pooler_output=self.head(last) if self.use_head else None,
             hidden_states=hidden_states,
         )
-        return self._agglo_output(output, kwargs)
+        return _as_asked(self, output, kwargs)
 
 
 @dataclass(frozen=True)
 class _Tower:
     """A class that owns a loop over layers: what overrides it, how its layers come apart, and its prefix tokens."""
 
-    mixin: type[_ReducedTower]
+    mixin: type[ReducedModule]
     parts: LayerParts
     prefix_tokens: int
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from agglo.compiling import constant_result
 
-@torch.compiler.assume_constant_result
+
+@constant_result
 def _is_becoming_onnx() -> bool:
     """Asked outside the graph, where torch.compile takes it for False, since the exporter tries that road too."""
     return torch.onnx.is_in_onnx_export()

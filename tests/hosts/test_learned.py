@@ -1,0 +1,264 @@
+"""Methods that learn: what they learned outlives another apply, and nobody's parameters are lost in silence."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import agglo
+from agglo.methods.dynamic_vit import DynamicViT
+from agglo.methods.sit import SiT
+
+timm_vit = pytest.importorskip("timm.models.vision_transformer")
+
+IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+LEARNED = [info.name for info in agglo.methods() if info.learns]
+# Shapes that go by the number of stages alone. Those of the others go by the number of tokens that are left.
+OF_ANY_KEEP_RATE = {"dpc_knn", "dynamicvit", "dynamicvit_prsv", "svit"}
+
+
+def deit(**options: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {"img_size": 32, "patch_size": 4, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 5}
+    return timm_vit.VisionTransformer(**{**sizes, **options})
+
+
+def learned(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if "agglo_method" in name}
+
+
+@contextmanager
+def no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def train(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    model.train()
+    optimiser.zero_grad()
+    with agglo.trace(model) as trace:
+        loss = model(IMAGE).square().sum()
+    (loss if trace.loss is None else loss + trace.loss).backward()
+    optimiser.step()
+
+
+def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    return first.keys() == second.keys() and all(first[name] is second[name] for name in first)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_an_optimiser_goes_on_with_a_method_applied_again(name: str) -> None:
+    model = agglo.apply(deit(), name, keep_rate=0.5)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.01)
+    train(model, optimiser)
+    before, values = learned(model), {name: p.detach().clone() for name, p in learned(model).items()}
+    assert before
+    with no_warnings():
+        agglo.apply(model, name, keep_rate=0.5)
+    assert same(learned(model), before)
+    assert all(torch.equal(p, values[key]) for key, p in learned(model).items())
+    assert model.agglo_method.training
+    train(model, optimiser)
+    assert any(not torch.equal(p, values[key]) for key, p in learned(model).items())
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_another_keep_rate_keeps_what_fits_and_says_what_does_not(name: str) -> None:
+    model = agglo.apply(deit(), name, keep_rate=0.5)
+    before, shapes = learned(model), {key: p.shape for key, p in learned(model).items()}
+    if name in OF_ANY_KEEP_RATE:
+        with no_warnings():
+            agglo.apply(model, name, keep_rate=0.7)
+        assert same(learned(model), before)
+    else:
+        with pytest.warns(UserWarning, match=rf"what {name} learned in this model is lost.*there.*needed") as caught:
+            agglo.apply(model, name, keep_rate=0.7)
+        assert caught[0].filename == __file__
+        assert {key: p.shape for key, p in learned(model).items()} != shapes
+    with torch.no_grad():
+        assert model.eval()(IMAGE).isfinite().all()
+
+
+def test_other_options_and_other_methods_start_anew() -> None:
+    model = agglo.apply(deit(), "dynamicvit", keep_rate=0.5)
+    before = learned(model)
+    with pytest.warns(UserWarning, match=r"(?i)dynamicvit\(ratio_weight=2.0\) was applied, .*3.0\) is asked for"):
+        agglo.apply(model, "dynamicvit", keep_rate=0.5, ratio_weight=3.0)
+    assert not any(learned(model)[key] is p for key, p in before.items())
+    agglo.apply(model, "dynamicvit_prsv", keep_rate=0.5)
+    assert model.agglo_method.name == "dynamicvit_prsv"
+    agglo.apply(model, "tome", keep_rate=0.5)
+    assert not learned(model)
+
+
+def test_an_instance_is_built_once() -> None:
+    method = DynamicViT()
+    model = agglo.apply(deit(), method, keep_rate=0.5)
+    assert model.agglo_method is method
+    before = learned(model)
+    agglo.apply(model, method, keep_rate=0.7)
+    assert model.agglo_method is method
+    assert same(learned(model), before)
+    counts = agglo.reduction(model)
+    with pytest.raises(ValueError, match=r"predictors\.1\.\S+: \(\S+\) there, nothing needed.* 'dynamicvit'"):
+        agglo.apply(model, method, keep_rate=0.7, blocks=(2,))
+    assert same(learned(model), before)
+    assert agglo.reduction(model) == counts
+
+
+def test_looking_whether_an_instance_fits_draws_no_random_numbers() -> None:
+    method = DynamicViT()
+    model = agglo.apply(deit(), method, keep_rate=0.5)
+    state = torch.random.get_rng_state()
+    agglo.apply(model, method, keep_rate=0.7)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_an_instance_works_in_one_model_at_a_time() -> None:
+    method = SiT()
+    first, second = agglo.apply(deit(), method, keep_rate=0.5), deit()
+    before = learned(first)
+    with pytest.raises(ValueError, match=r"SiT is in use in another model \(VisionTransformer\).*make a second one"):
+        agglo.apply(second, method, keep_rate=0.5)
+    assert agglo.reduction(second) is None
+    assert same(learned(first), before)
+    agglo.apply(second, copy.deepcopy(method), keep_rate=0.5)
+    for (key, ours), theirs in zip(learned(first).items(), learned(second).values(), strict=True):
+        assert torch.equal(ours, theirs), key
+        assert ours is not theirs
+    agglo.remove(first)
+    agglo.apply(first, "tome", keep_rate=0.5)
+    third = agglo.apply(deit(), method, keep_rate=0.5)
+    assert same(learned(third), before)
+
+
+def test_a_model_that_is_gone_holds_nothing() -> None:
+    method = SiT()
+    model = agglo.apply(deit(), method, keep_rate=0.5)
+    del model
+    gc.collect()
+    assert agglo.apply(deit(), method, keep_rate=0.5).agglo_method is method
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_hold_methods_of_their_own(copied: Any) -> None:
+    model = agglo.apply(deit(), "sit", keep_rate=0.5)
+    twin = copied(model)
+    assert twin.agglo_applied.method is twin.agglo_method is not model.agglo_method
+    with pytest.raises(ValueError, match="in use in another model"):
+        agglo.apply(deit(), twin.agglo_method, keep_rate=0.5)
+    before = learned(twin)
+    agglo.apply(twin, twin.agglo_method, keep_rate=0.5)
+    assert same(learned(twin), before)
+
+
+def test_a_method_without_parameters_works_in_any_number_of_models() -> None:
+    from agglo.methods.atc import ATC
+
+    method = ATC()
+    assert all(agglo.apply(deit(), method, keep_rate=0.5) is not None for _ in range(2))
+
+
+class Half(agglo.LearnedMethod):
+    """Has a parameter before it is built, and another afterwards."""
+
+    name: ClassVar[str] = "half"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.early = nn.Parameter(torch.ones(()))
+
+    def build(self, setting: Any) -> None:
+        self.late = nn.Parameter(torch.ones(setting.width))
+
+    def reduce(self, view: agglo.View) -> agglo.Outcome:
+        batch, n_tokens, _ = view.tokens.shape
+        grouping = agglo.Grouping.identity(batch, n_tokens, view.prefix, view.tokens.device)
+        return agglo.Outcome(grouping, view.tokens * self.early * self.late)
+
+
+def test_parameters_of_the_constructor_do_not_count_as_built() -> None:
+    model = agglo.apply(deit(), Half(), schedule=[1])
+    assert set(learned(model)) == {"agglo_method.early", "agglo_method.late"}
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_distributed_wrapper_must_come_after_the_parameters() -> None:
+    wrapped = nn.parallel.DistributedDataParallel(deit())
+    keys = list(wrapped.state_dict())
+    for given in ("dynamicvit", DynamicViT()):
+        with pytest.raises(ValueError, match=r"DistributedDataParallel has collected.*agglo\.apply before wrapping"):
+            agglo.apply(wrapped, given, keep_rate=0.5)
+    assert agglo.reduction(wrapped) is None
+    assert list(wrapped.state_dict()) == keys
+    agglo.apply(wrapped, "atc", keep_rate=0.5)
+    assert agglo.reduction(wrapped) is not None
+    both = nn.ModuleDict({"wrapped": wrapped, "bare": deit()})  # another part of the model may be wrapped
+    assert learned(agglo.apply(both, "dynamicvit", keep_rate=0.5, tower="bare"))
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_wrapped_model_learns_and_takes_another_keep_rate() -> None:
+    wrapped = nn.parallel.DistributedDataParallel(agglo.apply(deit(), "dynamicvit", keep_rate=0.5))
+    optimiser = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for keep_rate in (0.5, 0.7):  # the second is applied to the wrapper: the parameters are in it already
+        agglo.apply(wrapped, "dynamicvit", keep_rate=keep_rate)
+        before = {name: p.detach().clone() for name, p in learned(wrapped).items()}
+        train(wrapped, optimiser)
+        assert all(not torch.equal(p, before[name]) for name, p in learned(wrapped).items() if "decide" in name)
+
+
+def test_gradients_give_an_earlier_optimiser_away() -> None:
+    model = deit()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    with no_warnings():
+        agglo.apply(model, "dynamicvit", keep_rate=0.5)
+    agglo.apply(model, "tome", keep_rate=0.5)
+    train(model, optimiser)
+    with pytest.warns(UserWarning, match="an optimiser may have been made before dynamicvit brought") as caught:
+        agglo.apply(model, "dynamicvit", keep_rate=0.5)
+    assert caught[0].filename == __file__
+    optimiser.add_param_group({"params": list(learned(model).values())})
+    before = {name: p.detach().clone() for name, p in learned(model).items()}
+    train(model, optimiser)
+    assert any(not torch.equal(p, before[name]) for name, p in learned(model).items())
+    with no_warnings():
+        agglo.apply(model, "tome", keep_rate=0.5)  # brings no parameters
+
+
+def test_a_data_parallel_replica_runs_its_own_method() -> None:
+    """torch puts copies of the submodules, on another device, into a replica that shares all other attributes."""
+    model = agglo.apply(deit(), "sit", keep_rate=0.5).eval()
+    replica: Any = model._replicate_for_data_parallel()
+    for name, child in model._modules.items():
+        replica._modules[name] = copy.deepcopy(child)
+    replica._parameters = model._parameters
+    for parameter in replica.agglo_method.parameters():
+        nn.init.zeros_(parameter)
+    with torch.no_grad():
+        ours, theirs = model(IMAGE), replica(IMAGE)
+    assert not torch.allclose(ours, theirs)
+
+
+def test_export_knows_what_is_learned() -> None:
+    model = agglo.apply(deit(), "patch_merger", keep_rate=0.5).eval()
+    exported = torch.export.export(model, (IMAGE,))
+    assert set(learned(model)) <= set(exported.state_dict)
+    torch.testing.assert_close(exported.module()(IMAGE), model(IMAGE))

@@ -1,0 +1,46 @@
+"""torch.compile is there when it is needed and not before."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import agglo
+from agglo.compiling import constant_result
+
+PROGRAM = """
+import sys, torch
+heavy = {"torch._dynamo", "torch._inductor", "numba", "timm", "transformers", "torchvision", "open_clip", "diffusers",
+         "matplotlib", "PIL", "torch.distributed.fsdp"}
+before = heavy & sys.modules.keys()
+import agglo
+print(*sorted((heavy & sys.modules.keys()) - before))
+"""
+
+
+def test_importing_agglo_imports_no_compiler_and_no_host() -> None:
+    package = str(Path(agglo.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": package}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment, timeout=300
+    )
+    assert done.stdout.split() == []
+
+
+@constant_result
+def _answer() -> int:
+    return len(open(os.devnull).read()) + 42
+
+
+def test_a_constant_result_is_taken_while_compiling() -> None:
+    def add(x: Tensor) -> Tensor:
+        return x + _answer()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(add, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(torch.zeros(2)), torch.full((2,), 42.0))
