@@ -50,7 +50,7 @@ def sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _within(height: Tensor, threshold: float) -> Tensor:
+def within(height: Tensor, threshold: float) -> Tensor:
     """Compared in float32, as the threshold is."""
     return height.to(torch.float32) <= threshold
 
@@ -110,11 +110,11 @@ def _merge_mutual_neighbours(distances: Tensor, average: bool, target: Tensor, t
         nearest, neighbour = _nearest(matrix / (size.unsqueeze(1) * size.unsqueeze(2)) if average else matrix)
         closest = nearest.amin(dim=1)
         done = _certain(merges, closest, nearest, neighbour) >= target
-        active = ~done & _within(closest, threshold) & (closest < INF)
+        active = ~done & within(closest, threshold) & (closest < INF)
         if not bool(active.any()):
             return merges
 
-        mutual = (neighbour.gather(1, neighbour) == here) & _within(nearest, threshold) & (nearest < INF)
+        mutual = (neighbour.gather(1, neighbour) == here) & within(nearest, threshold) & (nearest < INF)
         mutual &= active.unsqueeze(1)
         leads, leaves = mutual & (here < neighbour), mutual & (here > neighbour)
         # A group leaves once at most, so the merge is noted in the slot of the one that leaves.
@@ -180,7 +180,7 @@ def _spanning_edges(distances: Tensor, threshold: float) -> Merges:
         group = _jump_to_roots(parent).gather(1, group)
 
 
-def _connected(edges: Merges) -> Tensor:
+def connected(edges: Merges) -> Tensor:
     """Group ids (B, N) of tokens connected by the edges of finite height."""
     batch, n = edges.height.shape
     here = _positions(batch, n, edges.height.device)
@@ -211,8 +211,8 @@ def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float |
     else:
         merges = _merge_mutual_neighbours(distances, linkage == "average", target, limit).sorted()
     wanted = _positions(batch, n, distances.device) < target.unsqueeze(1)
-    wanted &= _within(merges.height, limit)
-    return number_by_first_member(_connected(merges._replace(height=merges.height.masked_fill(~wanted, INF))))
+    wanted &= within(merges.height, limit)
+    return number_by_first_member(connected(merges._replace(height=merges.height.masked_fill(~wanted, INF))))
 
 
 def tree(distances: Tensor, linkage: str) -> Tensor:

@@ -1,7 +1,7 @@
 """The CPU backend: Numba kernels on threads of our own.
 
 A batch is spread over the threads image by image. A few large images are instead worked on by all threads together, row
-by row. The number of threads is torch's (`torch.set_num_threads`).
+by row. The number of threads is torch's (`torch.set_num_threads`), or fewer while other processes take the cores.
 
 What to read: `lines` (distances as integer keys), then `rounds`, `pairs` and `spanning` (three ways to merge), then
 `image` (which of them when).
@@ -24,7 +24,7 @@ from agglo.clustering.cpu.inspection import measure_asymmetry, weigh_rows
 from agglo.clustering.cpu.lines import FAR, any_negative, encode, key_of
 from agglo.clustering.cpu.rounds import certain_merges, find_nearest, join_parts, lay_out_rows, plan_round, write_round
 from agglo.clustering.cpu.spanning import compare_halves
-from agglo.clustering.cpu.threads import run
+from agglo.clustering.cpu.threads import available, run
 from agglo.clustering.cpu.workspace import PAD, Workspace, padded, start, workspace
 
 Inspection = tuple[Tensor, Tensor, Tensor]
@@ -90,7 +90,7 @@ def labels_and_inspection(
 ) -> tuple[Tensor, Inspection | None]:
     """`labels` and `inspect` in one go, an image being inspected just before it is clustered, while it is in cache."""
     batch, n, _ = distances.shape
-    differences = np.zeros((torch.get_num_threads(), batch, n))
+    differences = np.zeros((available(), batch, n))
     return _labels(distances, linkage, k, threshold, differences), _judge(distances.numpy(), differences)
 
 
@@ -109,7 +109,7 @@ def _labels(
     counts = np.ones(batch, np.int64) if k is None else k.numpy()
     single, average = linkage == "single", linkage == "average"
     result = np.empty((batch, n), np.int64)
-    threads = torch.get_num_threads()
+    threads = available()
 
     if batch < threads and n >= _TOGETHER_FROM:
         if are_products:
@@ -151,7 +151,7 @@ def tree(distances: Tensor, linkage: str) -> Tensor:
     matrices = distances.numpy()
     single, average = linkage == "single", linkage == "average"
     rows = np.empty((batch, n - 1, 4))
-    threads = torch.get_num_threads()
+    threads = available()
     images = itertools.count()
 
     def grow(_part: int, _parts: int) -> None:
@@ -187,7 +187,7 @@ def inspect(distances: Tensor) -> Inspection | None:
     An asymmetry that is within rounding beyond doubt is not measured and given as 0; None if that goes for all items.
     """
     batch, n, _ = distances.shape
-    differences = np.zeros((torch.get_num_threads(), batch, n))
+    differences = np.zeros((available(), batch, n))
     _weigh(distances.numpy(), differences)
     return _judge(distances.numpy(), differences)
 
