@@ -39,6 +39,23 @@ def test_goals_are_judged_by_what_was_measured():
     assert benchmark.goals([case])[2].startswith("MISSED: 3.0x fastcluster")
 
 
+def test_contention_is_timed_beside_busy_processes(tmp_path, capsys):
+    parser = argparse.ArgumentParser()
+    benchmark.add_arguments(parser)
+    output = tmp_path / "contention.json"
+    arguments = ["--contended", "--sizes", "2x49", "--repeats", "1", "--output", str(output)]
+    assert benchmark.run(parser.parse_args(arguments)) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("| 2 x 49 |") == 3
+    assert printed.count("x one thread (at most 1.2x)") == 2
+    results = json.loads(output.read_text())["contention"]
+    assert [result["busy_processes"] for result in results] == [0, 1, 2]
+    assert all(result["alone"][0] > 0 and result["together"][0] > 0 for result in results)
+    slow = benchmark.Contention(1, 2, 49, 2, alone=[1.0, 2.0, 3.0], together=[2.5, 2.6, 9.0])
+    assert slow.ratio() == 1.3
+    assert "MISSED: 2 threads beside 1 busy processes" in benchmark.contention_table([slow])
+
+
 def test_run_prints_a_table_and_keeps_the_numbers(tmp_path, capsys):
     parser = argparse.ArgumentParser()
     benchmark.add_arguments(parser)

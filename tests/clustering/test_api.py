@@ -288,10 +288,8 @@ def test_choice_of_backend(monkeypatch):
     assert dispatch.choose(None, gpu) == "triton"
     monkeypatch.setattr(dispatch, "_triton_status", lambda: (False, "triton is not installed"))
     assert dispatch.choose(None, gpu) == "torch"
-    monkeypatch.setattr(dispatch, "_cpu_status", lambda: (False, "numba is not installed"))
-    assert dispatch.choose(None, cpu) == "torch"
-    with pytest.raises(ValueError, match="backend='cpu' cannot run here: numba is not installed"):
-        dispatch.choose("cpu", cpu)
+    with pytest.raises(ValueError, match="backend='triton' cannot run here: triton is not installed"):
+        dispatch.choose("triton", gpu)
 
 
 def test_variable_forces_a_backend(monkeypatch):

@@ -152,12 +152,72 @@ def test_with_ties_exactly_k_groups_as_the_tree_says(distances, linkage, backend
 
 
 @settings(max_examples=60, deadline=None)
-@given(distances=tied_distances(), linkage=st.sampled_from(["single", "complete"]), data=st.data())
+@given(distances=tied_distances(), linkage=st.sampled_from(LINKAGES), data=st.data())
 def test_backends_agree_on_ties(distances, linkage, data):
-    # Average linkage is left out: means of three round differently in float32 and in the reference's float64.
     k = data.draw(st.integers(1, distances.shape[1]))
     labels = [agglo.cluster(distances=distances, k=k, linkage=linkage, backend=backend) for backend in BACKENDS]
     assert all(torch.equal(labels[0], other) for other in labels[1:])
+    trees = [agglo.linkage(distances=distances, linkage=linkage, backend=backend) for backend in BACKENDS]
+    assert all(torch.equal(trees[0], other) for other in trees[1:])
+
+
+def integers(batch: int, n: int, levels: int, seed: int) -> torch.Tensor:
+    values = torch.randint(0, levels, (batch, n, n), generator=torch.Generator().manual_seed(seed))
+    return symmetric(values.to(torch.float32))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_labels_and_tree_agree_on_tied_means(seed):
+    # Sizes and levels at which the ways through the cpu backend differ and rounded means tie where exact ones do not.
+    n = 154 + seed * 104 // 59
+    distances = integers(4, n, 16, seed)
+    tree = agglo.linkage(distances=distances, backend="cpu")
+    ks = [1, n // 4, n // 2, n - 20]
+    for turn in range(4):
+        k = ks[turn:] + ks[:turn]
+        labels = agglo.cluster(distances=distances, k=k, backend="cpu")
+        assert torch.equal(labels, agglo.cut(tree, k))
+    threshold = float(tree[0, n // 2, 2])
+    labels, counts = agglo.cluster(distances=distances, threshold=threshold, backend="cpu")
+    within = (tree[..., 2].to(torch.float32) <= torch.tensor(threshold, dtype=torch.float32)).sum(dim=1)
+    assert torch.equal(counts, n - within)
+    assert torch.equal(labels, agglo.cut(tree, n - within))
+    if seed % 6 == 0:
+        assert torch.equal(agglo.cluster(distances=distances, k=ks, backend="torch"), agglo.cut(tree, ks))
+    if seed % 20 == 0:
+        assert torch.equal(agglo.linkage(distances=distances[:1], backend="reference"), tree[:1])
+        assert torch.equal(agglo.linkage(distances=distances[:1], backend="torch"), tree[:1])
+
+
+@pytest.mark.parametrize("levels", [2, 16, 1000])
+def test_a_large_tied_set_is_the_same_shared_by_threads_or_not(levels):
+    distances = integers(1, 1100, levels, seed=levels)
+    tree = agglo.linkage(distances=distances)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            for k in (1, 300, 700, 1050):
+                assert torch.equal(agglo.cluster(distances=distances, k=k), agglo.cut(tree, k)), (threads, k)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_heights_of_average_linkage_are_exact_means():
+    distances = integers(1, 90, 7, seed=5)
+    for backend in FAST_BACKENDS:
+        tree = agglo.linkage(distances=distances, backend=backend)[0].numpy()
+        assert_every_merge_is_a_minimum(tree, distances[0].numpy(), "average", tolerance=1e-14)
+
+
+def test_duplicated_tokens_merge_alike_on_every_way():
+    # Cosine distances of repeated tokens: ties of means of numbers that are not round.
+    features = tokens(3, 50, seed=2).repeat(1, 4, 1)[:, torch.randperm(200, generator=torch.Generator().manual_seed(0))]
+    tree = agglo.linkage(features)
+    for k in (1, 30, 60, 120, 160):
+        labels = agglo.cluster(features, k)
+        assert torch.equal(labels, agglo.cut(tree, k))
+        assert torch.equal(labels, agglo.cluster(features, k, backend="torch"))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

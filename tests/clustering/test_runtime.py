@@ -1,5 +1,6 @@
 """The CPU backend where it is really run: in thread pools, forked workers and read-only installations."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 import agglo
+from agglo.clustering.cpu import threads
+from agglo.clustering.cpu.threads import Pace
 from tests.support.clusters import LINKAGES, distinct_distances, tokens
 
 SOURCE = Path(agglo.__file__).parent
@@ -102,6 +105,131 @@ def test_nowhere_to_cache_still_runs(tmp_path):
     done = run_copy(package, tmp_path / "home")
     assert done.stdout.split()[0] == str(package / "__init__.py"), done.stderr
     assert done.stdout.split()[1:] == ["[0,", "0,", "0,", "1]"], done.stderr
+
+
+WITHOUT_PRIVATE_PARTS = """
+import warnings
+import numba.core.caching as caching
+import numba.core.cpu as cpu
+import numba.core.dispatcher as dispatcher
+
+for owner in cpu.CPUTargetOptions.__mro__:
+    if "_nrt" in vars(owner):
+        del owner._nrt
+{removal}
+
+import torch, agglo
+from agglo.clustering.distances import pairwise
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    print(pairwise(torch.tensor([[[3.0, 4.0], [0.0, 2.0]]]), "cosine").tolist())
+print([str(warning.message) for warning in caught if "agglo" in str(warning.message)])
+"""
+REMOVALS = {
+    "no cache": "dispatcher.Dispatcher.enable_caching = lambda self: None",
+    "no source stamp": """
+original = caching.IndexDataCacheFile.__init__
+def renamed(self, *arguments, **named):
+    original(self, *arguments, **named)
+    self.__dict__["_stamp"] = self.__dict__.pop("_source_stamp")
+caching.IndexDataCacheFile.__init__ = renamed
+""",
+}
+
+
+@pytest.mark.parametrize("removal", REMOVALS.values(), ids=REMOVALS.keys())
+def test_a_numba_without_the_private_parts_runs_without_a_cache(removal, tmp_path):
+    code = WITHOUT_PRIVATE_PARTS.format(removal=removal)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(SOURCE.parent)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stderr
+    distances, warned = done.stdout.splitlines()
+    assert torch.allclose(torch.tensor(eval(distances)), torch.tensor([[[0.0, 0.2], [0.2, 0.0]]]), atol=1e-6)
+    assert warned.count("every process compiles agglo's kernels anew") == 1, warned
+    assert not list(tmp_path.rglob("*.nbc")), "kernels were cached without a stamp of all sources"
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+MOST = 8
+
+
+def after(calls: list[tuple[float, float]], pace: Pace | None = None) -> Pace:
+    """A pace that has seen calls (elapsed, at what time), each with one second of processor time."""
+    pace = pace or Pace()
+    for elapsed, now in calls:
+        pace.note(pace.threads(MOST, now), MOST, elapsed, 1.0, now)
+    return pace
+
+
+def test_threads_that_do_not_pay_are_halved_down_to_one():
+    pace = after([(0.2, 0.0), (2.0, 0.1), (0.2, 0.2)])
+    assert pace.threads(MOST, 0.2) == MOST, "one loss may be chance"
+    pace = after([(1.0, 0.0), (1.0, 0.0)])
+    assert pace.threads(MOST, 0.001) == 4
+    for _ in range(2):
+        after([(1.0, 0.001), (1.0, 0.001)], pace)
+    assert pace.threads(MOST, 0.002) == 1
+    assert Pace().threads(1, 0.0) == 1
+
+
+def test_threads_come_back_when_they_pay_again_and_attempts_get_rarer():
+    pace = after([(1.0, 0.0), (1.0, 0.0)])
+    assert pace.threads(MOST, 10.0) == MOST
+    after([(0.2, 10.0)], pace)
+    assert pace.halvings == 0
+    pace = after([(1.0, 0.0), (1.0, 0.0)])
+    pauses, now = [], 0.0
+    for _ in range(9):
+        begin = now
+        while pace.threads(MOST, now) == 4:
+            now += 0.001
+        pauses.append(now - begin)
+        after([(1.0, now)], pace)
+    assert pauses[0] == pytest.approx(0.02, abs=0.002)
+    assert all(later > earlier - 0.002 for earlier, later in itertools.pairwise(pauses))
+    assert pauses[-1] == pytest.approx(1.0, abs=0.002)
+
+
+def test_calls_too_short_to_judge_change_nothing():
+    pace = Pace()
+    for _ in range(9):
+        pace.note(MOST, MOST, 1.0, 1e-5, 0.0)
+    assert pace.threads(MOST, 0.0) == MOST
+
+
+ON_A_POOL = """
+import threading, torch, agglo
+from agglo.clustering.cpu import threads
+torch.set_num_threads(3)
+seen = set()
+def work(part, parts):
+    seen.add((part, parts))
+threads.run(work, 3)
+x = torch.randn(40, 60, 8, generator=torch.Generator().manual_seed(0))
+assert torch.equal(agglo.cluster(x, 9, backend="cpu"), agglo.cluster(x, 9, backend="torch"))
+print(threads._openmp, sorted(seen), any(t.name.startswith("agglo") for t in threading.enumerate()))
+"""
+
+
+def test_variable_declines_openmp():
+    def run_with(value: str) -> subprocess.CompletedProcess:
+        environment = {**os.environ, "AGGLO_OPENMP": value, "PYTHONPATH": str(SOURCE.parent)}
+        command = [sys.executable, "-c", ON_A_POOL]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+
+    done = run_with("0")
+    assert done.stdout.strip() == "None [(0, 3), (1, 3), (2, 3)] True", done.stderr
+    assert "AGGLO_OPENMP='no' is not known; accepted: '0'" in run_with("no").stderr
+
+
+def test_an_error_in_a_part_reaches_the_caller():
+    def fail(part, parts):
+        if part == 1:
+            raise ArithmeticError("in part 1")
+
+    with pytest.raises(ArithmeticError, match="in part 1"):
+        threads.run(fail, 2)
 
 
 def test_repeated_calls_are_identical():

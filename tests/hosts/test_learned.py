@@ -21,7 +21,7 @@ from agglo.methods.sit import SiT
 timm_vit = pytest.importorskip("timm.models.vision_transformer")
 
 IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
-LEARNED = [info.name for info in agglo.methods() if info.learns]
+LEARNED = [info.name for info in agglo.list_methods() if info.learns]
 # Shapes that go by the number of stages alone. Those of the others go by the number of tokens that are left.
 OF_ANY_KEEP_RATE = {"dpc_knn", "dynamicvit", "dynamicvit_prsv", "svit"}
 

@@ -33,18 +33,8 @@ class BackendStatus:
 
 
 @cache
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
-
-
-def _cpu_status() -> tuple[bool, str]:
-    if not _installed("numba"):
-        return False, "numba is not installed"
-    return True, f"tensors on cpu, {torch.get_num_threads()} threads"
-
-
 def _triton_status() -> tuple[bool, str]:
-    if not _installed("triton"):
+    if importlib.util.find_spec("triton") is None:
         return False, "triton is not installed"
     if os.environ.get("TRITON_INTERPRET") == "1":
         return True, "interpreted on cpu (TRITON_INTERPRET=1): for tests, slow"
@@ -70,7 +60,7 @@ def backends() -> list[BackendStatus]:
     """
     return [
         BackendStatus("reference", True, "tensors on any device, slow: the definition the others are tested against"),
-        BackendStatus("cpu", *_cpu_status()),
+        BackendStatus("cpu", True, f"tensors on cpu, {torch.get_num_threads()} threads"),
         BackendStatus("torch", True, "tensors on any device"),
         BackendStatus("triton", *_triton_status()),
     ]
@@ -83,7 +73,7 @@ def choose(backend: str | None, device: torch.device) -> str:
         backend, asked_by = os.environ[VARIABLE], VARIABLE
     if backend is None:
         if device.type == "cpu":
-            return "cpu" if _cpu_status()[0] else "torch"
+            return "cpu"
         return "triton" if device.type == "cuda" and _triton_status()[0] else "torch"
     if backend not in NAMES:
         raise ValueError(f"{asked_by}={backend!r} is not known; accepted: {', '.join(map(repr, NAMES))}")

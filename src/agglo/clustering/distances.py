@@ -27,16 +27,16 @@ def pairwise(features: Tensor, metric: str) -> Tensor:
 def products(features: Tensor) -> Tensor:
     """Cosines (B, N, N) between the tokens of features (B, N, D), in float32."""
     with torch.autocast(features.device.type, enabled=False):
-        unit = _unit_rows(features.detach().to(torch.float32))
+        unit = unit_rows(features.detach().to(torch.float32))
         return torch.bmm(unit, unit.transpose(1, 2))
 
 
-def _unit_rows(features: Tensor) -> Tensor:
+def unit_rows(features: Tensor) -> Tensor:
     """Every token at length 1; the same numbers for every backend that runs on a device."""
     if features.device.type == "cpu":
-        from agglo.clustering.cpu.cosine import unit_rows
+        from agglo.clustering.cpu import cosine
 
-        return unit_rows(features)
+        return cosine.unit_rows(features)
     # Scaled by the largest entry first, so that squares of tiny or huge features neither vanish nor overflow.
     features = features / features.abs().amax(dim=-1, keepdim=True)
     return features / features.norm(dim=-1, keepdim=True)

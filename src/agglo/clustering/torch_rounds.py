@@ -45,6 +45,16 @@ def _positions(batch: int, n: int, device: torch.device) -> Tensor:
     return torch.arange(n, device=device).expand(batch, n)
 
 
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """float64, except where the device has none."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def within(height: Tensor, threshold: float) -> Tensor:
+    """Compared in float32, as the threshold is."""
+    return height.to(torch.float32) <= threshold
+
+
 def _working_copy(distances: Tensor) -> Tensor:
     """What is merged on. Unchecked NaN and infinities become very far, so that there are always pairs left to merge."""
     return _symmetric_from_upper(distances.nan_to_num(nan=1e38, posinf=1e38, neginf=-1e38))
@@ -70,15 +80,10 @@ def _nearest(matrix: Tensor) -> tuple[Tensor, Tensor]:
 # --- average and complete ---------------------------------------------------------------------------------------------
 
 
-def _join_rows(matrix: Tensor, leads: Tensor, partner: Tensor, shares: tuple[Tensor, Tensor], average: bool) -> Tensor:
-    """Let the rows that lead a pair (B, N) take in their partner's, by their shares of the size of the two."""
+def _join_rows(matrix: Tensor, leads: Tensor, partner: Tensor, average: bool) -> Tensor:
+    """Let the rows that lead a pair (B, N) take in their partner's."""
     other = matrix.gather(1, partner.unsqueeze(-1).expand_as(matrix))
-    if average:
-        own_share, other_share = (share.unsqueeze(-1) for share in shares)
-        nearer = torch.minimum(matrix, other)  # rounding must not bring a merged group closer than its parts
-        joined = torch.maximum(matrix * own_share + other * other_share, nearer)
-    else:
-        joined = torch.maximum(matrix, other)
+    joined = matrix + other if average else torch.maximum(matrix, other)
     return torch.where(leads.unsqueeze(-1), joined, matrix)
 
 
@@ -97,17 +102,19 @@ def _merge_mutual_neighbours(distances: Tensor, average: bool, target: Tensor, t
     batch, n, _ = distances.shape
     here = _positions(batch, n, distances.device)
     matrix = _working_copy(distances)
-    size = torch.ones(batch, n, device=distances.device)
+    if average:  # sums of distances, which are exact: see reference.py
+        matrix = matrix.to(sum_dtype(distances.device))
+    size = torch.ones(batch, n, dtype=matrix.dtype, device=distances.device)
     merges = Merges(torch.full_like(size, INF), here.clone(), here.clone())
     while True:
-        nearest, neighbour = _nearest(matrix)
+        nearest, neighbour = _nearest(matrix / (size.unsqueeze(1) * size.unsqueeze(2)) if average else matrix)
         closest = nearest.amin(dim=1)
         done = _certain(merges, closest, nearest, neighbour) >= target
-        active = ~done & (closest <= threshold) & (closest < INF)
+        active = ~done & within(closest, threshold) & (closest < INF)
         if not bool(active.any()):
             return merges
 
-        mutual = (neighbour.gather(1, neighbour) == here) & (nearest <= threshold) & (nearest < INF)
+        mutual = (neighbour.gather(1, neighbour) == here) & within(nearest, threshold) & (nearest < INF)
         mutual &= active.unsqueeze(1)
         leads, leaves = mutual & (here < neighbour), mutual & (here > neighbour)
         # A group leaves once at most, so the merge is noted in the slot of the one that leaves.
@@ -117,10 +124,9 @@ def _merge_mutual_neighbours(distances: Tensor, average: bool, target: Tensor, t
             merges.second,
         )
         joined_size = size + size.gather(1, neighbour)
-        shares = size / joined_size, size.gather(1, neighbour) / joined_size
-        matrix = _join_rows(matrix, leads, neighbour, shares, average)
-        matrix = _join_rows(matrix.transpose(1, 2), leads, neighbour, shares, average)
-        # Rows then columns differs from columns then rows in the last bit: one half decides.
+        matrix = _join_rows(matrix, leads, neighbour, average)
+        matrix = _join_rows(matrix.transpose(1, 2), leads, neighbour, average)
+        # Where sums are not exact, rows then columns differs from columns then rows in the last bit: one half decides.
         matrix = _symmetric_from_upper(matrix)
         matrix.masked_fill_(leaves.unsqueeze(1) | leaves.unsqueeze(2), INF)
         size = torch.where(leads, joined_size, size)
@@ -174,7 +180,7 @@ def _spanning_edges(distances: Tensor, threshold: float) -> Merges:
         group = _jump_to_roots(parent).gather(1, group)
 
 
-def _connected(edges: Merges) -> Tensor:
+def connected(edges: Merges) -> Tensor:
     """Group ids (B, N) of tokens connected by the edges of finite height."""
     batch, n = edges.height.shape
     here = _positions(batch, n, edges.height.device)
@@ -205,15 +211,15 @@ def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float |
     else:
         merges = _merge_mutual_neighbours(distances, linkage == "average", target, limit).sorted()
     wanted = _positions(batch, n, distances.device) < target.unsqueeze(1)
-    wanted &= merges.height <= limit
-    return number_by_first_member(_connected(merges._replace(height=merges.height.masked_fill(~wanted, INF))))
+    wanted &= within(merges.height, limit)
+    return number_by_first_member(connected(merges._replace(height=merges.height.masked_fill(~wanted, INF))))
 
 
 def tree(distances: Tensor, linkage: str) -> Tensor:
     """Linkage matrices (B, N-1, 4) of distances (B, N, N); see `dispatch`."""
     batch, n, _ = distances.shape
     device = distances.device
-    dtype = torch.float32 if device.type == "mps" else torch.float64
+    dtype = sum_dtype(device)
     rows = torch.empty(batch, n - 1, 4, dtype=dtype, device=device)
     if rows.numel() == 0:
         return rows

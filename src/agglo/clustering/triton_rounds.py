@@ -4,8 +4,8 @@ The host never waits for the device and every shape is known beforehand, so a ca
 (after one ordinary call, which compiles). Scratch memory besides the input: 8 bytes a distance for average linkage,
 4 for complete, none for single, and some 50 bytes a token.
 
-Average linkage sums in float64, so results are those of `reference` on all but contrived input; single and complete
-linkage compare the given float32 values and nothing else.
+Rounding and ties are those of `reference`: average linkage sums in float64, single and complete linkage compare the
+given float32 values and nothing else.
 """
 
 from __future__ import annotations

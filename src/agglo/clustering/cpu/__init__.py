@@ -1,7 +1,7 @@
 """The CPU backend: Numba kernels on threads of our own.
 
 A batch is spread over the threads image by image. A few large images are instead worked on by all threads together, row
-by row. The number of threads is torch's (`torch.set_num_threads`).
+by row. The number of threads is torch's (`torch.set_num_threads`), or fewer while other processes take the cores.
 
 What to read: `lines` (distances as integer keys), then `rounds`, `pairs` and `spanning` (three ways to merge), then
 `image` (which of them when).
@@ -16,14 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agglo.clustering.cpu.answers import label_images, number_groups, tree_rows
+from agglo.clustering.cpu.answers import label_images, number_groups, tree_rows, write_heights
 from agglo.clustering.cpu.cosine import become_distances
+from agglo.clustering.cpu.exact_average import finish_exactly
 from agglo.clustering.cpu.image import finish, pairs_are_cheaper, record_merges, rounds_pay
 from agglo.clustering.cpu.inspection import measure_asymmetry, weigh_rows
 from agglo.clustering.cpu.lines import FAR, any_negative, encode, key_of
 from agglo.clustering.cpu.rounds import certain_merges, find_nearest, join_parts, lay_out_rows, plan_round, write_round
 from agglo.clustering.cpu.spanning import compare_halves
-from agglo.clustering.cpu.threads import run
+from agglo.clustering.cpu.threads import available, run
 from agglo.clustering.cpu.workspace import PAD, Workspace, padded, start, workspace
 
 Inspection = tuple[Tensor, Tensor, Tensor]
@@ -40,11 +41,14 @@ def _merge_together(
     n = distances.shape[0]
     work = workspace(n, parts)
     keys = distances.view(np.int32)
+    start(n, work)
     if any_negative(keys):
+        if average:
+            work.in_doubt[0] = True
+            return 0, work
         encode(distances, work.encoded)
         work.is_encoded[0] = True
         keys = work.encoded
-    start(n, work)
     flat, row, side = keys.reshape(-1), work.row[0], 1
     certain = recorded = 0
     pays = not pairs_are_cheaper(n, target, parts)
@@ -52,14 +56,19 @@ def _merge_together(
         run(find_nearest, parts, keys, work)
         join_parts(n, parts, work)
     while pays:
+        before, checked = recorded, average and work.deepest[0] > 0
         m, n_joined, recorded = plan_round(n, limit, recorded, work)
         out, out_row = work.packed[side], work.row[side]
         lay_out_rows(m, out_row)
-        run(write_round, parts, flat, row, n, m, n_joined, average, out, out_row, work)
+        run(write_round, parts, flat, row, n, m, n_joined, average, checked, out, out_row, work)
+        if checked and work.close.sum() != n_joined:
+            work.in_doubt[0] = True
+            return before, work
         join_parts(m, parts, work)
         flat, row, side, n = out, out_row, 1 - side, m
         certain, smallest = certain_merges(n, recorded, work)
         if certain >= target or smallest > limit or n == 1:
+            work.left[0] = smallest
             return recorded, work
         pays = rounds_pay(n, n_joined) and not pairs_are_cheaper(n, target - certain, parts)
     return finish(flat, row, n, target, certain, limit, average, recorded, work), work
@@ -81,7 +90,7 @@ def labels_and_inspection(
 ) -> tuple[Tensor, Inspection | None]:
     """`labels` and `inspect` in one go, an image being inspected just before it is clustered, while it is in cache."""
     batch, n, _ = distances.shape
-    differences = np.zeros((torch.get_num_threads(), batch, n))
+    differences = np.zeros((available(), batch, n))
     return _labels(distances, linkage, k, threshold, differences), _judge(distances.numpy(), differences)
 
 
@@ -100,7 +109,7 @@ def _labels(
     counts = np.ones(batch, np.int64) if k is None else k.numpy()
     single, average = linkage == "single", linkage == "average"
     result = np.empty((batch, n), np.int64)
-    threads = torch.get_num_threads()
+    threads = available()
 
     if batch < threads and n >= _TOGETHER_FROM:
         if are_products:
@@ -115,7 +124,7 @@ def _labels(
             else:
                 target = n - int(counts[b])
                 recorded, work = _merge_together(matrices[b], target, limit, average, threads)
-                number_groups(recorded, target, limit, result[b], work)
+                number_groups(matrices[b], recorded, target, limit, average, result[b], work)
         return torch.from_numpy(result)
 
     at_once = max(1, min(-(-batch // threads), _DISTANCES_AT_ONCE // n**2))
@@ -142,15 +151,19 @@ def tree(distances: Tensor, linkage: str) -> Tensor:
     matrices = distances.numpy()
     single, average = linkage == "single", linkage == "average"
     rows = np.empty((batch, n - 1, 4))
-    threads = torch.get_num_threads()
+    threads = available()
     images = itertools.count()
 
     def grow(_part: int, _parts: int) -> None:
         work = workspace(n)
         while (b := next(images)) < batch:
             recorded = record_merges(matrices[b], n - 1, FAR, single, average, False, work)
-            merges = work.merges[:, :recorded]
-            tree_rows(np.lexsort(merges[::-1]), rows[b], work)
+            if average:
+                recorded = finish_exactly(matrices[b], recorded, FAR, work)
+            else:
+                write_heights(recorded, work)
+            order = np.lexsort((work.merges[2, :recorded], work.merges[1, :recorded], work.heights[:recorded]))
+            tree_rows(order, work.heights, rows[b], work)
 
     run(grow, max(1, min(threads, batch)))
     return torch.from_numpy(rows)
@@ -174,7 +187,7 @@ def inspect(distances: Tensor) -> Inspection | None:
     An asymmetry that is within rounding beyond doubt is not measured and given as 0; None if that goes for all items.
     """
     batch, n, _ = distances.shape
-    differences = np.zeros((torch.get_num_threads(), batch, n))
+    differences = np.zeros((available(), batch, n))
     _weigh(distances.numpy(), differences)
     return _judge(distances.numpy(), differences)
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from agglo.clustering.cpu.certainty import widest
+from agglo.clustering.cpu.exact_average import finish_exactly, write_order_keys
 from agglo.clustering.cpu.image import record_merges
 from agglo.clustering.cpu.jit import inner, kernel
-from agglo.clustering.cpu.lines import distance_of
+from agglo.clustering.cpu.lines import FAR, distance_of
+
+_FINITE = np.int64(0x7FEFFFFFFFFFFFFF)  # the key of the largest float64 that is not infinite
 
 
 @inner
@@ -48,12 +52,15 @@ def unite(parent, one, two):
     parent[max(x, y)] = min(x, y)
 
 
-@kernel
-def number_groups(recorded, target, limit, labels, work):
-    """Labels (N,) after the first `target` recorded merges in key order that lie within the limit."""
-    n = labels.shape[0]
-    key, one, two = work.merges[0], work.merges[1], work.merges[2]
-    parent, codes, sorted_keys = work.parent, work.codes, work.lines[0, 0]
+@inner
+def unite_first(key, sorted_keys, recorded, target, limit, n, work):
+    """Groups in work.parent after the first `target` recorded merges in key order that lie within the limit.
+
+    Returns the key of the last of them.
+    """
+    one, two = work.merges[1], work.merges[2]
+    parent, codes = work.parent, work.codes
+    last = key[0]
     for i in range(n):
         parent[i] = i
     target = min(target, recorded)
@@ -74,6 +81,32 @@ def number_groups(recorded, target, limit, labels, work):
             for t in range(ties):
                 if codes[t] <= last_tie:
                     unite(parent, codes[t] // n, codes[t] % n)
+    return last
+
+
+@inner
+def cut_is_close(last, recorded, target, limit, work):
+    """Whether rounding may have decided which merges come first, or which lie within the limit."""
+    if work.deepest[0] == 0 or target <= 0:
+        return False
+    keys, units = work.merges[0], np.int64(widest(work))
+    at = np.int64(limit) if limit != FAR else np.int64(last)
+    close = 0
+    for m in range(recorded):
+        close += abs(np.int64(keys[m]) - at) <= units
+    return close > (0 if limit != FAR else 1) or np.int64(work.left[0]) - at <= units
+
+
+@kernel
+def number_groups(distances, recorded, target, limit, average, labels, work):
+    """Labels (N,) of an (N, N) matrix after the first `target` recorded merges that lie within the limit."""
+    n = labels.shape[0]
+    last = unite_first(work.merges[0], work.lines[0, 0], recorded, target, limit, n, work)
+    if average and (work.in_doubt[0] or cut_is_close(last, recorded, target, limit, work)):
+        recorded = finish_exactly(distances, recorded, limit, work)
+        write_order_keys(recorded, work)
+        unite_first(work.order_keys[0], work.order_keys[1], recorded, target, _FINITE, n, work)
+    parent = work.parent
     count = 0
     for i in range(n):
         if parent[i] == i:
@@ -84,7 +117,13 @@ def number_groups(recorded, target, limit, labels, work):
 
 
 @kernel
-def tree_rows(order, rows, work):
+def write_heights(recorded, work):
+    for m in range(recorded):
+        work.heights[m] = distance_of(work.merges[0, m])
+
+
+@kernel
+def tree_rows(order, heights, rows, work):
     """Linkage rows (N-1, 4) in SciPy's layout from the recorded merges in the given order."""
     n = order.shape[0] + 1
     parent, node, size = work.parent, work.codes, work.kept[0]
@@ -100,7 +139,7 @@ def tree_rows(order, rows, work):
         size[x] += size[y]
         rows[r, 0] = min(node[x], node[y])
         rows[r, 1] = max(node[x], node[y])
-        rows[r, 2] = distance_of(work.merges[0, m])
+        rows[r, 2] = heights[m]
         rows[r, 3] = size[x]
         node[x] = n + r
 
@@ -111,5 +150,9 @@ def label_images(distances, begin, end, k, limit, single, average, compared, lab
     n = distances.shape[1]
     for b in range(begin, end):
         target = n - k[b]
-        recorded = record_merges(distances[b], target, limit, single, average, compared, work) if target > 0 else 0
-        number_groups(recorded, target, limit, labels[b], work)
+        if target == 0:
+            for i in range(n):
+                labels[b, i] = i
+        else:
+            recorded = record_merges(distances[b], target, limit, single, average, compared, work)
+            number_groups(distances[b], recorded, target, limit, average, labels[b], work)

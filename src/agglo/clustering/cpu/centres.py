@@ -14,7 +14,7 @@ from torch import Tensor
 
 from agglo.clustering.cpu.jit import inner, kernel
 from agglo.clustering.cpu.lines import first_index_of
-from agglo.clustering.cpu.threads import run
+from agglo.clustering.cpu.threads import available, run
 
 
 @inner
@@ -197,7 +197,7 @@ def find_peaks(part, parts, squares, width, centres, labels, closest, floats, in
 
 
 def _scratch(batch: int, n: int) -> tuple[int, np.ndarray, np.ndarray]:
-    parts = max(1, min(torch.get_num_threads(), batch))
+    parts = max(1, min(available(), batch))
     return parts, np.empty((parts, 4, n), np.float32), np.empty((parts, 3, n), np.int32)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from agglo.clustering.cpu.jit import inner, inner_sum, kernel
-from agglo.clustering.cpu.threads import run
+from agglo.clustering.cpu.threads import available, run
 
 # Squares within these sum up without overflow, and without losing digits to subnormal numbers.
 _LEAST, _MOST = np.float32(1e-25), np.float32(1e25)
@@ -62,6 +62,6 @@ def unit_rows(features: Tensor) -> Tensor:
     """Float32 features (B, N, D) with every token of length 1."""
     rows = features.reshape(-1, features.shape[-1]).contiguous()
     units = torch.empty_like(rows)
-    parts = max(1, min(torch.get_num_threads(), rows.numel() // _NUMBERS_A_THREAD))
+    parts = max(1, min(available(), rows.numel() // _NUMBERS_A_THREAD))
     run(write_units, parts, rows.numpy(), units.numpy())
     return units.view(features.shape)

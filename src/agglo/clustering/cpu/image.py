@@ -58,7 +58,7 @@ def finish(flat, row, n, target, certain, limit, average, recorded, work):
     enough = False
     if (target - certain) * 2 < n or pairs_are_cheaper(n, target - certain, 1):
         recorded, enough = merge_closest_pairs(n, target, limit, average, recorded, work)
-    if not enough:
+    if not enough and not work.in_doubt[0]:
         recorded = follow_chains(n, limit, average, recorded, work)
     return recorded
 
@@ -76,12 +76,17 @@ def merge_image(keys, target, limit, average, work):
         if smallest_key(work.nearest[0, :n]) < 0 and not work.is_encoded[0]:
             return NOT_KEYS
     while pays:
+        before, checked = recorded, average and work.deepest[0] > 0
         m, n_joined, recorded = plan_round(n, limit, recorded, work)
         lay_out_rows(m, work.row[side])
-        write_round(0, 1, flat, row, n, m, n_joined, average, work.packed[side], work.row[side], work)
+        write_round(0, 1, flat, row, n, m, n_joined, average, checked, work.packed[side], work.row[side], work)
+        if checked and work.close[0] != n_joined:
+            work.in_doubt[0] = True
+            return before
         flat, row, side, n = work.packed[side], work.row[side], 1 - side, m
         certain, smallest = certain_merges(n, recorded, work)
         if certain >= target or smallest > limit or n == 1:
+            work.left[0] = smallest
             return recorded
         pays = rounds_pay(n, n_joined) and not pairs_are_cheaper(n, target - certain, 1)
     return finish(flat, row, n, target, certain, limit, average, recorded, work)
@@ -89,13 +94,20 @@ def merge_image(keys, target, limit, average, work):
 
 @kernel
 def record_merges(distances, target, limit, single, average, compared, work):
-    """Record merges of one (N, N) float32 matrix: the first `target`, or those within the limit, and maybe others."""
+    """Record merges of one (N, N) float32 matrix: the first `target`, or those within the limit, and maybe others.
+
+    With average linkage they may be fewer: work.in_doubt then says that `finish_exactly` must go on from there.
+    """
     keys = distances.view(np.int32)
     work.is_encoded[0] = False
     while True:
         recorded = spanning_tree(keys, compared, work) if single else merge_image(keys, target, limit, average, work)
         if recorded != NOT_KEYS:
             return recorded
+        if average:  # a mean of both signs may lose all its digits to rounding
+            start(keys.shape[0], work)
+            work.in_doubt[0] = True
+            return 0
         encode(distances, work.encoded)
         work.is_encoded[0] = True
         keys = work.encoded

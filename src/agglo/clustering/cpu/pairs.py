@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from agglo.clustering.cpu.certainty import deepen, is_certain_pair
 from agglo.clustering.cpu.jit import inner
 from agglo.clustering.cpu.lines import (
     FAR,
@@ -99,10 +100,16 @@ def look_around(n, i, work):
 
 @inner
 def join_groups(n, i, j, average, recorded, work):
-    """Merge group j into group i < j and record it. Columns of groups that are gone keep arbitrary keys."""
+    """Merge group j into group i < j and record it, or note that rounding leaves it in doubt.
+
+    Columns of groups that are gone keep arbitrary keys.
+    """
     stride = padded(n)
     square = work.square
     x, y = square[i * stride : (i + 1) * stride], square[j * stride : (j + 1) * stride]
+    if average and work.deepest[0] > 0 and not is_certain_pair(n, i, j, work):
+        work.in_doubt[0] = True
+        return
     work.merges[0, recorded] = x[j]
     work.merges[1, recorded] = work.first[i]
     work.merges[2, recorded] = work.first[j]
@@ -110,6 +117,7 @@ def join_groups(n, i, j, average, recorded, work):
         total = work.size[i] + work.size[j]
         average_in_place(x, y, work.size[i] / total, work.size[j] / total)
         work.size[i] = total
+        deepen(i, i, j, work)
     else:
         maximum_in_place(x, y)
     x[i] = FAR
@@ -146,10 +154,13 @@ def follow_chains(n, limit, average, recorded, work):
         key, next_one = work.nearest[0, tip], work.neighbour[0, tip]
         if key > limit or key == FAR:
             # Keys fall along a chain, so only its first group can be this far from everybody.
+            work.left[0] = min(work.left[0], key)
             isolated[tip] = 1
             length = 0
         elif length > 1 and np.int32(chain[length - 2]) == next_one:
             join_groups(n, min(tip, next_one), max(tip, next_one), average, recorded, work)
+            if work.in_doubt[0]:
+                return recorded
             recorded += 1
             length -= 2
         else:
@@ -195,6 +206,7 @@ def merge_closest_pairs(n, target, limit, average, recorded, work):
         while caught_up < n_ahead and ahead[caught_up] < smallest:
             caught_up += 1
         if certain + caught_up >= target or smallest == FAR or smallest > limit:
+            work.left[0] = smallest
             return recorded, True
         i = first_index_of(nearest, smallest)
         if neighbour[i] == STALE:
@@ -204,6 +216,8 @@ def merge_closest_pairs(n, target, limit, average, recorded, work):
         else:
             j = neighbour[i]
             join_groups(n, i, j, average, recorded, work)
+            if work.in_doubt[0]:
+                return recorded, True
             recorded += 1
             certain += 1
             for p in range(stride):

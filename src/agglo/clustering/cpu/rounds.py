@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from agglo.clustering.cpu.certainty import count_close, deepen, note_bounds
 from agglo.clustering.cpu.jit import inner, kernel
 from agglo.clustering.cpu.lines import (
     FAR,
@@ -95,6 +96,7 @@ def plan_round(n, limit, recorded, work):
     Returns the number of groups, of groups made of two, and of merges recorded.
     """
     nearest, neighbour = work.nearest[0], work.neighbour[0]
+    note_bounds(n, limit, work)
     m = 0
     joined = 0
     for i in range(n):
@@ -118,10 +120,12 @@ def plan_round(n, limit, recorded, work):
             work.kept[0, m] = i
             work.kept[1, m] = j
             work.size[m] = total
+            deepen(m, i, j, work)
         else:
             work.kept[0, m] = i
             work.kept[1, m] = i
             work.size[m] = work.size[i]
+            work.depth[m] = work.depth[i]
         work.first[m] = work.first[i]
         m += 1
     return m, joined, recorded
@@ -135,8 +139,12 @@ def lay_out_rows(m, target):
 
 
 @kernel
-def write_round(part, parts, flat, row, n, m, n_joined, average, out, out_row, work):
-    """Write this part's rows of the distances between the m groups after a round, from those between the n before."""
+def write_round(part, parts, flat, row, n, m, n_joined, average, checked, out, out_row, work):
+    """Write this part's rows of the distances between the m groups after a round, from those between the n before.
+
+    `checked` asks to count, in work.close[part], the old keys that are within the bounds of a merge of this round.
+    """
+    close = 0
     nearest, neighbour = work.nearest[part], work.neighbour[part]
     for a in range(m):
         nearest[a] = FAR
@@ -151,6 +159,10 @@ def write_round(part, parts, flat, row, n, m, n_joined, average, out, out_row, w
         if (a // STRIPE) % parts != part:
             continue
         i, j = work.kept[0, a], work.kept[1, a]
+        if checked:
+            close += count_close(flat[row[i] + i + 1 : row[i] + n], work.bound[i + 1 : n], work.bound[i])
+            if i != j:
+                close += count_close(flat[row[j] + j + 1 : row[j] + n], work.bound[j + 1 : n], work.bound[j])
         if i == j:
             line = flat[row[i] : row[i] + n]
         else:
@@ -175,3 +187,4 @@ def write_round(part, parts, flat, row, n, m, n_joined, average, out, out_row, w
                 maximum_in_place(x, y)
             scatter_into(out[out_row[a] : out_row[a] + m], x, of_two[skip:n_joined])
         note_nearest(target, a, nearest, neighbour)
+    work.close[part] = close

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agglo.clustering.cpu.jit import kernel
+from agglo.clustering.cpu.lines import FAR
 
 PAD = 32
 _APART = 32  # numbers between what two threads write, lest they fight over a cache line
@@ -40,6 +41,20 @@ class Workspace(NamedTuple):
     encoded: np.ndarray  # (N, N) int32: keys of the distances, where their bits do not serve (negative ones)
     is_encoded: np.ndarray  # (1,) bool: whether these are in use
     asymmetric: np.ndarray  # (parts,) bool: whether a part found the halves of the matrix to differ
+    # Average linkage only, see `certainty`:
+    depth: np.ndarray  # (N,) int32: roundings each group's keys have gone through, at most
+    deepest: np.ndarray  # (1,) int32: the largest of them
+    bound: np.ndarray  # (padded N,) int32: keys up to here are too close to a merge of this round
+    close: np.ndarray  # (parts,) int64: how many of those a part saw
+    in_doubt: np.ndarray  # (1,) bool: whether a merge could not be decided by rounded keys
+    left: np.ndarray  # (1,) int32: the smallest key among pairs that are not merged
+    # ... and `exact_average`:
+    sums: np.ndarray  # (N * padded N,) float64: the sum of all distances between two groups
+    heights: np.ndarray  # (N,) float64: of the merges recorded
+    order_keys: np.ndarray  # (2, padded N) int64
+    absent: np.ndarray  # (padded N,) int64: as `gone`, for 64-bit keys
+    counts: np.ndarray  # (padded N,) float64: tokens of each group
+    members: np.ndarray  # (2, N) int64: the next member of a token's group; the last member of a first one's
 
 
 def workspace(n_tokens: int, parts: int = 1) -> Workspace:
@@ -71,12 +86,28 @@ def workspace(n_tokens: int, parts: int = 1) -> Workspace:
         encoded=ints(n, n),
         is_encoded=np.zeros(1, np.bool_),
         asymmetric=np.zeros(parts, np.bool_),
+        depth=ints(n),
+        deepest=np.zeros(1, np.int32),
+        bound=ints(lines),
+        close=np.zeros(parts, np.int64),
+        in_doubt=np.zeros(1, np.bool_),
+        left=ints(1),
+        sums=np.empty(n * lines),
+        heights=np.empty(n),
+        order_keys=np.empty((2, lines), np.int64),
+        absent=np.empty(lines, np.int64),
+        counts=np.empty(lines),
+        members=np.empty((2, n), np.int64),
     )
 
 
 @kernel
 def start(n, work):
+    work.deepest[0] = 0
+    work.in_doubt[0] = False
+    work.left[0] = FAR
     for a in range(n):
+        work.depth[a] = 0
         work.first[a] = a
         work.size[a] = 1
         work.row[0, a] = a * n
