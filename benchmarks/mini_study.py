@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -111,16 +111,28 @@ def off_the_shelf(data: Path) -> dict[str, Any]:
     return grid.run(settings, RESULTS / "off-the-shelf.json")
 
 
-def fine_tuned(data: Path, runs: Path, jobs: int) -> dict[str, Any]:
-    """Every entry trained at every rate it can reach, and the dense model trained alike."""
+def _forget(path: Path, names: Collection[str]) -> None:
+    """Take the results of some entries out of an evaluation, which then measures them again."""
+    before = json.loads(path.read_text(encoding="utf-8"))
+    for part in ("results", "cannot"):
+        before[part] = [result for result in before.get(part, []) if result["name"] not in names]
+    write_json(path, before)
+
+
+def fine_tuned(data: Path, runs: Path, jobs: int, only: Collection[str]) -> dict[str, Any]:
+    """Every entry trained at every rate it can reach, and the dense model trained alike.
+
+    only: entries to train; the cells of all others stay as the file has them. Empty trains every entry.
+    """
     path = RESULTS / "fine-tuned.json"
-    results: dict[int, dict[str, Any]] = {}
+    results: dict[int, dict[str, Any]] = _kept(path, only) if only else {}
     # Small models leave much of a core to waiting for the others: several runs of fewer threads are faster.
     with (
         ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker, (jobs, runs / "training.log")) as pool,
-        progress(len(CELLS), "fine-tuned") as advance,
+        progress(len(CELLS), "fine-tuned", start=len(results)) as advance,
     ):
-        futures = {pool.submit(train, number, data, runs): number for number in range(len(CELLS))}
+        missing = [number for number in range(len(CELLS)) if number not in results]
+        futures = {pool.submit(train, number, data, runs): number for number in missing}
         try:
             for future in as_completed(futures):
                 results[futures[future]] = result = future.result()
@@ -132,6 +144,18 @@ def fine_tuned(data: Path, runs: Path, jobs: int) -> dict[str, Any]:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _kept(path: Path, only: Collection[str]) -> dict[int, dict[str, Any]]:
+    """Cells of the file that are not to be trained, by their number."""
+    before = json.loads(path.read_text(encoding="utf-8"))
+    if before["images"] != IMAGES:
+        raise ValueError(f"{str(path)!r} is of {before['images']} images, not {IMAGES}: train every entry")
+    found = {(result["name"], result["keep_rate"]): result for result in before["results"]}
+    kept = {
+        number: found.get((entry.name, rate)) for number, (entry, rate) in enumerate(CELLS) if entry.name not in only
+    }
+    return {number: result for number, result in kept.items() if result is not None}
 
 
 def _begin_worker(jobs: int, log: Path) -> None:
@@ -180,11 +204,22 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of Fashion-MNIST's four idx files")
     parser.add_argument("--runs", type=Path, default=Path("runs/mini-study"), help="(default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, sharing the cores (default: %(default)s)")
+    names = [entry.name for entry, _ in CELLS]
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        choices=sorted(set(names)),
+        metavar="ENTRY",
+        help="measure these anew, after a change of a method, and keep all other results",
+    )
     arguments = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
     data = write_subset(arguments.data, arguments.runs / "data")
+    if arguments.only and (RESULTS / "off-the-shelf.json").exists():
+        _forget(RESULTS / "off-the-shelf.json", arguments.only)
     shelf = off_the_shelf(data)
-    tuned = fine_tuned(data, arguments.runs, arguments.jobs)
+    tuned = fine_tuned(data, arguments.runs, arguments.jobs, arguments.only)
     print(mini_study_report.write(shelf, tuned, RESULTS))
 
 
