@@ -13,15 +13,20 @@ from agglo.experiments.files import require_output, write_json
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-# Speeds of several machines or batch sizes do not belong into one table, nor accuracies of several data sets.
+# Speeds of several batch sizes do not belong into one table, nor accuracies of several data sets. Another machine may
+# go on: every result says which processor it ran on, and reports compare speeds of one processor only.
 _MUST_AGREE = {
     "model": ("name", "fingerprint"),
     "data": ("name", "images", "fingerprint"),
     "inputs": ("image_size", "mean", "std", "interpolation", "crop", "squash"),
     "settings": ("batch_size", "dtype", "device", "threads", "processes"),
-    "machine": ("cpu", "gpu"),
 }
 _CELL = ("name", "method", "keep_rate", "threshold", "schedule", "blocks", "proportional", "counts")
+
+
+def processor(machine: Mapping[str, Any]) -> str:
+    """What a `machine` computes with: its GPU, or else its CPU."""
+    return str(machine["gpu"] or machine["cpu"])
 
 
 class Record:
@@ -48,7 +53,8 @@ class Record:
 
     def add(self, result: Mapping[str, Any]) -> None:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._results.append(json.loads(json.dumps({**result, "date": now})))
+        ran = {"processor": processor(self.about["machine"]), "date": now}
+        self._results.append(json.loads(json.dumps({**result, **ran})))
         self._write()
 
     def add_cannot(self, cells: Sequence[Mapping[str, Any]]) -> None:
@@ -64,7 +70,9 @@ class Record:
     def _continued(self, path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
-            results, cannot = list(before["results"]), list(before.get("cannot", []))
+            # Results of before they said so ran on the processor of their file.
+            results = [{"processor": processor(before["machine"]), **result} for result in before["results"]]
+            cannot = list(before.get("cannot", []))
             differs = [
                 f"{part} {name}: {before[part][name]!r} there, {self.about[part][name]!r} now"
                 for part, names in _MUST_AGREE.items()

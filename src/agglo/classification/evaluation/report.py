@@ -91,7 +91,8 @@ def _where(report: dict[str, Any]) -> str:
 def _rows(report: dict[str, Any]) -> str:
     results = report["results"]
     metrics = [name for name in METRICS if any(name in result for result in results)]
-    dense = next((result["images_per_second"] for result in results if result["name"] == "dense"), None)
+    # By processor: a speed is compared with that of the dense model on the same one.
+    dense = {r.get("processor"): r["images_per_second"] for r in results if r["name"] == "dense"}
     budget_title, _ = _BUDGETS[_kind(report)]
     columns = [Column(title, left=True) for title in (budget_title, "variant", "tokens left")]
     columns += [Column("GFLOPs", ".2f"), *(Column(METRICS[name], ".2f") for name in metrics), Column("img/s", ".1f")]
@@ -100,11 +101,13 @@ def _rows(report: dict[str, Any]) -> str:
     rows: list[list[Any]] = []
     for result in results:
         if "cannot" in result:
-            found = [CANNOT]
+            found: list[Any] = [CANNOT]
         else:
             speed = result["images_per_second"]
             found = [_tokens(result), result["gflops"], *(result[name] for name in metrics), speed]
-            found += [speed / dense] if dense else []
+            if dense:
+                own = dense.get(result.get("processor"))
+                found.append(None if own is None else speed / own)
         row = [_budget(result), result["name"], *found]
         rows.append(row + [None] * (len(columns) - len(row)))
     return Table(columns, rows).text()
@@ -145,6 +148,9 @@ def _notes(report: dict[str, Any]) -> list[str]:
         notes.append(f"sampling error of top-1 on {data['images']} images: up to {error:.2f} points")
     if busy := load_warning(report["machine"]):
         notes.append(busy)
+    ran_on = sorted({result["processor"] for result in report["results"] if result.get("processor")})
+    if len(ran_on) > 1:
+        notes.append(f"speeds are of several processors ({', '.join(ran_on)}); x dense compares those of one")
     notes += data["remarks"]
     if data["skipped"]:
         notes.append(f"skipped {len(data['skipped'])}: {'; '.join(data['skipped'][:3])}")
