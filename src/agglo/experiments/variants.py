@@ -125,8 +125,8 @@ def method_text(method: Method) -> str:
 def create_method(name: str, **options: Any) -> Method:
     """A method from its name and options; a name that is misspelt is answered with the one that was meant."""
     known = [info.name for info in infos()]
-    if name not in known and (close := get_close_matches(name, known, n=1)):
-        raise ValueError(f"method={name!r} is not known; did you mean {close[0]!r}?")
+    if name not in known and (close := get_close_matches(name, known)):
+        raise ValueError(f"method={name!r} is not known; did you mean {' or '.join(map(repr, close))}?")
     return create(name, **options)
 
 
