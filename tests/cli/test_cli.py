@@ -185,7 +185,7 @@ ERRORS = {
     "json is a device": (["bench", "model", "--json", "/dev/full"], "output='/dev/full' is a device; a regular file"),
     "clusterings into a device": (["bench", "clustering", "--output", "/dev/full"], "is a device; a regular"),
     "plot is a folder": (["bench", "model", "--plot", "FOLDER"], "is a folder; a regular file"),
-    "misspelt method": (["bench", "model", "--method", "atcc"], "method='atcc' is not known; did you mean 'atc'?"),
+    "misspelt method": (["bench", "model", "--method", "atcc"], "method='atcc' is not known; did you mean 'atc'"),
     "percent": (["bench", "model", "--keep-rate", "50"], "keep_rate=50.0 is not a keep rate"),
     "schedule": (
         ["bench", "model", "--schedule", "linear"],

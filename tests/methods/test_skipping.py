@@ -336,7 +336,7 @@ def test_any_schedule_says_how_many_are_processed() -> None:
     with torch.no_grad(), agglo.trace(model) as trace:
         model(images())
     assert [step.total.n_groups - 1 for step in trace.steps] == [16, 32, 64]
-    assert repr(rising) == "Stages([0.25, 0.5, 1.0], blocks=(1, 3, 5), returning=True)"
+    assert repr(rising) == "Stages((0.25, 0.5, 1.0), blocks=(1, 3, 5), returning=True)"
 
 
 def test_what_cannot_be_is_refused_before_anything_changes() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 from agglo.cli import backends, bench, demo, evaluate, finetune, visualize
 from agglo.cli.arguments import USAGE_ERROR, Parser
-from agglo.cli.imports import import_modules
 from agglo.hosts.swap import UnsupportedModelError
 from agglo.version import __version__
 
@@ -59,7 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser().parse_args(arguments)
     try:
         with _own_warnings_in_one_line():
-            import_modules(getattr(chosen, "imports", []))
+            if imported := getattr(chosen, "imports", []):
+                from agglo.methods import import_methods
+
+                import_methods(imported)
             return chosen.run(chosen) or 0
     except KeyboardInterrupt:
         print("agglo: interrupted", file=sys.stderr)

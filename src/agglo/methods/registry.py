@@ -72,8 +72,8 @@ def find(name: str) -> type[Method]:
     if name not in _METHODS:
         _load_plugins()
     if name not in _METHODS:
-        close = get_close_matches(name, _METHODS, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        close = " or ".join(map(repr, get_close_matches(name, _METHODS)))
+        hint = f"did you mean {close}? " if close else ""
         raise ValueError(f"method={name!r} is not known; {hint}accepted: {', '.join(map(repr, sorted(_METHODS)))}")
     return _METHODS[name]
 
@@ -125,9 +125,11 @@ def _import(module: str) -> None:
         sys.path.append(os.getcwd())
     try:
         import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and what it imports is not
+    except Exception as error:  # a user's module may raise anything
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{module}.".startswith(f"{missing}."):
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"module {module!r} cannot be imported: {reason}") from error
         hint = "; give a module's name, not its file" if module.endswith(".py") or os.sep in module else ""
         raise ValueError(f"module {module!r} is neither installed nor in {os.getcwd()}{hint}") from error
 

@@ -126,7 +126,7 @@ def test_dropped_patches_give_way_to_a_method() -> None:
     found, notes = recipe.resolve({"method": "atc", "keep_rate": 0.5})
     assert found.patch_drop_rates == [] and notes == ["the recipe's patch_drop_rates gives way to method='atc'"]
     assert recipe.resolve({"method": "none"})[0].patch_drop_rates == recipe.resolve({})[0].patch_drop_rates != []
-    with pytest.raises(ValueError, match=r"exclude each other: set patch_drop_rates=\[\] or method='none'"):
+    with pytest.raises(ValueError, match=r"exclude each other: --set patch_drop_rates=\[\] or --method none"):
         recipe.resolve({"method": "atc", "keep_rate": 0.5, "patch_drop_rates": [0.5]})
     assert recipe.resolve({})[1] == []
 
@@ -169,15 +169,19 @@ def test_what_a_person_chooses_goes_before_cases() -> None:
         ({"keep_rate": [0.5]}, r"keep_rate=\[0.5\] must be a number or none"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"drop_path": 1.5}, "drop_path=1.5 must be in 0 to 1"),
+        ({"lr": float("nan")}, "lr=nan must be at least 0"),
+        ({"mixup": -1}, "mixup=-1.0 must be at least 0"),
+        ({"workers": -1}, "workers=-1 must be at least 0"),
+        ({"precision": 16}, "precision=16 must be text"),
         ({"precision": "fp8"}, "precision='fp8' is not one of no, bf16, fp16, auto"),
         (
             {"method": "atc"},
-            "method='atc' needs one of keep_rate, threshold and schedule, such as keep_rate=0.5 or sch",
+            "method='atc' needs one of keep_rate, threshold and schedule, such as --keep-rate 0.5 or --sch",
         ),
-        ({"keep_rate": 0.5}, "keep_rate=0.5 needs a method, such as method='atc'"),
+        ({"keep_rate": 0.5}, "keep_rate=0.5 needs a method, such as --method atc"),
         ({"threshold": 0.5}, "threshold=0.5 needs a method"),
         ({"method_options": {"k": 5}}, "method_options={'k': 5} needs a method"),
-        ({"method": "actc", "keep_rate": 0.5}, r"method='actc' is not known; did you mean 'atc'\?"),
+        ({"method": "actc", "keep_rate": 0.5}, r"method='actc' is not known; did you mean 'atc'"),
         ({"method": "none ", "keep_rate": 0.5}, "method='none ' is not known"),
         ({"method": "atc", "keep_rate": 50}, r"keep_rate=50.0 is not a keep rate.*did you mean 0.5\?"),
         (

@@ -30,6 +30,7 @@ from tests.support.fashion import plain, write_fashion
         ("tracker='a,b',c", ["a,b", "c"]),
         ("checkpoint=w1/m.safetensors,it's [1.pth", ["w1/m.safetensors", "it's [1.pth"]),
         ("cutout=true,false", [True, False]),
+        ('schedule="stages:0.9,0.7,0.5@3,6,9",linear:16', ["stages:0.9,0.7,0.5@3,6,9", "linear:16"]),
         ("model=x=1,y", ["x=1", "y"]),
     ],
 )

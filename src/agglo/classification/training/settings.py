@@ -5,13 +5,20 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from agglo.methods import create
 from agglo.schedule import Stages, parse_schedule
+
+# Numbers with the least and the most that they may be.
+AtLeastOne = Annotated[int, (1, math.inf)]
+Whole = Annotated[int, (0, math.inf)]
+Amount = Annotated[float, (0, math.inf)]
+Share = Annotated[float, (0, 1)]
 
 
 @dataclass(frozen=True)
@@ -57,41 +64,41 @@ class TrainingSettings:
     """weights of the teacher; none is the starting weights"""
 
     # Optimisation (AdamW, cosine schedule by step)
-    epochs: int = 30
-    batch_size: int = 256
+    epochs: AtLeastOne = 30
+    batch_size: AtLeastOne = 256
     """of one process and one accumulation step"""
-    accumulation: int = 1
+    accumulation: AtLeastOne = 1
     """batches whose gradients make one step"""
-    lr: float = 1e-3
+    lr: Amount = 1e-3
     """at a total batch (batch_size x accumulation x processes) of lr_batch, and in proportion at others"""
-    lr_batch: int = 1024
-    min_lr: float = 1e-5
+    lr_batch: AtLeastOne = 1024
+    min_lr: Amount = 1e-5
     """where the cosine ends; scaled with each group's rate"""
-    warmup_lr: float = 1e-6
+    warmup_lr: Amount = 1e-6
     """where warm-up starts; scaled with each group's rate"""
-    warmup_epochs: float = 5.0
+    warmup_epochs: Amount = 5.0
     cosine_after_warmup: bool = False
     """start the cosine when warm-up is over; otherwise warm-up replaces its beginning"""
-    weight_decay: float = 0.05
+    weight_decay: Amount = 0.05
     """not for vectors, biases, position embeddings and class tokens"""
-    layer_decay: float = 1.0
+    layer_decay: Amount = 1.0
     """rate of each block in proportion to the next one's"""
-    backbone_lr_scale: float = 1.0
+    backbone_lr_scale: Amount = 1.0
     """rate of what was trained before in proportion to new modules, head, patch and position embeddings"""
-    frozen_epochs: int = 0
+    frozen_epochs: Whole = 0
     """epochs in which the backbone stays as it is"""
-    clip_grad: float = 0.0
+    clip_grad: Amount = 0.0
     """largest gradient norm; 0 is no limit"""
 
     # Regularisation
-    drop_path: float = 0.1
-    label_smoothing: float = 0.1
-    mixup: float = 0.8
-    cutmix: float = 1.0
-    mixup_probability: float = 1.0
-    mixup_switch: float = 0.5
+    drop_path: Share = 0.1
+    label_smoothing: Share = 0.1
+    mixup: Amount = 0.8
+    cutmix: Amount = 1.0
+    mixup_probability: Share = 1.0
+    mixup_switch: Share = 0.5
     """how often CutMix is taken where both could be"""
-    ema_decay: float = 0.99996
+    ema_decay: Share = 0.99996
     """of the average of the weights; 0 is none"""
     ema_warmup: bool = False
     """let the average forget faster at first"""
@@ -101,47 +108,45 @@ class TrainingSettings:
     # Augmentation (of each data set, unless a recipe says otherwise)
     randaugment: str | None = None
     """timm's RandAugment policy"""
-    colour_jitter: float = 0.0
+    colour_jitter: Amount = 0.0
     """has no effect beside randaugment"""
-    erasing: float = 0.0
+    erasing: Share = 0.0
     """probability of random erasing"""
     cutout: bool = False
     """one rectangle of half the side in a random colour"""
-    flip: float = 0.5
+    flip: Share = 0.5
     """probability of mirroring an image"""
     shift: int | None = None
     """in place of a random crop: pixels an image moves at most"""
-    repeated_augmentation: int = 3
+    repeated_augmentation: AtLeastOne = 3
     """times an image comes in one epoch, which sees fewer images then; in runs of several processes"""
     in_memory: bool = False
     """keep small images of one size in memory, and shift, mirror and erase whole batches of them"""
 
     # Running
-    seed: int = 0
-    precision: str = "no"
+    seed: Whole = 0
+    precision: Literal["no", "bf16", "fp16", "auto"] = "no"
     """mixed precision: no, bf16, fp16, or auto: fp16 on GPUs and none on CPUs"""
     evaluate_first: bool = True
     """before training too: a row of the log, never the best one"""
-    evaluate_every: int = 1
+    evaluate_every: AtLeastOne = 1
     """epochs from one evaluation to the next; after the last one always"""
-    evaluation_batch_size: int = 256
-    workers: int = 2
+    evaluation_batch_size: AtLeastOne = 256
+    workers: Whole = 2
     """processes that load images"""
-    checkpoint_minutes: float = 10.0
+    checkpoint_minutes: Amount = 10.0
     """longest time between checkpoints"""
     tracker: str = "none"
     """besides log.csv: tensorboard, wandb, or any other that Accelerate knows"""
 
     def __post_init__(self) -> None:
-        for name, least in _AT_LEAST.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be at least {least}")
-        for name in _FRACTIONS:
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be in 0 to 1")
-        for name, accepted in _ONE_OF.items():
-            if getattr(self, name) not in accepted:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(map(str, accepted))}")
+        for name, (least, most) in _LIMITS.items():
+            if not least <= getattr(self, name) <= most:
+                accepted = f"in {least} to {most}" if most < math.inf else f"at least {least}"
+                raise ValueError(f"{name}={getattr(self, name)!r} must be {accepted}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
         self._require_coherence()
 
     @property
@@ -155,16 +160,17 @@ class TrainingSettings:
         if self.method == "none":
             for name in OF_METHOD:
                 if getattr(self, name):
-                    raise ValueError(f"{name}={getattr(self, name)!r} needs a method, such as method='atc'")
+                    raise ValueError(f"{name}={getattr(self, name)!r} needs a method, such as --method atc")
             return
         create(self.method, **self.all_method_options)
         if not given:
+            needed = f"{', '.join(BUDGETS[:-1])} and {BUDGETS[-1]}"
             raise ValueError(
-                f"method={self.method!r} needs one of {_listed(BUDGETS)}, such as keep_rate=0.5 or schedule='linear:16'"
+                f"method={self.method!r} needs one of {needed}, such as --keep-rate 0.5 or --schedule linear:16"
             )
         if len(given) > 1:
-            told = " and ".join(f"{name}={value!r}" for name, value in given.items())
-            raise ValueError(f"{told}: give one of them; the others are none")
+            both = " and ".join(f"{name}={value!r}" for name, value in given.items())
+            raise ValueError(f"{both}: give one of them; the others are none")
         if self.keep_rate is not None:
             Stages(self.keep_rate)
         if self.schedule is not None:
@@ -172,7 +178,7 @@ class TrainingSettings:
         if self.patch_drop_rates:
             raise ValueError(
                 f"patch_drop_rates={self.patch_drop_rates} and method={self.method!r} exclude each other: "
-                "set patch_drop_rates=[] or method='none'"
+                "--set patch_drop_rates=[] or --method none"
             )
 
     def _require_coherence(self) -> None:
@@ -198,28 +204,13 @@ MAY_DIFFER = frozenset({"workers", "checkpoint_minutes", "tracker", "evaluation_
 # What `transforms.Augmentation` knows by the same names.
 AUGMENTATION_SETTINGS = ("randaugment", "colour_jitter", "erasing", "cutout", "flip", "shift")
 
-_AT_LEAST = {
-    **dict.fromkeys(("epochs", "batch_size", "accumulation", "lr_batch", "repeated_augmentation"), 1),
-    **dict.fromkeys(("evaluation_batch_size", "evaluate_every"), 1),
-    **dict.fromkeys(("lr", "min_lr", "warmup_lr", "warmup_epochs", "weight_decay", "frozen_epochs"), 0),
-    **dict.fromkeys(("backbone_lr_scale", "clip_grad", "mixup", "cutmix", "colour_jitter"), 0),
-    **dict.fromkeys(("seed", "workers", "checkpoint_minutes", "layer_decay"), 0),
-}
-_FRACTIONS = (
-    *("drop_path", "label_smoothing", "mixup_probability", "mixup_switch"),
-    *("ema_decay", "erasing", "flip"),
-)
-_ONE_OF: dict[str, tuple[Any, ...]] = {
-    "precision": ("no", "bf16", "fp16", "auto"),
-}
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 _TYPES = get_type_hints(TrainingSettings)
-_DEFAULTS = {item.name for item in fields(TrainingSettings)}
+_LIMITS: dict[str, tuple[float, float]] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(TrainingSettings, include_extras=True).items()
+    if get_origin(hint) is Annotated
+}
+_CHOICES = {name: get_args(hint) for name, hint in _TYPES.items() if get_origin(hint) is Literal}
 
 
 def explanations() -> dict[str, str]:
@@ -243,9 +234,9 @@ def checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 def require_name(name: str, source: str) -> str:
     """The name itself, if there is such a setting."""
-    if name not in _DEFAULTS:
-        close = difflib.get_close_matches(name, _DEFAULTS, n=3)
-        hint = f"; close to it: {', '.join(close)}" if close else f"; settings are {', '.join(sorted(_DEFAULTS))}"
+    if name not in _TYPES:
+        close = difflib.get_close_matches(name, _TYPES, n=3)
+        hint = f"; close to it: {', '.join(close)}" if close else f"; settings are {', '.join(sorted(_TYPES))}"
         raise ValueError(f"{source}: {name!r} is no setting{hint}")
     return name
 
@@ -255,7 +246,7 @@ def _as_type(name: str, value: Any, source: str) -> Any:
     kinds = get_args(accepted) if type(None) in get_args(accepted) else (accepted,)
     if type(None) in kinds and (value is None or value == "none"):
         return None
-    plain = tuple(get_origin(kind) or kind for kind in kinds)
+    plain = (str,) if name in _CHOICES else tuple(get_origin(kind) or kind for kind in kinds)
     if list in plain and isinstance(value, list):
         return [_number(name, item, source) for item in value]
     if float in plain and isinstance(value, int) and not isinstance(value, bool):
