@@ -66,6 +66,9 @@ def test_accelerates_mixed_precision() -> None:
             expected = agglo.apply(deit(), keep_rate=0.5)(IMAGE)
         prepared = accelerator.prepare_model(agglo.apply(deit(), keep_rate=0.5))
         assert_same(prepared(IMAGE), expected.float(), atol=1e-2)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            dense = deit()(IMAGE)
+        assert_same(agglo.remove(prepared)(IMAGE), dense.float())  # its wrapper holds on to the reduced forward
         with pytest.raises(agglo.UnsupportedModelError, match=r"call agglo\.apply before"):
             agglo.apply(accelerator.prepare_model(deit()), keep_rate=0.5)
     finally:

@@ -192,8 +192,8 @@ ERRORS = {
         "schedule='linear': t='' is not a number; write it",
     ),
     "two budgets": (["bench", "model", "--schedule", "linear:3", "--keep-rate", "1"], "not allowed with argument"),
-    "import of nothing": (["bench", "model", "--import", "no_such"], "--import no_such: there is no module 'no_such'"),
-    "import of a file": (["bench", "model", "--import", "a.py"], "write it without .py: --import a"),
+    "import of nothing": (["bench", "model", "--import", "no_such"], "module 'no_such' is neither installed nor in"),
+    "import of a file": (["bench", "model", "--import", "a.py"], "give a module's name, not its file"),
     "json nowhere": (["bench", "model", "--json", "no/a.json"], "output='no/a.json' lies in no folder"),
 }
 
@@ -280,9 +280,9 @@ assert main({show} + ["--import", "my_methods"]) == 0
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("import json\nraise RuntimeError('half done')", "it cannot be imported: RuntimeError: half done"),
-        ("import no_such_module", "it cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("def", "it cannot be imported: SyntaxError"),
+        ("import json\nraise RuntimeError('half done')", "cannot be imported: RuntimeError: half done"),
+        ("import no_such_module", "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def", "cannot be imported: SyntaxError"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_named(
@@ -293,4 +293,4 @@ def test_a_module_that_cannot_be_imported_is_named(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert exit_code("sweep", "deit", "--import", name) == 2
-    assert f"agglo: error: --import {name}: {message}" in capsys.readouterr().err
+    assert f"agglo: error: module {name!r} {message}" in capsys.readouterr().err

@@ -142,6 +142,20 @@ def test_an_instance_works_in_one_model_at_a_time() -> None:
     assert same(learned(third), before)
 
 
+def test_an_instance_whose_parameters_another_took_over_is_still_in_use() -> None:
+    method = DynamicViT()
+    model = agglo.apply(agglo.apply(deit(), method, keep_rate=0.5), "dynamicvit", keep_rate=0.7)
+    assert model.agglo_method is not method
+    with pytest.raises(ValueError, match="in use in another model"):
+        agglo.apply(deit(), method, keep_rate=0.5)
+    before = learned(model)
+    assert agglo.apply(model, method, keep_rate=0.5).agglo_method is method
+    assert same(learned(model), before)
+    agglo.apply(model, "dynamicvit", keep_rate=0.5)
+    agglo.remove(model)
+    assert agglo.apply(deit(), method, keep_rate=0.5).agglo_method is method
+
+
 def test_a_model_that_is_gone_holds_nothing() -> None:
     method = SiT()
     model = agglo.apply(deit(), method, keep_rate=0.5)
@@ -212,6 +226,15 @@ def test_a_distributed_wrapper_must_come_after_the_parameters() -> None:
     assert agglo.reduction(wrapped) is not None
     both = nn.ModuleDict({"wrapped": wrapped, "bare": deit()})  # another part of the model may be wrapped
     assert learned(agglo.apply(both, "dynamicvit", keep_rate=0.5, tower="bare"))
+
+
+@pytest.mark.usefixtures("one_process")
+def test_what_is_refused_warns_of_nothing() -> None:
+    wrapped = nn.parallel.DistributedDataParallel(agglo.apply(deit(), "sit", keep_rate=0.5))
+    before = learned(wrapped)
+    with no_warnings(), pytest.raises(ValueError, match=r"agglo\.apply before wrapping"):
+        agglo.apply(wrapped, "sit", keep_rate=0.7)
+    assert same(learned(wrapped), before)
 
 
 @pytest.mark.usefixtures("one_process")

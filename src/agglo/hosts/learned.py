@@ -21,7 +21,7 @@ from agglo.hosts.swap import UnsupportedModelError, holder_of, learned_method
 from agglo.methods import Method, ModelShape
 
 _COLLECTING = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
-_LEVEL_OF_APPLY = 4  # of the stack, as seen from warnings.warn in the helpers here: whoever called agglo.apply
+_CALLER = 3  # of agglo.apply, in the stack above `prepare`: what a warning points at
 
 
 def prepare(
@@ -42,18 +42,25 @@ def prepare(
     if before is method:
         _require_fit(method, shape)
         return method
-    _require_unused(method)
-    if by_name:
-        method.build(shape)
-        if _takes_over(method, before):
-            return method
-    elif getattr(method, "agglo_built", False):
+    _require_unused(method, loop)
+    if getattr(method, "agglo_built", False):
         _require_fit(method, shape)
     else:
         method.build(shape)
+    misfit = ""
+    if by_name and before is not None and type(before) is type(method):
+        misfit = _misfit(method, before)
+        if not misfit:
+            _take_over(method, before)
+            return method
     if any(True for _ in method.parameters()):
         _require_not_collected(method, model, tower)
         _warn_of_gradients(method, tower)
+    if misfit:
+        warnings.warn(
+            f"what {method.name} learned in this model is lost, its parameters start anew: {misfit}",
+            stacklevel=_CALLER,
+        )
     like = next(parameter for parameter in tower.parameters() if parameter.is_floating_point())
     return method.to(device=like.device, dtype=like.dtype).train(tower.training)
 
@@ -64,11 +71,11 @@ def mark_built(method: Method) -> None:
         method.agglo_built = True  # type: ignore[assignment]
 
 
-def _require_unused(method: nn.Module) -> None:
-    loop = holder_of(method)
-    if loop is not None:
+def _require_unused(method: nn.Module, loop: nn.Module) -> None:
+    holder = holder_of(method)
+    if holder is not None and holder is not loop:
         raise ValueError(
-            f"this {type(method).__name__} is in use in another model ({type(loop).__name__}), which would learn the "
+            f"this {type(method).__name__} is in use in another model ({type(holder).__name__}), which would learn the "
             "same parameters: make a second one (copy.deepcopy keeps what it learned), or agglo.remove it there first"
         )
 
@@ -86,27 +93,22 @@ def _require_fit(method: Method, shape: ModelShape) -> None:
         )
 
 
-def _takes_over(method: Method, before: nn.Module | None) -> bool:
-    """Let a newly built method have the parameters of the one that is applied, if that is the same method."""
+def _misfit(method: Method, before: nn.Module) -> str:
+    """In words, why a newly built method cannot have the parameters of another instance; empty if it can."""
     assert isinstance(method, nn.Module)
-    if before is None or type(before) is not type(method):
-        return False
     assert isinstance(before, Method)
-    difference = _difference(method, before)
     if method.options() != before.options():
-        difference = f"{before!r} was applied, {method!r} is asked for"
-    if difference:
-        warnings.warn(
-            f"what {method.name} learned in this model is lost, its parameters start anew: {difference}",
-            stacklevel=_LEVEL_OF_APPLY,
-        )
-        return False
+        return f"{before!r} was applied, {method!r} is asked for"
+    return _difference(method, before)
+
+
+def _take_over(method: nn.Module, before: nn.Module) -> None:
+    """Let a newly built method have the very parameters of the instance before it."""
     for name, module in before.named_modules():
         twin = method.get_submodule(name)
         twin._parameters = dict(module._parameters)
         twin._buffers = dict(module._buffers)
         twin.training = module.training
-    return True
 
 
 def _difference(new: nn.Module, old: nn.Module) -> str:
@@ -135,5 +137,5 @@ def _warn_of_gradients(method: Method, tower: nn.Module) -> None:
         warnings.warn(
             f"this model has gradients already, so that an optimiser may have been made before {method.name} brought "
             "parameters of its own: make it after agglo.apply, or give it these by add_param_group",
-            stacklevel=_LEVEL_OF_APPLY,
+            stacklevel=_CALLER + 1,
         )

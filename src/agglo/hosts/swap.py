@@ -74,10 +74,14 @@ _holders: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref
 
 
 def holder_of(method: nn.Module) -> nn.Module | None:
-    """The module that a method which learns is applied to now, if any."""
+    """The module that works with a method which learns, or with another instance that has its parameters, if any."""
     reference = _holders.get(method)
     module = None if reference is None else reference()
-    return module if module is not None and learned_method(module) is method else None
+    applied = None if module is None else learned_method(module)
+    if applied is None or applied is method:
+        return None if applied is None else module
+    theirs = {id(parameter) for parameter in applied.parameters()}
+    return module if any(id(parameter) in theirs for parameter in method.parameters()) else None
 
 
 def learned_method(module: nn.Module) -> nn.Module | None:
@@ -102,7 +106,8 @@ def begins_pass(override: Callable[..., Any]) -> Callable[..., Any]:
     def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
         setup = _setup_of(self)
         if setup is None:
-            return getattr(self, override.__name__)(*args, **kwargs)
+            # Of the class: a wrapper on the instance (accelerate's) may be what called this.
+            return getattr(type(self), override.__name__)(self, *args, **kwargs)
         return override(self, setup, *args, **kwargs)
 
     signature = inspect.signature(override)
