@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agglo.clustering.cpu.jit import inner, kernel
-from agglo.clustering.cpu.lines import first_index_of
+from agglo.clustering.cpu.keys import first_index_of
 from agglo.clustering.cpu.threads import available, run
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from agglo.clustering.cpu.jit import inner, inner_sum, kernel
-from agglo.clustering.cpu.lines import MAGNITUDE
+from agglo.clustering.cpu.keys import MAGNITUDE
 from agglo.clustering.cpu.rounds import STRIPE
 
 _TILE = 64

@@ -27,7 +27,7 @@ def _warn_of_no_cache(reason: str) -> None:
 
 def _stamp_with_all_sources(kernel: Any) -> bool:
     """Make the kernel's cache depend on every file of this folder. False if this Numba has no place to say so."""
-    cache_file = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
+    cache_file: Any = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
     if not hasattr(cache_file, "_source_stamp"):
         return False
     cache_file._source_stamp = _SOURCES
