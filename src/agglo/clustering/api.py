@@ -8,7 +8,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from agglo.clustering import arguments, ops
+from agglo.clustering import arguments, local, ops
 from agglo.clustering import tree as trees
 
 
@@ -20,6 +20,10 @@ def cluster(
     *,
     distances: Tensor | None = ...,
     metric: str = ...,
+    grid: tuple[int, int] | None = ...,
+    window: int | tuple[int, int] | None = ...,
+    connectivity: str | None = ...,
+    spread: str = ...,
     backend: str | None = ...,
     check: bool | None = ...,
 ) -> Tensor: ...
@@ -34,6 +38,10 @@ def cluster(
     threshold: float,
     distances: Tensor | None = ...,
     metric: str = ...,
+    grid: tuple[int, int] | None = ...,
+    window: int | tuple[int, int] | None = ...,
+    connectivity: str | None = ...,
+    spread: str = ...,
     backend: str | None = ...,
     check: bool | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
@@ -47,6 +55,10 @@ def cluster(
     threshold: float | None = None,
     distances: Tensor | None = None,
     metric: str = "cosine",
+    grid: tuple[int, int] | None = None,
+    window: int | tuple[int, int] | None = None,
+    connectivity: str | None = None,
+    spread: str = "even",
     backend: str | None = None,
     check: bool | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -59,8 +71,14 @@ def cluster(
         threshold: instead of k: merge while the closest two groups are at most this far apart.
         distances: instead of features: (B, N, N) or (N, N), symmetric; only the upper triangle is used.
 
+    For many tokens on a grid (what the clustering then finds is in docs/clustering.md):
+        grid: (height, width) of the tokens, row by row, with one of:
+        window: cluster exactly within windows of so many tokens a side, an int or (height, width).
+        connectivity: "grid" lets only groups merge that touch, as scikit-learn's connectivity does.
+
     To tinker with:
         metric: "cosine" or "euclidean", for features.
+        spread: k groups over windows "even"ly, in proportion to their tokens, or by "need", closest groups first.
         backend: one of `agglo.backends()`; None takes the fastest that runs, or what AGGLO_BACKEND names.
         check: look for NaN, infinities, zero vectors (cosine) and asymmetry, and raise ValueError. None checks on
             the CPU only: elsewhere the look at the result would make the host wait for the device on every call.
@@ -89,16 +107,17 @@ def cluster(
         count = arguments.group_count(k, batch, n_tokens, data.device)
     elif threshold != threshold:
         raise ValueError("threshold=nan must be a number")
-    labels, counts = ops.cluster(
-        data,
-        metric,
-        linkage,
-        1 if isinstance(count, Tensor) else count,
-        count if isinstance(count, Tensor) else None,
-        None if threshold is None else float(threshold),
-        check,
-        backend or "",
-    )
+    limit = None if threshold is None else float(threshold)
+    one_k, many_k = (None, count) if isinstance(count, Tensor) else (count, None)
+    if grid is None and window is None and connectivity is None and spread == "even":
+        one_k = 1 if one_k is None else one_k
+        labels, counts = ops.cluster(data, metric, linkage, one_k, many_k, limit, check, backend or "")
+    else:
+        asked_k = None if k is None else count
+        (height, width), sides = local.grid_arguments(grid, window, connectivity, spread, n_tokens, asked_k)
+        where = height, width, [] if sides is None else list(sides), spread
+        one_k = None if k is None else one_k
+        labels, counts = local.cluster_local(data, metric, linkage, *where, one_k, many_k, limit, check, backend or "")
     if single:
         labels, counts = labels[0], counts[0]
     return labels if threshold is None else (labels, counts)

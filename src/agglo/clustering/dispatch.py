@@ -3,7 +3,7 @@
 A backend is a module with two functions over float32 distances (B, N, N), whose upper triangle alone counts:
 
     labels(distances, linkage, k, threshold) -> (B, N) int64
-        k (B,) int64 groups an item, or every merge at or below threshold; the other one is None
+        k (B,) int64 groups per item, or every merge at or below threshold; the other one is None
     tree(distances, linkage) -> (B, N-1, 4) float64 (float32 where the device has no float64)
 
 Both leave `distances` as it was. `reference` says what they must return; ties included.
@@ -11,11 +11,11 @@ Both leave `distances` as it was. `reference` says what they must return; ties i
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -90,7 +90,7 @@ def choose(backend: str | None, device: torch.device) -> str:
 @cache
 def module(name: str) -> ModuleType:
     """The backend's module, imported on first use so that nobody pays for what they do not run."""
-    return importlib.import_module(_MODULES[name])
+    return import_module(_MODULES[name])
 
 
 def load(backend: str, device: torch.device) -> ModuleType:

@@ -26,7 +26,7 @@ def _distances(data: Tensor, metric: str) -> Tensor:
     return data.to(torch.float32).contiguous() if metric == "precomputed" else pairwise(data, metric)
 
 
-def _check_distances(distances: Tensor, dtype: torch.dtype) -> None:
+def check_distances(distances: Tensor, dtype: torch.dtype) -> None:
     inspect = dispatch.module("cpu" if distances.device.type == "cpu" else "torch").inspect
     require_clusterable_distances(inspect(distances), dtype)
 
@@ -57,7 +57,7 @@ def cluster(
     else:
         distances = _distances(data, metric)
         if check and metric == "precomputed":
-            _check_distances(distances, data.dtype)
+            check_distances(distances, data.dtype)
         labels = module.labels(distances, linkage, ks, threshold)
     counts = labels.amax(dim=1) + 1 if ks is None else ks.clone()
     return labels, counts
@@ -90,7 +90,7 @@ def linkage(data: Tensor, metric: str, linkage: str, check: bool | None, backend
     check = data.device.type == "cpu" if check is None else check
     distances = _distances(_checked(data, metric, check), metric)
     if check and metric == "precomputed":
-        _check_distances(distances, data.dtype)
+        check_distances(distances, data.dtype)
     return dispatch.load(backend, data.device).tree(distances, linkage).to(tree_dtype(data.device))
 
 

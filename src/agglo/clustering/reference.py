@@ -83,7 +83,7 @@ def labels_after(merges: list[tuple[int, int, float]], n_tokens: int) -> list[in
 
 
 def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
-    """Labels (B, N) of distances (B, N, N), for k groups an item (B,) or all merges within a threshold."""
+    """Labels (B, N) of distances (B, N, N), for k groups per item (B,) or all merges within a threshold."""
     batch, n_tokens, _ = distances.shape
     result = torch.empty(batch, n_tokens, dtype=torch.int64)
     for b in range(batch):

@@ -1,6 +1,6 @@
 """The torch backend: merging in rounds with tensor operations alone, so it runs on every device torch has.
 
-No loop over images and no copy to the host; once a round the host asks whether any image needs another one.
+No loop over images and no copy to the host; once per round the host asks whether any image needs another one.
 
 Average and complete linkage: all pairs of groups that are each other's nearest neighbour merge at once. With reducible
 linkages and ties broken as in reference.py, sorting these merges by (distance, first token, second token) gives the

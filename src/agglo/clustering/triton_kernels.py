@@ -1,4 +1,4 @@
-"""The clustering as one Triton kernel: one program (CTA) a batch item, from distances to labels or to the tree.
+"""The clustering as one Triton kernel: one program (CTA) per batch item, from distances to labels or to the tree.
 
 Every linkage ends as N-1 edges, one for every token but token 0, so what follows is the same for all:
 
@@ -40,7 +40,7 @@ def _pair_code(a, b, n):
 def _prim(distances, parent, height, n, TOKENS: tl.constexpr):
     """Single linkage: the minimum spanning tree from token 0, every distance read once.
 
-    Chosen over Boruvka's rounds because the candidates stay in registers, one int64 a token, and there is nothing to
+    Chosen over Boruvka's rounds because the candidates stay in registers, one int64 per token, and there is nothing to
     synchronise but the reduction of each step. Sorting a packed candidate sorts (distance, lower, higher); the last
     bit says which end is outside the tree and never decides, as an edge is a candidate from one side only.
     """
@@ -249,7 +249,7 @@ def _rounds(
 ):  # fmt: skip
     """Average and complete linkage: rounds in which all mutually nearest pairs merge.
 
-    Work in a round is (live groups) x (groups that changed or lost their nearest). A chain that merges one pair a
+    Work in a round is (live groups) x (groups that changed or lost their nearest). A chain that merges one pair per
     round takes N - 1 rounds, but then little changes in each, and the whole stays near N**2.
     """
     nearest, partner, size, pairs, stale = ints, ints + n, ints + 2 * n, ints + 3 * n, ints + 4 * n

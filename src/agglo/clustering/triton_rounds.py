@@ -1,8 +1,8 @@
 """The backend for CUDA: one fused kernel launch from distances to labels, or to the tree.
 
 The host never waits for the device and every shape is known beforehand, so a call can be captured in a CUDA graph
-(after one ordinary call, which compiles). Scratch memory besides the input: 8 bytes a distance for average linkage,
-4 for complete, none for single, and some 50 bytes a token.
+(after one ordinary call, which compiles). Scratch memory besides the input: 8 bytes per distance for average linkage,
+4 for complete, none for single, and some 50 bytes per token.
 
 Rounding and ties are those of `reference`: average linkage sums in float64, single and complete linkage compare the
 given float32 values and nothing else.
@@ -18,7 +18,7 @@ from torch import Tensor
 from agglo.clustering.triton_kernels import FLOAT_ROWS, INT_ROWS, MAX_TOKENS, cluster_kernel
 
 # No pipelining, as phases read what earlier ones wrote and loads must stay where they are. With at most 128 registers
-# a thread nothing spills, and four programs of four warps share a multiprocessor.
+# per thread nothing spills, and four programs of four warps share a multiprocessor.
 COMPILE_OPTIONS = {"num_stages": 1, "maxnreg": 128, "enable_fp_fusion": False}
 
 
@@ -33,7 +33,7 @@ class Launch(NamedTuple):
 
 
 def launch_for(n_tokens: int) -> Launch:
-    """Block sizes for N tokens: four values of a tile and two of a vector a thread, more threads for more tokens.
+    """Block sizes for N tokens: four values of a tile and two of a vector per thread, more threads for more tokens.
 
     Never fewer lanes than threads: two threads holding the same value could read it before and after it changes.
     """
@@ -79,7 +79,7 @@ def _run(
 
 
 def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
-    """Labels (B, N) of distances (B, N, N), for k groups an item (B,) or all merges within a threshold."""
+    """Labels (B, N) of distances (B, N, N), for k groups per item (B,) or all merges within a threshold."""
     batch, n_tokens, _ = distances.shape
     result = distances.new_zeros((batch, n_tokens), dtype=torch.int64)
     if batch == 0 or n_tokens < 2:

@@ -3,8 +3,9 @@
 A batch is spread over the threads image by image. A few large images are instead worked on by all threads together, row
 by row. The number of threads is torch's (`torch.set_num_threads`), or fewer while other processes take the cores.
 
-What to read: `lines` (distances as integer keys), then `rounds`, `pairs` and `spanning` (three ways to merge), then
-`image` (which of them when).
+What to read: `keys` (distances as integers), then `rounds`, `one_at_a_time` and `spanning` (three ways to merge), then
+`image` (which of them when), `certainty` and `exact_average` (what rounding may not decide), `labels_and_trees`. Tokens
+on a grid have a file of their own, `grid`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agglo.clustering.cpu.answers import label_images, number_groups, tree_rows, write_heights
 from agglo.clustering.cpu.cosine import become_distances
 from agglo.clustering.cpu.exact_average import finish_exactly
 from agglo.clustering.cpu.image import finish, pairs_are_cheaper, record_merges, rounds_pay
 from agglo.clustering.cpu.inspection import measure_asymmetry, weigh_rows
-from agglo.clustering.cpu.lines import FAR, any_negative, encode, key_of
+from agglo.clustering.cpu.keys import FAR, any_negative, encode, key_of
+from agglo.clustering.cpu.labels_and_trees import label_images, number_groups, tree_rows, write_heights
 from agglo.clustering.cpu.rounds import certain_merges, find_nearest, join_parts, lay_out_rows, plan_round, write_round
 from agglo.clustering.cpu.spanning import compare_halves
 from agglo.clustering.cpu.threads import available, run

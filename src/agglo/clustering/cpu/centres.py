@@ -2,6 +2,9 @@
 
 Selections are written as if they were arithmetic (no branches, `&` for `and`, 32-bit integers beside 32-bit floats), as
 the compiler then makes vector instructions of them.
+
+They earn their place by what plain torch takes (`../torch_centres.py`, 64 images of 196 tokens to 98 clusters, one
+thread): K-Medoids 26 ms against 2.6, density peaks 34 against 4.7, farthest points 6.1 against 0.5.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agglo.clustering.cpu.jit import inner, kernel
-from agglo.clustering.cpu.lines import first_index_of
+from agglo.clustering.cpu.keys import first_index_of
 from agglo.clustering.cpu.threads import available, run
 
 

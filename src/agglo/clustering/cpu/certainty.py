@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from agglo.clustering.cpu.jit import inner
-from agglo.clustering.cpu.lines import FAR, NEVER
+from agglo.clustering.cpu.keys import FAR, NEVER
 from agglo.clustering.cpu.workspace import padded
 
 _PER_MERGE = np.int32(3)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from agglo.clustering.cpu.jit import inner, kernel
-from agglo.clustering.cpu.lines import first_index_of, key_of
+from agglo.clustering.cpu.keys import first_index_of, key_of
 from agglo.clustering.cpu.workspace import padded
 
 BEYOND = np.int64(2**63 - 1)  # larger than the key of any number

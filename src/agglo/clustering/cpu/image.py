@@ -16,8 +16,8 @@ from __future__ import annotations
 import numpy as np
 
 from agglo.clustering.cpu.jit import inner, kernel
-from agglo.clustering.cpu.lines import NOT_KEYS, encode, smallest_key
-from agglo.clustering.cpu.pairs import follow_chains, look_around, merge_closest_pairs, mirror
+from agglo.clustering.cpu.keys import NOT_KEYS, encode, smallest_key
+from agglo.clustering.cpu.one_at_a_time import follow_chains, look_around, merge_closest_pairs, mirror
 from agglo.clustering.cpu.rounds import certain_merges, find_nearest, lay_out_rows, plan_round, write_round
 from agglo.clustering.cpu.spanning import spanning_tree
 from agglo.clustering.cpu.workspace import start

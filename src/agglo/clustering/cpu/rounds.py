@@ -14,7 +14,7 @@ import numpy as np
 
 from agglo.clustering.cpu.certainty import count_close, deepen, note_bounds
 from agglo.clustering.cpu.jit import inner, kernel
-from agglo.clustering.cpu.lines import (
+from agglo.clustering.cpu.keys import (
     FAR,
     average_in_place,
     averages_in_place,

@@ -1,12 +1,12 @@
-"""Single linkage: a minimum spanning tree, by Prim's algorithm, one row of the matrix a step."""
+"""Single linkage: a minimum spanning tree, by Prim's algorithm, one row of the matrix per step."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from agglo.clustering.cpu.jit import inner, kernel
-from agglo.clustering.cpu.lines import FAR, NEVER, NOT_KEYS, any_negative, copy_into, first_index_of
-from agglo.clustering.cpu.pairs import mirror, smallest_present
+from agglo.clustering.cpu.keys import FAR, NEVER, NOT_KEYS, any_negative, copy_into, first_index_of
+from agglo.clustering.cpu.one_at_a_time import mirror, smallest_present
 from agglo.clustering.cpu.workspace import padded, start
 
 _ZERO, _TILE = np.uint64(0), np.uint64(32)

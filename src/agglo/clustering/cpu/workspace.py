@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agglo.clustering.cpu.jit import kernel
-from agglo.clustering.cpu.lines import FAR
+from agglo.clustering.cpu.keys import FAR
 
 PAD = 32
 _APART = 32  # numbers between what two threads write, lest they fight over a cache line

@@ -10,7 +10,7 @@ import numpy as np
 
 from agglo.clustering.cpu.certainty import deepen, is_certain_pair
 from agglo.clustering.cpu.jit import inner
-from agglo.clustering.cpu.lines import (
+from agglo.clustering.cpu.keys import (
     FAR,
     NEVER,
     average_in_place,

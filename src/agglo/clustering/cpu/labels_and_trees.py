@@ -8,7 +8,7 @@ from agglo.clustering.cpu.certainty import widest
 from agglo.clustering.cpu.exact_average import finish_exactly, write_order_keys
 from agglo.clustering.cpu.image import record_merges
 from agglo.clustering.cpu.jit import inner, kernel
-from agglo.clustering.cpu.lines import FAR, distance_of
+from agglo.clustering.cpu.keys import FAR, distance_of
 
 _FINITE = np.int64(0x7FEFFFFFFFFFFFFF)  # the key of the largest float64 that is not infinite
 

@@ -1,0 +1,50 @@
+"""Tokens on a grid: which of them are neighbours, and how far those are apart."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from agglo.clustering.distances import unit_rows
+
+
+def neighbours(height: int, width: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """The first and second token (E,) of every edge between neighbours left and right, above and below.
+
+    In the order of (first, second), which numbers the edges.
+    """
+    token = torch.arange(height * width, device=device).view(height, width)
+    exists = _has_neighbour(height, width, device)
+    first = torch.stack([token, token], dim=-1)
+    second = torch.stack([token + 1, token + width], dim=-1)
+    return first[exists], second[exists]
+
+
+def _has_neighbour(height: int, width: int, device: torch.device | str) -> Tensor:
+    """Whether every token has one to its right, and one below: (H, W, 2)."""
+    exists = torch.ones(height, width, 2, dtype=torch.bool, device=device)
+    exists[:, -1, 0] = False
+    exists[-1, :, 1] = False
+    return exists
+
+
+def edge_distances(data: Tensor, metric: str, height: int, width: int) -> Tensor:
+    """Distances (B, E) in float32 of the neighbours, from features (B, N, D) or distances (B, N, N).
+
+    There is never an N x N matrix besides one that is given.
+    """
+    if metric == "precomputed":
+        first, second = neighbours(height, width, data.device)
+        return data[:, first, second].to(torch.float32)
+    with torch.autocast(data.device.type, enabled=False):
+        rows = data.detach().to(torch.float32)
+        rows = (unit_rows(rows) if metric == "cosine" else rows).unflatten(1, (height, width))
+        between = rows.new_full((len(data), height, width, 2), 0.0)
+        if metric == "cosine":
+            between[:, :, :-1, 0] = 1 - (rows[:, :, :-1] * rows[:, :, 1:]).sum(-1)
+            between[:, :-1, :, 1] = 1 - (rows[:, :-1] * rows[:, 1:]).sum(-1)
+            between.clamp_(min=0.0)
+        else:
+            between[:, :, :-1, 0] = torch.linalg.vector_norm(rows[:, :, :-1] - rows[:, :, 1:], dim=-1)
+            between[:, :-1, :, 1] = torch.linalg.vector_norm(rows[:, :-1] - rows[:, 1:], dim=-1)
+    return between[:, _has_neighbour(height, width, data.device)]
