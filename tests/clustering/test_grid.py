@@ -5,7 +5,6 @@ import doctest
 import numpy as np
 import pytest
 import torch
-from clusters import LINKAGES, by_first_member, distinct_distances, symmetric, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.cluster import AgglomerativeClustering
@@ -14,6 +13,7 @@ from sklearn.feature_extraction.image import grid_to_graph
 import agglo
 from agglo.clustering import local, windows
 from agglo.clustering.grid_edges import edge_distances, neighbours
+from tests.support.clusters import LINKAGES, by_first_member, distinct_distances, symmetric, tokens
 
 BACKENDS = ("reference", "cpu", "torch")
 
