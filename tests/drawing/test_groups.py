@@ -107,6 +107,9 @@ def test_groups_are_washed_lines_run_between_them_and_dropped_patches_are_grey(w
     assert np.abs(drawn - drawn_by_hand(picture, of_pixels, wash, 1)).max() <= 1
     assert drawn.dtype == np.uint8
     assert drawing.draw_groups(picture, labels, scale=3).shape == (72, 120, 3)
+    kept = of_pixels != drawing.DROPPED
+    without = drawing.draw_groups(picture, labels, scale=1, wash=1, thickness=0)
+    assert (without[kept] == drawing.fill(picture, labels)[kept]).all()
 
 
 def test_lines_are_as_thin_on_large_patches() -> None:

@@ -138,14 +138,17 @@ def draw_groups(
     """Groups (h, w) drawn over a picture (H, W, 3): (H * scale, W * scale, 3).
 
     wash: how much of a group's mean colour covers the photo, from 0, nothing, to 1, all.
-    thickness: of the light line on each side of a border, in pixels of the result; None is a thirty-second of a patch,
-        at least 1. A dark hairline of one pixel runs beside it, so that it shows on light ground too.
+    thickness: of the light line on each side of a border, in pixels of the result; 0 draws none, None is a
+        thirty-second of a patch, at least 1. A dark hairline of one pixel runs beside it, so that it shows on light
+        ground too.
     """
     large = enlarged(picture, scale)
     of_pixels = stretch(labels, large.shape[:2])
     drawn = np.where((of_pixels == DROPPED)[..., None], greyed(large), _mixed(large, fill(large, labels), wash))
     if thickness is None:
         thickness = max(1, large.shape[0] // labels.shape[0] // 32)
+    if thickness == 0:
+        return drawn
     line = border(of_pixels, thickness)
     hairline = border(of_pixels, thickness + 1) & ~line
     drawn[hairline] = _mixed(drawn[hairline], np.zeros(3), _HAIRLINE)

@@ -14,7 +14,7 @@ from agglo.classification.evaluation import pictures
 from agglo.classification.evaluation.pictures import Answers, animate, class_names, draw_variants
 from agglo.drawing.sheet import Row
 from agglo.embedded.classifier import PHOTO
-from agglo.experiments.models import ModelSpec, build, preparation
+from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.variants import cross
 from agglo.methods import create
 from tests.support.data import data_path
@@ -93,7 +93,7 @@ def test_an_animation_cuts_one_tree_ever_lower(monkeypatch: pytest.MonkeyPatch) 
         assert len(pairs) == len(np.unique(earlier))  # a group never splits
     model = build(spec)
     with torch.no_grad():
-        dense = model(preparation(model).transform(pictures.open_image(PHOTO))[None]).softmax(-1)
+        dense = model(pictures.prepared(model, [pictures.open_image(PHOTO)])[0]).softmax(-1)
     assert seen["first"].caption == f"palace, {float(dense.max()):.0%}" and int(dense.argmax()) == 698
 
 

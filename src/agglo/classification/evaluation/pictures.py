@@ -34,12 +34,16 @@ def visualize(
     """A sheet with one row for every image; see `draw_variants`."""
     opened = [open_image(path) for path in images]
     model = build(spec)
-    prepared = preparation(model)
-    inputs = torch.stack([prepared.transform(image) for image in opened])
+    inputs, pictures = prepared(model, opened)
     names, classes = [path.name for path in images], class_names(model)
-    return draw_variants(
-        model, inputs, prepared.seen(inputs), variants, names=names, classes=classes, after=after, scale=scale
-    )
+    return draw_variants(model, inputs, pictures, variants, names=names, classes=classes, after=after, scale=scale)
+
+
+def prepared(model: Any, images: Sequence[Image]) -> tuple[Tensor, Tensor]:
+    """Images as the model takes them, (B, C, H, W), and what it then sees of them, (B, 3, H, W) in 0 to 1."""
+    how = preparation(model)
+    inputs = torch.stack([how.transform(image) for image in images])
+    return inputs, how.seen(inputs)
 
 
 def draw_variants(
@@ -158,9 +162,9 @@ def animate(
     """
     opened = open_image(image)
     model: Any = build(spec)
-    prepared, classes = preparation(model), class_names(model)
-    inputs = prepared.transform(opened)[None]
-    pixels = as_pixels(prepared.seen(inputs))
+    classes = class_names(model)
+    inputs, pictures = prepared(model, [opened])
+    pixels = as_pixels(pictures)
     n_patches = model.patch_embed.num_patches
     fewest = FEWEST if keep_rate is None else int(n_patches * keep_rate)
     block = len(model.blocks) // 4 if block is None else block

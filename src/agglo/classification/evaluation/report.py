@@ -214,7 +214,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
         f"{report['model']['name']}, {data['name']}, {data['images']} images\n{where}, batch {settings['batch_size']}"
     )
     notes = [f"bars and grey band: standard error of {data['images']} images"] if _errors(done, metric) else []
-    notes += ["horizontal bars: slowest and fastest turn"] if _speed_ranges(done) else []
+    notes += ["horizontal bars: half of the turns"] if _speed_ranges(done) else []
     draw_curves(panels, path, title=title, note="; ".join(notes), share_y=True)
 
 
@@ -226,7 +226,8 @@ def _errors(results: list[dict[str, Any]], metric: str) -> list[float] | None:
 
 
 def _speed_ranges(results: list[dict[str, Any]]) -> list[tuple[float, float]] | None:
-    """The slowest and the fastest turn of each; None where speeds were not taken in turns."""
-    if not results or not all(result.get("spread") for result in results):
+    """Half of the turns of each were between these speeds; None where speeds were not taken in turns."""
+    if not results or any(result.get("spread") is None for result in results):
         return None
-    return [(result["spread"][0], result["spread"][1]) for result in results]
+    speeds = ((result["images_per_second"], result["spread"] / 2) for result in results)
+    return [(speed - half, speed + half) for speed, half in speeds]
