@@ -7,17 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from scipy.stats import rankdata
 
+from agglo.classification.evaluation.report import sampling_error
+from agglo.drawing.charts import (
+    Bar,
+    BarPanel,
+    ColumnPanel,
+    Curve,
+    CurvePanel,
+    Level,
+    draw_bars,
+    draw_columns,
+    draw_curves,
+)
 from agglo.experiments.tables import CANNOT, Column, Table
 
 # Of other authors, as the paper counts them: plain pooling is a yardstick.
 HARD = ("kmedoids", "dpc_knn", "dpc_knn equal", "tome")
 SOFT = ("sit", "patch_merger", "sinkhorn")
 ATC = ("atc single", "atc average", "atc complete")
-COLOURS = {"atc single": "#c8553d", "atc average": "#3a9679", "atc complete": "#7a5ba6"}
-PRIOR_COLOURS = {"kmedoids": "#d99a2b", "dpc_knn": "#8c5a3c", "dpc_knn equal": "#c99f7f", "tome": "#2f6fb0"}
+_KEEP_RATE = "keep rate at each stage"
 
 Cells = dict[str, dict[float, float]]
 
@@ -99,80 +109,61 @@ def write(shelf: dict[str, Any], tuned: dict[str, Any], folder: Path) -> str:
             ]
     text = "\n\n".join(parts) + "\n"
     (folder / "tables.md").write_text(text, encoding="utf-8")
-    _plot_accuracy(both, rates, folder / "accuracy.png")
+    _plot_accuracy(both, rates, tuned["images"], folder / "accuracy.png")
     _plot_ranks(both, rates, folder / "ranks.png")
-    _plot_differences(both, rates, folder / "difference.png")
+    _plot_differences(both, rates, tuned["images"], folder / "difference.png")
     return text
 
 
-def _panels(count: int, size: tuple[float, float], heights: Sequence[float] = (1,)) -> tuple[Figure, Any]:
-    """A figure of so many panels a row, and its axes: an array, of two dimensions if there are several rows."""
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(heights), count, height_ratios=heights)
-    for panel in axes.flat:
-        panel.grid(color="#e6e6e6")
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def _plot_accuracy(both: dict[str, tuple[float, Cells]], rates: Sequence[float], path: Path) -> None:
+def _plot_accuracy(
+    both: dict[str, tuple[float, Cells]], rates: Sequence[float], images: dict[str, int], path: Path
+) -> None:
     """Hard-merging methods against keep rate, as in the paper's figure; the others as thin grey lines, which may leave
     the frame."""
-    figure, axes = _panels(2, (10, 4.4))
-    markers = dict(zip((*HARD, *ATC), "vsP*oD^", strict=True))
-    for panel, (title, (dense, found)) in zip(axes, both.items(), strict=True):
+    panels = []
+    for title, (dense, found) in both.items():
+        curves = []
         for name, values in found.items():
             at = [rate for rate in rates if rate in values]
-            if name in markers:
-                colour = {**COLOURS, **PRIOR_COLOURS}[name]
-                panel.plot(at, [values[rate] for rate in at], label=name, color=colour, marker=markers[name], zorder=3)
-            else:
-                panel.plot(at, [values[rate] for rate in at], color="#c4c4c4", linewidth=0.9)
-        panel.plot([], [], color="#c4c4c4", linewidth=0.9, label="other methods")
+            heights = [values[rate] for rate in at]
+            errors = [sampling_error(height, images["t10k"]) for height in heights]
+            curves.append(Curve(name, at, heights, errors, faint=name not in (*HARD, *ATC)))
         lowest = min(min(values.values()) for values in merging_hard(found).values())
         highest = max(dense, *(max(values.values()) for values in found.values()))
         margin = 0.06 * (highest - lowest)
-        panel.set_ylim(lowest - margin, highest + margin)
-        panel.axhline(dense, color="#555555", linestyle="--", linewidth=1, label="dense")
-        panel.set_title(title, fontsize=10)
-        panel.set_xlabel("keep rate at each stage")
-        panel.set_xticks(rates)
-        panel.set_ylabel("top-1 (%)")
-    # The last panel has every name: more methods take part when they are fine-tuned.
-    figure.legend(*axes[-1].get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside right center")
-    figure.savefig(path, dpi=150)
+        limits = (lowest - margin, highest + margin)
+        level = Level(dense, sampling_error(dense, images["t10k"]))
+        panels.append(CurvePanel(curves, _KEEP_RATE, "top-1 (%)", level, title, x_ticks=rates, y_limits=limits))
+    note = f"bars and grey band: standard error of {images['t10k']} test images"
+    draw_curves(panels, path, note=note)
 
 
 def _plot_ranks(both: dict[str, tuple[float, Cells]], rates: Sequence[float], path: Path) -> None:
     """Mean and deviation over keep rates: above among methods that merge hard, as in the paper's figure, below all."""
-    figure, axes = _panels(2, (10, 7.5), heights=(1, 2.4))
-    compared = {f"{title}, {who}": of(found) for who, of in _RANKED.items() for title, (_, found) in both.items()}
-    for panel, (title, found) in zip(axes.flat, compared.items(), strict=True):
-        ranked = ranks(found, rates)
-        means = {name: float(np.mean(list(values.values()))) for name, values in ranked.items() if values}
-        order = sorted(means, key=lambda name: -means[name])
-        spread = [float(np.std(list(ranked[name].values()))) for name in order]
-        panel.barh(order, [means[name] for name in order], color=[COLOURS.get(name, "#9db7d1") for name in order])
-        panel.errorbar([means[name] for name in order], order, xerr=spread, fmt="none", ecolor="#555555", capsize=2)
-        panel.set_title(title, fontsize=10)
-        panel.set_xlabel("mean rank over keep rates (1 is best)")
-        panel.set_xlim(left=0)
-    figure.savefig(path, dpi=150)
+    panels = []
+    for who, of in _RANKED.items():
+        row = []
+        for title, (_, found) in both.items():
+            ranked = {name: list(values.values()) for name, values in ranks(of(found), rates).items() if values}
+            bars = []
+            for name in sorted(ranked, key=lambda name: np.mean(ranked[name])):
+                mean, spread = float(np.mean(ranked[name])), float(np.std(ranked[name]))
+                bars.append(Bar(name, mean, mean - spread, mean + spread))
+            row.append(BarPanel([bars], "mean rank over keep rates (1 is best)", f"{title}, {who}"))
+        panels.append(row)
+    draw_bars(panels, path, note="whiskers: standard deviation over keep rates")
 
 
-def _plot_differences(both: dict[str, tuple[float, Cells]], rates: Sequence[float], path: Path) -> None:
-    figure, axes = _panels(2, (10, 3.6))
-    for panel, (title, (_, found)) in zip(axes, both.items(), strict=True):
-        for number, (name, values) in enumerate(differences(found, rates, HARD).items()):
-            places = np.arange(len(rates)) + (number - 1) * 0.27
-            bars = panel.bar(places, [values[rate] for rate in rates], 0.25, label=name, color=COLOURS[name])
-            panel.bar_label(bars, fmt="%+.2g", fontsize=6, padding=2)
-        panel.axhline(0, color="#555555", linewidth=1)
-        panel.set_xticks(range(len(rates)), [f"{rate:.0%}" for rate in rates])
-        panel.set_title(title, fontsize=10)
-        panel.set_xlabel("keep rate")
-        panel.set_ylabel("points above the best prior\nhard-merging method")
-        panel.margins(y=0.12)
-    axes[0].legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)
+def _plot_differences(
+    both: dict[str, tuple[float, Cells]], rates: Sequence[float], images: dict[str, int], path: Path
+) -> None:
+    places = [f"{rate:.0%}" for rate in rates]
+    panels = []
+    for title, (_, found) in both.items():
+        series = {name: list(values.values()) for name, values in differences(found, rates, HARD).items()}
+        y_label = "points above the best prior\nhard-merging method"
+        panels.append(ColumnPanel(places, series, "keep rate", y_label, title))
+    error = max(sampling_error(dense, images["t10k"]) for dense, _ in both.values())
+    # Both accuracies of a difference are of the same images, so that its own error is smaller than two errors make.
+    note = f"standard error of one accuracy on {images['t10k']} test images: about {error:.1f} points"
+    draw_columns(panels, path, note=note)

@@ -62,20 +62,27 @@ def test_python_m_agglo() -> None:
     assert done.stderr == "agglo: error: argument --dtype: expected one argument; see agglo bench model --help\n"
 
 
-def test_visualize_writes_a_row_for_every_image_and_variant(
+def test_visualize_writes_a_row_for_every_image_and_a_panel_for_every_variant(
     photo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    heights = []
-    for number, rows in enumerate(
-        (["--linkage", "average"], ["--linkage", "single", "complete", "--method", "atc", "tome"])
-    ):
+    sizes = []
+    several = ["--linkage", "single", "complete", "--method", "atc", "tome"]
+    for number, arguments in enumerate(([photo], [photo, photo], [photo, *several], [photo, "--after", "2"])):
         output = tmp_path / f"{number}.png"
-        assert exit_code("visualize", photo, *MODEL, *rows, "--keep-rate", "0.5", "-o", str(output)) == 0
+        assert exit_code("visualize", *arguments, *MODEL, "--keep-rate", "0.5", "-o", str(output)) == 0
         assert capsys.readouterr().out == f"{output}\n"
-        heights.append(Image.open(output).height)
-    one, gap = heights[0], (heights[1] - 3 * heights[0]) // -2
-    assert heights[1] == 3 * one - 2 * gap
-    assert 0 < gap < 20
+        sizes.append(Image.open(output).size)
+    one, two, methods, after = sizes
+    assert two[0] == one[0] and 1.8 * one[1] < two[1] < 2 * one[1]
+    assert methods[0] == one[0]  # three stages of one method, three methods
+    assert after[0] < 0.8 * one[0]  # the first of two stages
+
+
+def test_visualize_makes_an_animation(photo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "a.gif"
+    assert exit_code("visualize", photo, *MODEL, "--keep-rate", "0.1", "--scale", "1", "-o", str(output)) == 0
+    assert capsys.readouterr().out == f"{output}\n"
+    assert Image.open(output).n_frames > 10
 
 
 def test_visualize_warns_about_random_weights(photo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,6 +158,18 @@ ERRORS = {
     "method": (
         ["visualize", "PHOTO", "-o", "OUT", "--method", "x"],
         "method='x' is not known; accepted: 'atc', 'ats'",
+    ),
+    "animation of two": (
+        ["visualize", "PHOTO", "PHOTO", "-o", "a.gif"],
+        "of one image and one method, not of 2 images",
+    ),
+    "animation by threshold": (
+        ["visualize", "PHOTO", "-o", "a.gif", "--threshold", "0.1"],
+        "it takes --keep-rate",
+    ),
+    "after too early a block": (
+        ["visualize", "PHOTO", "-o", "OUT", *MODEL, "--after", "0"],
+        "after=0: atc average, keep 0.5 reduces at block 1 for the first time",
     ),
     "linkage": (["visualize", "PHOTO", "-o", "OUT", "--linkage", "ward"], "linkage='ward' is not known; accepted: "),
     "features": (["visualize", "PHOTO", "-o", "OUT", "--features", "x"], "features='x' is not known; accepted: 'keys'"),

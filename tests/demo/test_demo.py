@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from agglo.classification.data import open_split
 from agglo.classification.data.transforms import evaluation_transform, inputs_for
 from agglo.classification.evaluation.metrics import metric_for
 from agglo.classification.evaluation.one_pass import evaluate
 from agglo.cli import main
-from agglo.demo import show
+from agglo.clustering import cluster
+from agglo.demo import photo, show
 from agglo.demo.show import EMBEDDED
 from agglo.embedded import classifier as embedded
 from agglo.embedded.classifier import IMAGES, WEIGHTS
@@ -51,7 +53,15 @@ def test_demo_prints_a_table_and_writes_pictures(tmp_path: Path, capsys: pytest.
     done = {(result["name"], result["keep_rate"]): result["counts"][-1] for result in results}
     assert done["dense", None] == 196 and done["tome", 0.5] == 25 and done["atc single", 0.25] == 3
     assert len(done) == 1 + 3 + 4 * 3  # ToMe cannot do 0.25
-    for name in ("accuracy.png", "groups.png"):
+    assert all((result["spread"] or 0) >= 0 and result["images_per_second"] > 0 for result in results)
+    [dense] = (line.split() for line in printed.splitlines() if line.startswith("dense  "))
+    [tome] = (line.split() for line in printed.splitlines() if line.startswith("tome  "))
+    assert dense[-1] == "1.00x" and tome[-1] == "cannot" and len(tome) == 1 + 2 * 3 + 1
+    by_name = {(result["name"], result["keep_rate"]): result for result in results}
+    ratio = by_name["tome", 0.9]["images_per_second"] / by_name["dense", None]["images_per_second"]
+    assert tome[1:3] == [f"{by_name['tome', 0.9]['top1']:.1f}", f"{ratio:.2f}x"]
+    for name in ("accuracy.png", "groups.png", "photo.png"):
+        assert str(tmp_path / "new" / "folder" / name) in printed
         assert (tmp_path / "new" / "folder" / name).read_bytes().startswith(b"\x89PNG")
 
 
@@ -75,6 +85,36 @@ def test_demo_of_another_model_needs_its_data(capsys: pytest.CaptureFixture[str]
 
 def test_demo_of_a_real_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights, images = data_path("deit_tiny_patch16_224.safetensors"), data_path("imagenet-val-2k")
-    arguments = ["--model", "deit_tiny_patch16_224", "--checkpoint", str(weights), "--data", str(images)]
-    assert main(["demo", *arguments, "--images", "8", "--output", str(tmp_path)]) == 0
+    arguments = ["--model", "deit_tiny_patch16_224", "--checkpoint", str(weights)]
+    assert main(["demo", *arguments, "--data", str(images), "--images", "8", "--output", str(tmp_path)]) == 0
     assert "8 images of 1000 classes" in capsys.readouterr().out
+
+
+def test_demo_of_a_photo_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["--model", "test_vit", "--photo", str(embedded.PHOTO)]
+    assert main(["demo", *model, "--output", str(tmp_path)]) == 0
+    assert "photo.png" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
+
+
+def test_a_photo_is_clustered_by_its_colours() -> None:
+    halves = Image.new("RGB", (300, 200), "red")
+    halves.paste("blue", (0, 0, 150, 200))
+    picture = photo.shrunk(halves)
+    assert picture.shape == (296, 448, 3)
+    colours = photo.patch_colours(picture)
+    assert colours.shape == (37 * 56, 6)
+    torch.testing.assert_close(colours[0], torch.tensor([0.0, 0, 1, 0, 0, 0]))
+    corner = torch.from_numpy(picture[8:16, 16:24].copy()).double().div(255).flatten(0, 1)
+    expected = torch.cat([corner.mean(dim=0), corner.std(dim=0, correction=0)]).float()
+    torch.testing.assert_close(colours[56 + 2], expected)
+    labels = cluster(colours, 2, "complete", metric="euclidean").view(37, 56)
+    assert (labels[:, :27] == 0).all() and (labels[:, 29:] == 1).all()
+    with pytest.raises(ValueError, match="a photo of 3000x2 pixels is too long"):
+        photo.shrunk(Image.new("RGB", (3000, 2)))
+
+
+def test_the_photo_comes_with_its_credits() -> None:
+    credits = embedded.PHOTO.with_name("CREDITS").read_text(encoding="utf-8")
+    assert {path.name for path in embedded.PHOTO.parent.iterdir()} == {"CREDITS", embedded.PHOTO.name}
+    assert embedded.PHOTO.name in credits and "CC BY 2.0" in credits and "danielbuechele" in credits

@@ -75,34 +75,62 @@ def test_one_group_has_no_border() -> None:
     assert not drawing.border(np.zeros((8, 8), dtype=np.int64), 2).any()
 
 
-def test_outlines_lie_inside_their_group_and_everything_else_is_the_fill() -> None:
+def drawn_by_hand(picture: np.ndarray, labels: np.ndarray, wash: float, thickness: int) -> np.ndarray:
+    """The definition, pixel by pixel; labels are those of pixels."""
+    height, width = labels.shape
+    drawn = np.zeros(picture.shape)
+    for y in range(height):
+        for x in range(width):
+            members = picture[labels == labels[y, x]].mean(axis=0).round()
+            colour = (1 - wash) * picture[y, x] + wash * members
+            if labels[y, x] == drawing.DROPPED:
+                colour = np.full(3, 0.4 * picture[y, x].mean() + 0.6 * 128)
+
+            def differs(reach: int, y: int = y, x: int = x) -> bool:
+                around = labels[max(0, y - reach) : y + reach + 1, max(0, x - reach) : x + reach + 1]
+                return bool((around != labels[y, x]).any())
+
+            if differs(thickness):
+                colour = 0.1 * colour.round() + 0.9 * 255
+            elif differs(thickness + 1):
+                colour = 0.55 * colour.round()
+            drawn[y, x] = colour
+    return drawn
+
+
+@pytest.mark.parametrize("wash", [0.0, 0.65, 1.0])
+def test_groups_are_washed_lines_run_between_them_and_dropped_patches_are_grey(wash: float) -> None:
     picture = RANDOM.integers(0, 256, (24, 40, 3), dtype=np.uint8)
-    labels = drawing.first_members(torch.from_numpy(RANDOM.integers(0, 4, (1, 15)))).reshape(3, 5)
-    colours = drawing.colours_of([labels])
-    drawn = drawing.draw_groups(picture, labels, colours, scale=2, thickness=2)
-    of_pixels = labels.repeat(16, axis=0).repeat(16, axis=1)
-    edge = drawing.border(of_pixels, 2)
-    assert drawn.shape == (48, 80, 3)
-    assert all((drawn[edge & (of_pixels == name)] == colour).all() for name, colour in colours.items())
-    assert (drawn[~edge] == drawing.fill(picture, labels).repeat(2, 0).repeat(2, 1)[~edge]).all()
+    labels = RANDOM.integers(-1, 3, (3, 5))
+    drawn = drawing.draw_groups(picture, labels, scale=1, wash=wash, thickness=1)
+    of_pixels = labels.repeat(8, axis=0).repeat(8, axis=1)
+    assert np.abs(drawn - drawn_by_hand(picture, of_pixels, wash, 1)).max() <= 1
+    assert drawn.dtype == np.uint8
+    assert drawing.draw_groups(picture, labels, scale=3).shape == (72, 120, 3)
+    kept = of_pixels != drawing.DROPPED
+    without = drawing.draw_groups(picture, labels, scale=1, wash=1, thickness=0)
+    assert (without[kept] == drawing.fill(picture, labels)[kept]).all()
 
 
-def test_touching_groups_differ_and_a_group_keeps_its_colour_over_the_stages() -> None:
+def test_lines_are_as_thin_on_large_patches() -> None:
+    picture, labels = np.full((256, 256, 3), 100, dtype=np.uint8), np.arange(4).reshape(2, 2)
+    light = (drawing.draw_groups(picture, labels, scale=1) > 200).all(axis=-1)
+    assert light[10].sum() == 2 * 4  # a thirty-second of a patch of 128 pixels, on each side of the border
+
+
+def test_pixels_of_a_small_picture_stay_squares_and_larger_ones_are_smooth() -> None:
+    small, large = (RANDOM.integers(0, 256, (side, side, 3), dtype=np.uint8) for side in (28, 64))
+    assert (drawing.enlarged(small, 4) == small.repeat(4, 0).repeat(4, 1)).all()
+    smooth = drawing.enlarged(large, 2)
+    assert smooth.shape == (128, 128, 3) and not (smooth == large.repeat(2, 0).repeat(2, 1)).all()
+    assert drawing.enlarged(large, 1) is large
+
+
+def test_names_of_groups_live_on_from_stage_to_stage() -> None:
     model, pictures = small_model(), torch.rand(1, 3, 64, 96)
-    stages = [labels.reshape(8, 12) for labels in drawing.patch_labels(traced(model, pictures, keep_rate=0.5)).values()]
-    colours = drawing.colours_of(stages)
-    for labels in stages[1:]:
-        for one, other in ((labels[1:], labels[:-1]), (labels[:, 1:], labels[:, :-1])):
-            for a, b in zip(one[one != other], other[one != other], strict=True):
-                assert colours[a] != colours[b]
+    stages = list(drawing.patch_labels(traced(model, pictures, keep_rate=0.5)).values())
     for earlier, later in itertools.pairwise(stages):
-        assert set(later.ravel()) <= set(earlier.ravel())  # the names that colours hang on live on
-
-    fills = [drawing.fill(drawing.as_pixels(pictures)[0], labels) for labels in stages]
-    for labels, fill in zip(stages, fills, strict=True):
-        drawn = drawing.draw_groups(fill, labels, colours, scale=1, thickness=1)
-        edge = drawing.border(labels.repeat(8, 0).repeat(8, 1), 1)
-        assert (drawn[edge] == [colours[name] for name in labels.repeat(8, 0).repeat(8, 1)[edge]]).all()
+        assert set(later.ravel()) <= set(earlier.ravel())
 
 
 @pytest.mark.parametrize(
@@ -115,7 +143,7 @@ def test_rows_of_a_model_on_a_grid_that_is_not_square(options: dict[str, object]
     titles = ["input: 96 tokens", "block 2: 48 tokens", "block 4: 24 tokens", "block 6: 12 tokens"]
     assert [[panel.title for panel in row.panels] for row in rows] == [titles, titles]
     assert {panel.pixels.shape for row in rows for panel in row.panels} == {(192, 288, 3)}
-    assert (rows[1].panels[0].pixels[::3, ::3] == drawing.as_pixels(pictures)[1]).all()
+    assert (rows[1].panels[0].pixels == drawing.enlarged(drawing.as_pixels(pictures)[1], 3)).all()
 
 
 def test_counts_of_a_threshold_are_each_images_own() -> None:

@@ -14,24 +14,34 @@ _ABOUT = "see it work: accuracy, speed and groups of a small model that comes wi
 _DETAILS = """\
 Evaluates a classifier as it is, with ToMe and with ATC (single, average, complete linkage) at keep rates 0.9, 0.7, 0.5
 and 0.25, none of it trained for fewer tokens. Without arguments that is the model that comes with agglo, a vision
-transformer of 12 blocks and 196 patches for Fashion-MNIST, on the first 1000 images of its test set, which takes about
-a minute on two cores; or on all 10 000 where Debian's dataset-fashion-mnist is installed, which takes some minutes.
-Prints a table, writes a plot of accuracy and speed and a picture of the groups.
+transformer of 12 blocks and 196 patches for Fashion-MNIST, on the first 1000 images of its test set, which takes a
+minute or two on two cores; or on all 10 000 where Debian's dataset-fashion-mnist is installed, which takes longer.
+Prints a table, writes a plot of accuracy and speed, a picture of the groups, and a colour photo in groups. The model
+that comes with agglo sees no colours: it leaves the photo to the clustering alone. With --model and --photo, and
+without --data, only the photo is drawn, in the model's own groups.
 """
 
 _EXAMPLES = """\
 examples:
   agglo demo
   agglo demo --data fashion-mnist --output full
+  agglo demo --model deit_tiny_patch16_224 --checkpoint deit_tiny.safetensors --photo cat.jpg
   agglo demo --model deit_tiny_patch16_224 --checkpoint deit_tiny.safetensors --data imagenet --images 1000
 """
+
+_FILES = {
+    "accuracy.png": "accuracy against keep rate and speed",
+    "groups.png": "which patches were merged",
+    "photo.png": "a colour photo in groups",
+    "results.json": "every number",
+}
 
 _NEXT = """\
 Next, for a model and data of your own:
   agglo demo --model deit_tiny_patch16_224 --checkpoint F --data DIR
   agglo evaluate --help         any timm model, method and keep rate
   agglo bench model --help      speed, against the ceiling where reduction is free
-  agglo visualize --help        the groups of your pictures
+  agglo visualize --help        the groups of your pictures, still or moving
 or in Python: agglo.apply(model, keep_rate=0.5)"""
 
 
@@ -40,6 +50,7 @@ def add_to(commands: Any) -> None:
     add_model(parser, default=None)
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of a data set (default: Fashion-MNIST)")
     parser.add_argument("--images", type=positive, metavar="N", help="only N images, evenly spread (default: all)")
+    parser.add_argument("--photo", type=Path, metavar="F", help="a colour photo to draw (default: one in agglo)")
     parser.add_argument(
         "--output", type=Path, default=Path("demo-output"), metavar="DIR", help="where to write (default: %(default)s)"
     )
@@ -47,26 +58,27 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from agglo.classification.evaluation.report import text
-    from agglo.demo.show import EMBEDDED, own_images, show
+    from agglo.demo.show import EMBEDDED, own_images, show, show_photo
+    from agglo.demo.summary import summary
+    from agglo.embedded.classifier import PHOTO
 
     is_own = arguments.model is None
     if is_own and (arguments.checkpoint or arguments.pretrained or arguments.image_size or arguments.num_classes):
         raise ValueError("--checkpoint, --pretrained, --image-size and --num-classes need --model")
-    if not is_own and arguments.data is None:
-        raise ValueError(f"--model {arguments.model} needs --data, a folder of images it can classify")
+    if not is_own and arguments.data is None and arguments.photo is None:
+        raise ValueError(f"--model {arguments.model} needs --data, a folder of images it can classify, or --photo")
     spec = EMBEDDED if is_own else model_spec(arguments)
     if spec.has_random_weights:
         print("agglo: weights are random, and so are the answers; give --checkpoint or --pretrained", file=sys.stderr)
-    data = arguments.data or own_images()
-    if arguments.data is None:
-        print(f"agglo: images of {data}; --images N takes fewer, --data DIR others", file=sys.stderr)
-    report = show(spec, data, arguments.output, images=arguments.images)
-    print(f"\n{text(report)}\n")
-    for name, about in (
-        ("accuracy.png", "accuracy against keep rate and speed"),
-        ("groups.png", "which patches were merged, stage by stage"),
-        ("results.json", "every number"),
-    ):
-        print(f"{arguments.output / name}: {about}")
+    show_photo(spec, arguments.photo or PHOTO, arguments.output)
+    if is_own or arguments.data is not None:
+        data = arguments.data or own_images()
+        if arguments.data is None:
+            print(f"agglo: images of {data}; --images N takes fewer, --data DIR others", file=sys.stderr)
+        print(f"\n{summary(show(spec, data, arguments.output, images=arguments.images))}\n")
+        written = list(_FILES)
+    else:
+        written = ["photo.png"]
+    for name in written:
+        print(f"{arguments.output / name}: {_FILES[name]}")
     print(f"\n{_NEXT}")

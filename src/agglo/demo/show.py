@@ -1,4 +1,4 @@
-"""The demo: what token reduction does to one classifier, as a table, a plot and a picture."""
+"""The demo: what token reduction does to one classifier, as a table, a plot and pictures."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from agglo.classification.data import detect, open_split
 from agglo.classification.data.transforms import Normalise, evaluation_transform, inputs_for
 from agglo.classification.evaluation.grid import EvaluationSettings, run
-from agglo.classification.evaluation.pictures import draw_variants
+from agglo.classification.evaluation.pictures import draw_variants, visualize
 from agglo.classification.evaluation.report import plot
+from agglo.classification.evaluation.turns import speeds_in_turns
+from agglo.demo.photo import draw_photo
 from agglo.embedded import classifier as embedded
+from agglo.experiments.files import write_json
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.variants import Variant, variants_of
 
 KEEP_RATES = (0.9, 0.7, 0.5, 0.25)
 LINKAGES = ("single", "average", "complete")
+EMBEDDED = ModelSpec(embedded.NAME, pretrained=True)
 _DRAWN = 2  # images
 _DRAWN_SIDE = 280  # pixels, at least
-EMBEDDED = ModelSpec(embedded.NAME, pretrained=True)
+_TIMED_BATCH, _TURNS = 64, 5
 
 
 def own_images() -> Path:
@@ -35,17 +40,46 @@ def show(spec: ModelSpec, data: Path, output: Path, *, images: int | None = None
     (output / "results.json").unlink(missing_ok=True)  # a demo measures: it does not repeat what was measured before
     variants = variants_of(("tome", "atc"), keep_rates=KEEP_RATES, linkages=LINKAGES)
     report = run(EvaluationSettings(spec, data, variants, images=images), output / "results.json")
+    model = build(spec)
+    inputs, pictures, classes = _examples(model, data, report["data"]["images"])
+    _time_in_turns(report, variants, model, inputs)
+    write_json(output / "results.json", report)
     plot(report, output / "accuracy.png")
-    _draw(spec, data, [variant for variant in variants if variant.keep_rate == 0.5]).save(output / "groups.png")
+    half = [variant for variant in variants if variant.keep_rate == 0.5]
+    chosen = [len(inputs) * index // _DRAWN for index in range(min(_DRAWN, len(inputs)))]
+    names = [f"image {number + 1}" for number in range(len(chosen))]
+    scale = max(1, -(-_DRAWN_SIDE // inputs.shape[-1]))
+    sheet = draw_variants(model, inputs[chosen], pictures[chosen], half, names=names, classes=classes, scale=scale)
+    sheet.save(output / "groups.png")
     return report
 
 
-def _draw(spec: ModelSpec, data: Path, variants: list[Variant]) -> Any:
-    model = build(spec)
+def show_photo(spec: ModelSpec, photo: Path, output: Path) -> Path:
+    """photo.png in the output folder: a photograph in the model's groups at a keep rate of 0.5. The embedded model sees
+    no colours; in its place, the photograph's patches are clustered by their colours."""
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / "photo.png"
+    if spec == EMBEDDED:
+        draw_photo(photo).save(path)
+    else:
+        visualize(spec, [photo], variants_of(("tome", "atc"), keep_rates=[0.5], linkages=LINKAGES)).save(path)
+    return path
+
+
+def _examples(model: Any, data: Path, most: int) -> tuple[Tensor, Tensor, list[str]]:
+    """Some images from all over a data set: as the model takes them, as pictures (B, 3, H, W), and its classes."""
     name = detect(data)
-    inputs = inputs_for(model, name)
-    split = open_split(name, data, "val", transform=evaluation_transform(inputs, normalise=False))
-    chosen = torch.stack([torch.as_tensor(split[len(split) * index // _DRAWN][0]) for index in range(_DRAWN)])
-    pictures = chosen.expand(-1, 3, -1, -1)
-    scale = max(1, -(-_DRAWN_SIDE // chosen.shape[-1]))
-    return draw_variants(model, Normalise(inputs.mean, inputs.std)(chosen), pictures, variants, scale=scale)
+    wanted = inputs_for(model, name)
+    split = open_split(name, data, "val", transform=evaluation_transform(wanted, normalise=False))
+    count = min(_TIMED_BATCH, most, len(split))
+    chosen = torch.stack([torch.as_tensor(split[len(split) * index // count][0]) for index in range(count)])
+    return Normalise(wanted.mean, wanted.std)(chosen), chosen.expand(-1, 3, -1, -1), list(split.classes)
+
+
+def _time_in_turns(report: dict[str, Any], variants: list[Variant], model: Any, inputs: Tensor) -> None:
+    """Put speeds that can be compared into a report: those of its cells were measured one after the other."""
+    by_setting = {(variant.name, variant.keep_rate): variant for variant in variants}
+    done = [result for result in report["results"] if "cannot" not in result]
+    timed = [by_setting.get((result["name"], result["keep_rate"])) for result in done]  # None is the dense model
+    for result, speed in zip(done, speeds_in_turns(model, timed, [inputs], _TURNS), strict=True):
+        result.update(speed)

@@ -1,18 +1,16 @@
-"""Pictures of groups: every group filled with its mean colour and outlined in a colour that stays its own.
+"""Pictures of groups: the photo with every group washed in its mean colour, and one thin line between groups.
 
     with agglo.trace(model) as t:
         model(x)
     agglo.draw(t, pictures).save("groups.png")
 
-A group is known by its first member, the lowest patch index in it. When two groups merge, the one with the lower first
-member lives on under its colour, so that a group can be followed from stage to stage. Dropped patches are greyed out.
+Patches that belong to no group any more, because a method dropped them, are greyed out.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,24 +25,11 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
 
-Colour = tuple[int, int, int]
-
 DROPPED = -1  # the label of patches that belong to no group any more
 
-PALETTE: tuple[Colour, ...] = (
-    (255, 59, 48),
-    (255, 214, 10),
-    (48, 209, 88),
-    (10, 132, 255),
-    (255, 255, 255),
-    (255, 55, 165),
-    (100, 220, 255),
-    (255, 149, 0),
-    (172, 90, 255),
-    (176, 255, 64),
-    (0, 215, 185),
-    (255, 170, 200),
-)
+# How much of the mean colour lies over the photo, and of the lines over both: what is in a group can still be made out.
+WASH, _LINE, _HAIRLINE = 0.65, 0.9, 0.45
+_SMALL = 64  # pixels: pictures with shorter sides are enlarged to visible squares, others smoothly
 
 
 def draw(
@@ -55,11 +40,11 @@ def draw(
     names: Sequence[str] | None = None,
     scale: int = 2,
 ) -> Image:
-    """One row an image of the latest pass: the picture, then its groups after each reduction.
+    """One row per image of the latest pass: the picture, then its groups after each reduction.
 
     pictures: (B, 3, H, W) as the model saw them, before normalisation: floats in 0 to 1, or uint8.
     grid: (rows, columns) of patches; None infers them from the shape of the pictures.
-    names: what to write beside each row.
+    names: what to write above each row.
     scale: how many times larger to draw.
     """
     return compose(rows(trace, pictures, grid=grid, names=names, scale=scale))
@@ -73,25 +58,36 @@ def rows(
     names: Sequence[str] | None = None,
     scale: int = 2,
 ) -> list[Row]:
-    """What `draw` draws, before it is laid out: to put rows of several traces on one sheet."""
+    """What `draw` draws, before it is laid out: to put more on one sheet."""
     pixels = as_pixels(pictures)
     if names is not None and len(names) != len(pixels):
         raise ValueError(f"{len(names)} names do not fit {len(pixels)} pictures")
-    stages = patch_labels(trace)
-    for labels in stages.values():
-        if len(labels) != len(pixels):
-            raise ValueError(f"{len(pixels)} pictures do not fit a trace of {len(labels)} images")
     result = []
-    for index, picture in enumerate(pixels):
-        maps = {block: _on_grid(labels[index], grid, picture) for block, labels in stages.items()}
-        colours = colours_of(maps.values())
-        n_patches = f": {_tokens(next(iter(maps.values())).size)}" if maps else ""
-        panels = [Panel(_enlarged(picture, scale), f"input{n_patches}")]
+    for index, (picture, maps) in enumerate(zip(pixels, stages_of(trace, pixels, grid), strict=True)):
+        n_patches = f": {tokens(next(iter(maps.values())).size)}" if maps else ""
+        panels = [Panel(enlarged(picture, scale), f"input{n_patches}")]
         for block, labels in maps.items():
-            drawn = draw_groups(picture, labels, colours, scale=scale)
-            panels.append(Panel(drawn, f"block {block}: {_tokens(len(np.unique(labels[labels != DROPPED])))}"))
+            title = f"block {block}: {tokens(count_groups(labels))}"
+            panels.append(Panel(draw_groups(picture, labels, scale=scale), title))
         result.append(Row(panels, "" if names is None else names[index]))
     return result
+
+
+def stages_of(trace: Trace, pixels: Pixels, grid: tuple[int, int] | None = None) -> list[dict[int, Ints]]:
+    """For each picture of (B, H, W, 3), by block: the group of every patch after it, (h, w); see `patch_labels`."""
+    found = patch_labels(trace)
+    for labels in found.values():
+        if len(labels) != len(pixels):
+            raise ValueError(f"{len(pixels)} pictures do not fit a trace of {len(labels)} images")
+    return [
+        {block: _on_grid(labels[index], grid, picture) for block, labels in found.items()}
+        for index, picture in enumerate(pixels)
+    ]
+
+
+def count_groups(labels: Ints) -> int:
+    """How many groups there are, without what was dropped."""
+    return len(np.unique(labels[labels != DROPPED]))
 
 
 def _on_grid(labels: Ints, grid: tuple[int, int] | None, picture: Pixels) -> Ints:
@@ -101,7 +97,8 @@ def _on_grid(labels: Ints, grid: tuple[int, int] | None, picture: Pixels) -> Int
     return labels.reshape(grid)
 
 
-def _tokens(count: int) -> str:
+def tokens(count: int) -> str:
+    """In words."""
     return f"{count} token" if count == 1 else f"{count} tokens"
 
 
@@ -122,29 +119,6 @@ def first_members(labels: Tensor) -> Ints:
     return named
 
 
-def colours_of(stages: Iterable[Ints]) -> dict[int, Colour]:
-    """An outline for every group of an image, by first member; stages (h, w) are labels named that way.
-
-    Groups that ever touch get different colours as long as the palette lasts. The last stage chooses first: its few
-    groups are the ones that stay visible.
-    """
-    in_reverse = list(stages)[::-1]
-    touching: defaultdict[int, set[int]] = defaultdict(set)
-    for labels in in_reverse:
-        for one, other in ((labels[1:], labels[:-1]), (labels[:, 1:], labels[:, :-1])):
-            different = (one != other) & (one != DROPPED) & (other != DROPPED)
-            for a, b in np.unique(np.stack([one, other], axis=-1)[different], axis=0).tolist():
-                touching[a].add(b)
-                touching[b].add(a)
-    chosen: dict[int, int] = {}
-    used: Counter[int] = Counter()
-    for name in dict.fromkeys(name for labels in in_reverse for name in np.unique(labels[labels != DROPPED]).tolist()):
-        around = Counter(chosen[neighbour] for neighbour in touching[name] if neighbour in chosen)
-        chosen[name] = min(range(len(PALETTE)), key=lambda colour: (around[colour], used[colour]))
-        used[chosen[name]] += 1
-    return {name: PALETTE[colour] for name, colour in chosen.items()}
-
-
 def grid_of(n_patches: int, shape: Sequence[int]) -> tuple[int, int]:
     """Rows and columns of square patches that fill a picture of (height, width).
 
@@ -159,33 +133,40 @@ def grid_of(n_patches: int, shape: Sequence[int]) -> tuple[int, int]:
 
 
 def draw_groups(
-    picture: Pixels, labels: Ints, colours: Mapping[int, Colour], *, scale: int = 2, thickness: int | None = None
+    picture: Pixels, labels: Ints, *, scale: int = 2, wash: float = WASH, thickness: int | None = None
 ) -> Pixels:
     """Groups (h, w) drawn over a picture (H, W, 3): (H * scale, W * scale, 3).
 
-    colours: the outline of each label.
-    thickness: of the outlines, in pixels of the result; None is a tenth of a patch.
+    wash: how much of a group's mean colour covers the photo, from 0, nothing, to 1, all.
+    thickness: of the light line on each side of a border, in pixels of the result; 0 draws none, None is a
+        thirty-second of a patch, at least 1. A dark hairline of one pixel runs beside it, so that it shows on light
+        ground too.
     """
-    filled = _enlarged(fill(picture, labels), scale)
-    enlarged_labels = stretch(labels, filled.shape[:2])
+    large = enlarged(picture, scale)
+    of_pixels = stretch(labels, large.shape[:2])
+    drawn = np.where((of_pixels == DROPPED)[..., None], greyed(large), _mixed(large, fill(large, labels), wash))
     if thickness is None:
-        thickness = max(1, filled.shape[0] // labels.shape[0] // 10)
-    edge = border(enlarged_labels, thickness) & (enlarged_labels != DROPPED)
-    names, inverse = np.unique(enlarged_labels[edge], return_inverse=True)
-    outlines = np.array([colours[name] for name in names.tolist()], dtype=np.uint8).reshape(-1, 3)
-    filled[edge] = outlines[inverse]
-    return filled
+        thickness = max(1, large.shape[0] // labels.shape[0] // 32)
+    if thickness == 0:
+        return drawn
+    line = border(of_pixels, thickness)
+    hairline = border(of_pixels, thickness + 1) & ~line
+    drawn[hairline] = _mixed(drawn[hairline], np.zeros(3), _HAIRLINE)
+    drawn[line] = _mixed(drawn[line], np.full(3, 255), _LINE)
+    return drawn
+
+
+def _mixed(under: Pixels, over: NDArray[Any], share: float) -> Pixels:
+    return ((1 - share) * under + share * over).round().astype(np.uint8)
 
 
 def fill(picture: Pixels, labels: Ints) -> Pixels:
-    """Every pixel of a picture (H, W, 3) replaced by the mean colour of its group, labels (h, w), or greyed out."""
-    of_pixels = stretch(labels, picture.shape[:2])
-    _, groups = np.unique(of_pixels, return_inverse=True)
+    """Every pixel of a picture (H, W, 3) replaced by the mean colour of its group, labels (h, w)."""
+    _, groups = np.unique(stretch(labels, picture.shape[:2]), return_inverse=True)
     groups = groups.reshape(-1)
     sizes = np.bincount(groups)
     means = [np.bincount(groups, picture[..., channel].reshape(-1)) / sizes for channel in range(3)]
-    filled = np.stack(means, axis=-1).round().astype(np.uint8)[groups].reshape(picture.shape)
-    return np.where((of_pixels == DROPPED)[..., None], greyed(picture), filled)
+    return np.stack(means, axis=-1).round().astype(np.uint8)[groups].reshape(picture.shape)
 
 
 def greyed(picture: Pixels) -> Pixels:
@@ -218,5 +199,12 @@ def as_pixels(pictures: Tensor) -> Pixels:
     return pictures.permute(0, 2, 3, 1).cpu().numpy().astype(np.uint8)
 
 
-def _enlarged(picture: Pixels, scale: int) -> Pixels:
-    return picture.repeat(scale, axis=0).repeat(scale, axis=1)
+def enlarged(picture: Pixels, scale: int) -> Pixels:
+    """A picture (H, W, 3) so many times larger; pixels of a small one stay visible as squares."""
+    from PIL import Image
+
+    if scale == 1:
+        return picture
+    height, width = picture.shape[:2]
+    way = Image.Resampling.NEAREST if min(height, width) < _SMALL else Image.Resampling.BICUBIC
+    return np.asarray(Image.fromarray(picture).resize((width * scale, height * scale), way))

@@ -1,10 +1,10 @@
-"""Rows of titled panels on one sheet, pixel for pixel: nothing is resampled."""
+"""Rows of titled panels on one sheet. Text is wrapped to the room it has, never cut; panels are pasted as they are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,58 +12,113 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_PAPER, _INK = "white", (35, 35, 35)
+_PAPER, _INK, _PALE_INK = (255, 255, 255), (35, 35, 35), (105, 105, 105)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """pixels: (H, W, 3)."""
+    """pixels: (H, W, 3). title: above them. caption: below."""
 
     pixels: NDArray[np.uint8]
     title: str
+    caption: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
-    """name: written up the left side; rows without names leave no room for them."""
+    """name: written above the whole row."""
 
     panels: Sequence[Panel]
     name: str = ""
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """A row with its text in lines: of the name, of each title, of each caption."""
+
+    row: Row
+    name: list[str]
+    titles: list[list[str]]
+    captions: list[list[str]]
+
+
 def compose(rows: Sequence[Row]) -> Image:
     """The sheet. All panels must have one size; rows may have different numbers of them."""
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
     if not rows or not any(row.panels for row in rows):
         raise ValueError("there is nothing to draw")
-    height, width = rows[0].panels[0].pixels.shape[:2]
-    text_height = max(12, min(height, width) // 16)
-    font = ImageFont.load_default(text_height)
-    gap = text_height // 2
-    titles = text_height * 7 // 4
-    names = titles if any(row.name for row in rows) else 0
-
-    columns = max(len(row.panels) for row in rows)
-    across = names + columns * (width + gap) + gap
-    down = len(rows) * (titles + height) + gap
-    sheet = Image.new("RGB", (across, down), _PAPER)
+    sizes = {panel.pixels.shape[:2] for row in rows for panel in row.panels}
+    if len(sizes) > 1:
+        raise ValueError(f"panels of one sheet must have one size, got {sorted(sizes)}")
+    [(height, width)] = sizes
+    text = _Text(max(12, min(height, width) // 20))
+    gap = text.size
+    across = max(len(row.panels) for row in rows) * (width + gap) + gap
+    layouts = [
+        _Layout(
+            row,
+            text.wrapped(row.name, across - 2 * gap),
+            [text.wrapped(panel.title, width) for panel in row.panels],
+            [text.wrapped(panel.caption, width) for panel in row.panels],
+        )
+        for row in rows
+    ]
+    tops, top = [], 0
+    for layout in layouts:
+        tops.append(top)
+        lines = len(layout.name) + max(map(len, layout.titles)) + max(map(len, layout.captions))
+        top += gap + lines * text.line + height
+    sheet = Image.new("RGB", (across, top + gap), _PAPER)
     pen = ImageDraw.Draw(sheet)
-    for number, row in enumerate(rows):
-        top = number * (titles + height) + titles
-        if row.name:
-            sheet.paste(_sideways(row.name, font, height, names), (gap // 2, top))
-        for column, panel in enumerate(row.panels):
-            left = names + gap + column * (width + gap)
-            sheet.paste(Image.fromarray(panel.pixels), (left, top))
-            pen.text((left + width // 2, top - gap // 2), panel.title, font=font, fill=_INK, anchor="md")
+    for layout, top in zip(layouts, tops, strict=True):
+        text.write(pen, layout.name, (gap, top + gap // 2), _INK, anchor="la")
+        titles_end = top + gap + (len(layout.name) + max(map(len, layout.titles))) * text.line
+        for column, panel in enumerate(layout.row.panels):
+            left = gap + column * (width + gap)
+            middle = left + width // 2
+            title, caption = layout.titles[column], layout.captions[column]
+            text.write(pen, title, (middle, titles_end - len(title) * text.line - gap // 4), _INK)
+            sheet.paste(Image.fromarray(panel.pixels), (left, titles_end))
+            text.write(pen, caption, (middle, titles_end + height + gap // 4), _PALE_INK)
     return sheet
 
 
-def _sideways(text: str, font: object, length: int, breadth: int) -> Image:
-    """Text written upwards, centred on a strip of its own."""
-    from PIL import Image, ImageDraw
+class _Text:
+    """One font: what fits a line, and where lines go."""
 
-    strip = Image.new("RGB", (length, breadth), _PAPER)
-    ImageDraw.Draw(strip).text((length // 2, breadth // 2), text, font=font, fill=_INK, anchor="mm")  # type: ignore[arg-type]
-    return strip.transpose(Image.Transpose.ROTATE_90)
+    def __init__(self, size: int) -> None:
+        from PIL import ImageFont
+
+        self.size = size
+        self.line = size * 5 // 4
+        self.font: Any = ImageFont.load_default(size)
+
+    def wrapped(self, text: str, width: int) -> list[str]:
+        """Lines no wider than that, broken between words where possible; a word that is too long is broken inside."""
+        lines: list[str] = []
+        for word in text.split():
+            if lines and self._fits(f"{lines[-1]} {word}", width):
+                lines[-1] = f"{lines[-1]} {word}"
+                continue
+            lines += self._broken(word, width)
+        return lines
+
+    def _broken(self, word: str, width: int) -> list[str]:
+        """A word in as many pieces as it needs, with at least one letter each."""
+        pieces = [""]
+        for letter in word:
+            if pieces[-1] and not self._fits(pieces[-1] + letter, width):
+                pieces.append("")
+            pieces[-1] += letter
+        return pieces
+
+    def write(
+        self, pen: Any, lines: Sequence[str], corner: tuple[int, int], colour: tuple[int, int, int], anchor: str = "ma"
+    ) -> None:
+        """anchor: "la" writes to the right of the corner, "ma" around it."""
+        for number, line in enumerate(lines):
+            pen.text((corner[0], corner[1] + number * self.line), line, font=self.font, fill=colour, anchor=anchor)
+
+    def _fits(self, text: str, width: int) -> bool:
+        return bool(self.font.getlength(text) <= width)

@@ -16,6 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 NAME = "agglo_fashion_vit"
 WEIGHTS = Path(__file__).with_name("agglo_fashion_vit.safetensors")
 IMAGES = Path(__file__).with_name("fashion-mnist")
+PHOTO = Path(__file__).with_name("photos") / "pagoda.jpg"  # its licence and author: CREDITS beside it
 FULL = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts the whole of it
 
 default_cfgs = generate_default_cfgs(

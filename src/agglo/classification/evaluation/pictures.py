@@ -1,40 +1,64 @@
-"""Photographs and their groups under several reductions of one model, on one sheet."""
+"""Photographs and their groups under several reductions of one model: on one sheet, or dissolving in an animation."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from agglo.classification.data.sets.fashion_mnist import CLASSES as FASHION_CLASSES
 from agglo.classification.data.transforms import Normalise, evaluation_transform, inputs_for
-from agglo.drawing.groups import rows
-from agglo.drawing.sheet import Row, compose
+from agglo.drawing.animation import Cut, counts_between, dissolve
+from agglo.drawing.groups import Ints, as_pixels, count_groups, draw_groups, enlarged, stages_of, tokens
+from agglo.drawing.sheet import Panel, Row, compose
+from agglo.embedded import classifier as embedded
 from agglo.experiments.checkpoints import Checkpoint, load_method, split_method
 from agglo.experiments.files import require_output
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.variants import Variant
-from agglo.patching import remove, trace
+from agglo.methods import Method
+from agglo.patching import apply, remove, trace
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+FEWEST = 12  # tokens at the end of an animation
+_STEPS = 18
 
-def visualize(spec: ModelSpec, images: Sequence[Path], variants: Sequence[Variant], *, scale: int = 2) -> Image:
-    """A sheet with one row for every image and variant: the crop the model saw, then its groups after each stage."""
+
+def visualize(
+    spec: ModelSpec, images: Sequence[Path], variants: Sequence[Variant], *, after: int | None = None, scale: int = 2
+) -> Image:
+    """A sheet with one row for every image; see `draw_variants`."""
     opened = [open_image(path) for path in images]
     checkpoint = None if spec.checkpoint is None else Checkpoint.read(spec.checkpoint)
     model = build(spec, checkpoint)
-    learned = None if checkpoint is None else checkpoint.method
+    inputs, pictures = prepared(model, opened)
+    return draw_variants(
+        model,
+        inputs,
+        pictures,
+        variants,
+        names=[path.name for path in images],
+        classes=class_names(model),
+        after=after,
+        scale=scale,
+        learned=None if checkpoint is None else checkpoint.method,
+    )
+
+
+def prepared(model: Any, images: Sequence[Image]) -> tuple[Tensor, Tensor]:
+    """Images as the model takes them, (B, C, H, W), and what it then sees of them, (B, 3, H, W) bytes."""
     wanted = inputs_for(model)
     prepare = evaluation_transform(wanted, normalise=False)
     # Pixels stay bytes until they are normalised, as in an evaluation: the model sees the same numbers.
-    pixels = torch.stack([torch.as_tensor(prepare(image)) for image in opened])
-    inputs = Normalise(wanted.mean, wanted.std)(pixels)
-    return draw_variants(model, inputs, pixels.expand(-1, 3, -1, -1), variants, scale=scale, learned=learned)
+    pixels = torch.stack([torch.as_tensor(prepare(image)) for image in images])
+    return Normalise(wanted.mean, wanted.std)(pixels), pixels.expand(-1, 3, -1, -1)
 
 
 def draw_variants(
@@ -43,24 +67,71 @@ def draw_variants(
     pictures: Tensor,
     variants: Sequence[Variant],
     *,
+    names: Sequence[str],
+    classes: Sequence[str] | None = None,
+    after: int | None = None,
     scale: int = 2,
     learned: Mapping[str, Tensor] | None = None,
 ) -> Image:
-    """The sheet for a model that is built already.
+    """One row for every input (B, C, H, W) of a built model, from the pictures (B, 3, H, W) they were made of.
 
-    inputs: (B, C, H, W). pictures: (B, 3, H, W), the same before they were normalised, as bytes or as floats in 0 to 1.
+    A row begins with the picture. One variant goes on with its groups after every stage; of several, each has one
+    panel, with its groups after the last stage. Below stand the model's first answers, dense and reduced.
+
+    names: of the images. classes: what answers are called. after: the stages up to this block only.
     learned: weights of the methods that learn; without them such a method is drawn untrained, with a warning.
     """
-    by_variant: list[list[Row]] = []
-    for variant in variants:
-        variant.apply(model)
-        _load_learned(model, variant, learned)
-        with torch.inference_mode(), trace(model) as record:
-            model(inputs)
-        names = [_row_name(variant, variants)] * len(inputs)
-        by_variant.append(rows(record, pictures, grid=model.patch_embed.grid_size, names=names, scale=scale))
+    pixels = as_pixels(pictures)
+    with torch.inference_mode():
+        answers = Answers(remove(model)(inputs), classes)
+    reduced = [_run(model, inputs, pixels, variant, classes, after, learned) for variant in variants]
     remove(model)
-    return compose([of_variant[index] for index in range(len(inputs)) for of_variant in by_variant])
+    sheet = []
+    for index, picture in enumerate(pixels):
+        panels = [Panel(enlarged(picture, scale), "input", answers.of(index, "dense"))]
+        for variant, seen in zip(variants, reduced, strict=True):
+            stages = list(seen.stages[index].items())
+            for block, labels in stages if len(variants) == 1 else stages[-1:]:
+                count = tokens(count_groups(labels))
+                is_last = block == stages[-1][0]
+                answer = seen.answers.of(index) if is_last else ""
+                if len(variants) == 1:
+                    title, caption = f"block {block}: {count}", answer
+                else:
+                    title, caption = _name(variant, variants), ": ".join(filter(None, (count, answer)))
+                panels.append(Panel(draw_groups(picture, labels, scale=scale), title, caption))
+        sheet.append(Row(panels, f"{names[index]}: {_full_name(variants[0])}" if len(variants) == 1 else names[index]))
+    return compose(sheet)
+
+
+@dataclass(frozen=True)
+class _Reduced:
+    """What one variant did to all images: groups by block for each, and what the model then said."""
+
+    stages: list[dict[int, Ints]]
+    answers: Answers
+
+
+def _run(
+    model: Any,
+    inputs: Tensor,
+    pixels: Any,
+    variant: Variant,
+    classes: Sequence[str] | None,
+    after: int | None,
+    learned: Mapping[str, Tensor] | None,
+) -> _Reduced:
+    variant.apply(model)
+    _load_learned(model, variant, learned)
+    with torch.inference_mode(), trace(model) as record:
+        logits = model(inputs)
+    stages = stages_of(record, pixels, model.patch_embed.grid_size)
+    if after is not None:
+        stages = [{block: labels for block, labels in of.items() if block <= after} for of in stages]
+        if not all(stages):
+            first = min(record.groupings)
+            raise ValueError(f"after={after}: {_full_name(variant)} reduces at block {first} for the first time")
+    return _Reduced(stages, Answers(logits, classes))
 
 
 def _load_learned(model: Any, variant: Variant, learned: Mapping[str, Tensor] | None) -> None:
@@ -76,14 +147,93 @@ def _load_learned(model: Any, variant: Variant, learned: Mapping[str, Tensor] | 
         )
 
 
-def _row_name(variant: Variant, variants: Sequence[Variant]) -> str:
-    """The variant's name, with its budget where that is not the same in every row."""
+@dataclass(frozen=True)
+class Answers:
+    """What a classifier said about a batch. logits: (B, classes), or features of a model without a head, which say
+    nothing."""
+
+    logits: Tensor
+    classes: Sequence[str] | None
+
+    def of(self, index: int, who: str = "") -> str:
+        """The first answer to one image, and how sure: "palace, 23 %"."""
+        if self.classes is None:
+            return ""
+        confidence, best = self.logits[index].float().softmax(-1).max(-1)
+        answer = f"{self.classes[int(best)]}, {float(confidence):.0%}"
+        return f"{who}: {answer}" if who else answer
+
+
+def class_names(model: Any) -> list[str] | None:
+    """What a model's answers are called: by ImageNet's names where it has that many classes as published, by number
+    where the classes are others'; None for a model without a head."""
+    from timm.data import ImageNetInfo
+
+    if model.num_classes == 0:
+        return None
+    published = model.pretrained_cfg
+    if model.num_classes == published["num_classes"] and published["architecture"] == embedded.NAME:
+        return list(FASHION_CLASSES)
+    if model.num_classes == published["num_classes"] == 1000:
+        info = ImageNetInfo()
+        return [info.index_to_description(number).partition(",")[0] for number in range(1000)]
+    return [f"class {number}" for number in range(model.num_classes)]
+
+
+def animate(
+    spec: ModelSpec,
+    image: Path,
+    method: Method,
+    *,
+    block: int | None = None,
+    keep_rate: float | None = None,
+    scale: int = 2,
+) -> list[Image]:
+    """One image dissolving into its groups: cuts of the tree over its tokens at one block.
+
+    Every frame is a run of the model that merges at this block only, so that all frames compare the same tokens; the
+    caption is its answer.
+
+    block: None is the one at a quarter of the depth, where reduction usually begins.
+    keep_rate: where it ends; None is at FEWEST tokens.
+    """
+    opened = open_image(image)
+    model: Any = build(spec)
+    classes = class_names(model)
+    inputs, pictures = prepared(model, [opened])
+    pixels = as_pixels(pictures)
+    n_patches = model.patch_embed.num_patches
+    fewest = FEWEST if keep_rate is None else int(n_patches * keep_rate)
+    block = len(model.blocks) // 4 if block is None else block
+    with torch.inference_mode():
+        first = Cut(_each_alone(model), tokens(n_patches), Answers(model(inputs), classes).of(0))
+        cuts = []
+        for count in counts_between(n_patches, fewest, _STEPS):
+            apply(model, method, schedule=[0] * block + [n_patches - count])
+            with trace(model) as record:
+                logits = model(inputs)
+            labels = stages_of(record, pixels, model.patch_embed.grid_size)[0][block]
+            cuts.append(Cut(labels, tokens(count_groups(labels)), Answers(logits, classes).of(0)))
+    return dissolve(pixels[0], cuts, first=first, scale=scale)
+
+
+def _each_alone(model: Any) -> Ints:
+    labels: Ints = torch.arange(model.patch_embed.num_patches).view(model.patch_embed.grid_size).numpy()
+    return labels
+
+
+def _full_name(variant: Variant) -> str:
+    return f"{variant.name}, {variant.budget_text}"
+
+
+def _name(variant: Variant, variants: Sequence[Variant]) -> str:
+    """The variant's name, with its budget where that is not the same for all."""
     alike = len({other.budget_text for other in variants}) == 1
-    return variant.name if alike else f"{variant.name}, {variant.budget_text}"
+    return variant.name if alike else _full_name(variant)
 
 
 def open_image(path: Path) -> Image:
-    """An image file as RGB, the right way up. (Data sets are read as they are stored, as the study reads them.)"""
+    """An image file as RGB, the right way up."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     if not path.is_file():
@@ -96,11 +246,11 @@ def open_image(path: Path) -> Image:
 
 
 def require_image_name(path: Path) -> Path:
-    """The path itself, if a picture can be written there; called before any work is done."""
+    """The path itself, if a picture can be written there; told before any work is done."""
     from PIL import Image
 
     writable = sorted(
-        suffix for suffix, kind in Image.registered_extensions().items() if kind in ("PNG", "JPEG", "WEBP")
+        suffix for suffix, kind in Image.registered_extensions().items() if kind in ("GIF", "PNG", "JPEG", "WEBP")
     )
     if path.suffix.lower() not in writable:
         raise ValueError(f"output={str(path)!r} is no image file; accepted: {', '.join(writable)}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from agglo.drawing.charts import Curve, CurvePanel, Level, draw_curves
 from agglo.experiments.machine import load_warning
 from agglo.experiments.tables import CANNOT, Column, Table
 from agglo.experiments.variants import describe_budget
@@ -19,9 +21,6 @@ _BUDGETS = {
     "threshold": ("threshold", "threshold"),
     "tokens_left": ("schedule", "patch tokens left after a block, on average"),
 }
-_COLOURS = ("#2f6fb0", "#c8553d", "#3a9679", "#7a5ba6", "#d99a2b", "#5f9ed1", "#8c5a3c", "#555555")
-_MARKERS = "osD^vPX"  # fewer than colours, so that no pair of both comes twice soon
-_STYLES = ("-", "--", ":")
 
 
 def text(report: dict[str, Any]) -> str:
@@ -183,57 +182,69 @@ def _schedule_kind(result: dict[str, Any]) -> str:
     return (result.get("schedule") or "").partition(":")[0]
 
 
-def _line(result: dict[str, Any]) -> tuple[str, str]:
-    """What tells the lines of a plot apart: a short name, and the method with all its options."""
-    schedule = f", {_schedule_kind(result)}" if result.get("schedule") is not None else ""
-    return result["name"] + schedule, f"{result['method']}{schedule}"
+def _line(result: dict[str, Any]) -> tuple[str, ...]:
+    """What tells the lines of a plot apart: the name, the schedule, the method's options, proportional attention."""
+    proportional = result["proportional"]
+    attention = "" if proportional is None else f"proportional attention {'on' if proportional else 'off'}"
+    options = (result["method"] or "").partition(":")[2]
+    return result["name"], _schedule_kind(result), *options.split(","), attention
+
+
+def _labels(lines: list[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
+    """Lines by their names; where a file holds a method twice, with what the two do not share."""
+    found = {}
+    for line in lines:
+        alike = [other for other in lines if other[0] == line[0]]
+        own = [part for part in line[1:] if part and not all(part in other for other in alike)]
+        found[line] = ", ".join([line[0], *own])
+    return found
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
     """Accuracy against the budget and against speed: a line for each variant, the dense model as a grey
-    level."""
-    from matplotlib.figure import Figure
-
+    level; top-1 and top-5 with their sampling error, speeds with their range where it was measured."""
     report = _with_tokens_left(report)
     kind, metric = _kind(report), main_metric(report)
     done = [result for result in report["results"] if "cannot" not in result]
-    # A file may hold a method twice, with other options: by its name alone two lines would be one.
     lines = list(dict.fromkeys(_line(result) for result in done if result["name"] != "dense"))
-    names = [name for name, _ in lines]
-    figure = Figure(figsize=(10, max(4.2, 1.2 + 0.22 * len(lines))), layout="constrained")
-    by_rate, by_speed = figure.subplots(1, 2, sharey=True)
-    for number, (name, method) in enumerate(lines):
-        label = name if names.count(name) == 1 else method
-        of_line = sorted((r for r in done if _line(r) == (name, method)), key=lambda result: result[kind])
-        look = {
-            "color": _COLOURS[number % len(_COLOURS)],
-            "marker": _MARKERS[number % len(_MARKERS)],
-            "linestyle": _STYLES[number // len(_COLOURS) % len(_STYLES)],
-            "markersize": 5,
-            "linewidth": 1.3,
-        }
-        values = [result[metric] for result in of_line]
-        by_rate.plot([result[kind] for result in of_line], values, label=label, **look)
-        by_speed.plot([result["images_per_second"] for result in of_line], values, **look)
-    for result in done:
-        if result["name"] == "dense":
-            by_rate.axhline(result[metric], color="#8a8a8a", linestyle=(0, (6, 3)), linewidth=1, label="dense")
-            by_speed.axhline(result[metric], color="#8a8a8a", linestyle=(0, (6, 3)), linewidth=1)
-            by_speed.plot(result["images_per_second"], result[metric], color="#8a8a8a", marker="o", markersize=6)
-    by_rate.set_xlabel(_BUDGETS[kind][1])
-    by_rate.set_ylabel(f"{METRICS[metric]} (%)")
-    by_rate.set_xticks(sorted({result.get(kind) for result in done} - {None}))
-    by_speed.set_xlabel("images per second (model alone)")
-    by_speed.set_xlim(left=0)
-    for axes in (by_rate, by_speed):
-        axes.grid(color="#e6e6e6")
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(frameon=False, fontsize=9, loc="outside right center")
+    by_rate, by_speed = [], []
+    for line, label in _labels(lines).items():
+        of_line = sorted((result for result in done if _line(result) == line), key=lambda result: result[kind])
+        values, errors = [result[metric] for result in of_line], _errors(of_line, metric)
+        by_rate.append(Curve(label, [result[kind] for result in of_line], values, errors))
+        speeds = [result["images_per_second"] for result in of_line]
+        by_speed.append(Curve(label, speeds, values, errors, _speed_ranges(of_line)))
+    level = speed_level = None
+    for result in (result for result in done if result["name"] == "dense"):
+        error, speed_range = _errors([result], metric), _speed_ranges([result])
+        level = Level(result[metric], error[0] if error else None)
+        speed_level = replace(level, x=result["images_per_second"], x_range=speed_range[0] if speed_range else None)
+    ticks = sorted({result.get(kind) for result in done} - {None})
+    y_label = f"{METRICS[metric]} (%)"
+    panels = [
+        CurvePanel(by_rate, _BUDGETS[kind][1], y_label, level, x_ticks=ticks),
+        CurvePanel(by_speed, "images per second (model alone)", y_label, speed_level, from_zero=True),
+    ]
     data, settings = report["data"], report["settings"]
     where = report["machine"]["gpu"] or f"{report['machine']['cpu']}, {settings['threads']} threads"
     title = (
         f"{report['model']['name']}, {data['name']}, {data['images']} images\n{where}, batch {settings['batch_size']}"
     )
-    figure.suptitle(title, fontsize=9, x=0.01, ha="left")
-    figure.savefig(path, dpi=150)
+    notes = [f"bars and grey band: standard error of {data['images']} images"] if _errors(done, metric) else []
+    notes += ["horizontal bars: half of the turns"] if _speed_ranges(done) else []
+    draw_curves(panels, path, title=title, note="; ".join(notes), share_y=True)
+
+
+def _errors(results: list[dict[str, Any]], metric: str) -> list[float] | None:
+    """Standard errors; None for a metric that is no share of images."""
+    if metric not in ("top1", "top5"):
+        return None
+    return [sampling_error(result[metric], result["images"]) for result in results]
+
+
+def _speed_ranges(results: list[dict[str, Any]]) -> list[tuple[float, float]] | None:
+    """Half of the turns of each were between these speeds; None where speeds were not taken in turns."""
+    if not results or any(result.get("spread") is None for result in results):
+        return None
+    speeds = ((result["images_per_second"], result["spread"] / 2) for result in results)
+    return [(speed - half, speed + half) for speed, half in speeds]

@@ -1,0 +1,233 @@
+"""Charts: curves with the error of their points, bars with their range; every method in its one colour."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agglo.drawing.colours import DENSE, FAINT, GRID, INK, LOOKS, in_order, looks, styled
+
+_RANGE = {"fmt": "none", "ecolor": INK, "elinewidth": 1, "capsize": 2}
+_TITLE: dict[str, Any] = {"fontsize": 10, "color": INK}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of one method.
+
+    y_error: standard error of each y. x_range: the least and the most of each x. faint: drawn grey and without a name.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    y_error: Sequence[float] | None = None
+    x_range: Sequence[tuple[float, float]] | None = None
+    faint: bool = False
+
+
+@dataclass(frozen=True)
+class Level:
+    """The dense model: a height with its standard error, and a point on it where x has a place for it."""
+
+    y: float
+    y_error: float | None = None
+    x: float | None = None
+    x_range: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class CurvePanel:
+    """One set of axes. y_limits: of what is shown; None shows all."""
+
+    curves: Sequence[Curve]
+    x_label: str
+    y_label: str
+    level: Level | None = None
+    title: str = ""
+    x_ticks: Sequence[float] | None = None
+    from_zero: bool = False
+    y_limits: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Bar:
+    """low, high: how far values went, or the standard error around the value. note: written at its end."""
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    note: str = ""
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class BarPanel:
+    """Bars from top to bottom, in groups that stand a little apart."""
+
+    groups: Sequence[Sequence[Bar]]
+    x_label: str
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class ColumnPanel:
+    """Upright bars side by side: series of as many values as there are places."""
+
+    places: Sequence[str]
+    series: dict[str, Sequence[float]]
+    x_label: str
+    y_label: str
+    title: str = ""
+
+
+def draw_curves(
+    panels: Sequence[CurvePanel], path: Path, *, title: str = "", note: str = "", share_y: bool = False
+) -> None:
+    """Panels side by side with one legend on their right. note: what the error bars mean, below."""
+    curves = [curve for panel in panels for curve in panel.curves if not curve.faint]
+    names = in_order(curve.name for curve in curves)
+    chosen = looks(names)
+    figure, axes = _figure(1, len(panels), (5.2 * len(panels), max(4.2, 1.4 + 0.21 * len(names))), share_y=share_y)
+    for place, panel in zip(axes.flat, panels, strict=True):
+        _draw_level(place, panel)
+        for curve in panel.curves:
+            if curve.faint:
+                place.plot(curve.x, curve.y, color=FAINT, linewidth=0.9, zorder=1)
+                continue
+            errors = {"yerr": curve.y_error, "xerr": _whiskers(curve.x, curve.x_range)}
+            place.errorbar(curve.x, curve.y, **errors, elinewidth=0.8, zorder=3, **styled(chosen[curve.name]))
+        place.set_xlabel(panel.x_label)
+        place.set_title(panel.title, **_TITLE)
+        if not share_y or place is axes.flat[0]:
+            place.set_ylabel(panel.y_label)
+        if panel.x_ticks is not None:
+            place.set_xticks(panel.x_ticks, [f"{tick:g}" for tick in panel.x_ticks])
+        if panel.from_zero:
+            place.set_xlim(left=0)
+        if panel.y_limits is not None:
+            place.set_ylim(*panel.y_limits)
+    _add_legend(figure, panels, names)
+    _finish(figure, path, title, note)
+
+
+def draw_bars(panels: Sequence[Sequence[BarPanel]], path: Path, *, title: str = "", note: str = "") -> None:
+    """Rows of panels of horizontal bars."""
+    most = [max(sum(map(len, panel.groups)) + 0.6 * len(panel.groups) for panel in row) for row in panels]
+    size = (8 if len(panels[0]) == 1 else 10, 0.9 + sum(0.34 * count + 0.6 for count in most))
+    figure, axes = _figure(len(panels), len(panels[0]), size, heights=most)
+    for place, panel in zip(axes.flat, (panel for row in panels for panel in row), strict=True):
+        _draw_bar_panel(place, panel)
+    _finish(figure, path, title, note)
+
+
+def draw_columns(panels: Sequence[ColumnPanel], path: Path, *, title: str = "", note: str = "") -> None:
+    """Panels of upright bars side by side."""
+    figure, axes = _figure(1, len(panels), (6.2 * len(panels), 3.8))
+    names = list(dict.fromkeys(name for panel in panels for name in panel.series))
+    chosen = looks(names)
+    for place, panel in zip(axes.flat, panels, strict=True):
+        width = 0.84 / len(panel.series)
+        for number, (name, values) in enumerate(panel.series.items()):
+            shift = (number - (len(panel.series) - 1) / 2) * width
+            at = [position + shift for position in range(len(values))]
+            drawn = place.bar(at, values, 0.92 * width, color=chosen[name].colour, label=name)
+            place.bar_label(drawn, fmt="%+.2g", fontsize=6, padding=2, color=INK)
+        place.axhline(0, color=INK, linewidth=0.8)
+        place.set_xticks(range(len(panel.places)), panel.places)
+        place.set(xlabel=panel.x_label, ylabel=panel.y_label)
+        place.set_title(panel.title, **_TITLE)
+        place.grid(visible=False, axis="x")
+        place.margins(y=0.12)
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=9, loc="outside right center", labelcolor=INK)
+    _finish(figure, path, title, note)
+
+
+def _figure(
+    rows: int, columns: int, size: tuple[float, float], *, share_y: bool = False, heights: Sequence[float] = ()
+) -> tuple[Any, Any]:
+    """A figure and its axes, (rows, columns)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=share_y, height_ratios=heights or None)
+    for place in axes.flat:
+        place.grid(color=GRID, linewidth=0.8)
+        place.set_axisbelow(True)
+        place.spines[["top", "right"]].set_visible(False)
+        place.spines[["left", "bottom"]].set_color(FAINT)
+        place.tick_params(color=FAINT, labelcolor=INK, labelsize=9)
+        place.xaxis.label.set_color(INK)
+        place.yaxis.label.set_color(INK)
+    return figure, axes
+
+
+def _draw_level(place: Any, panel: CurvePanel) -> None:
+    level = panel.level
+    if level is None:
+        return
+    colour = LOOKS[DENSE].colour
+    place.axhline(level.y, color=colour, linestyle="--", linewidth=1.1, zorder=2)
+    if level.y_error:
+        place.axhspan(level.y - level.y_error, level.y + level.y_error, color=colour, alpha=0.13, linewidth=0, zorder=0)
+    if level.x is not None:
+        whiskers = _whiskers([level.x], None if level.x_range is None else [level.x_range])
+        place.errorbar([level.x], [level.y], xerr=whiskers, elinewidth=0.8, zorder=3, **styled(LOOKS[DENSE]))
+
+
+def _add_legend(figure: Any, panels: Sequence[CurvePanel], names: Sequence[str]) -> None:
+    """Made by hand: every name once, whichever panels it is in, and lines without their error bars."""
+    from matplotlib.lines import Line2D
+
+    chosen = looks(names)
+    handles = [Line2D([], [], label=textwrap.fill(name, 30), **styled(chosen[name])) for name in names]
+    if any(curve.faint for panel in panels for curve in panel.curves):
+        handles.append(Line2D([], [], color=FAINT, linewidth=0.9, label="other methods"))
+    if any(panel.level is not None for panel in panels):
+        dense = LOOKS[DENSE]
+        handles.append(Line2D([], [], color=dense.colour, linestyle=dense.line, linewidth=1.1, label=DENSE))
+    figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside right center", labelcolor=INK)
+
+
+def _draw_bar_panel(place: Any, panel: BarPanel) -> None:
+    bars = [(bar, number) for number, group in enumerate(panel.groups) for bar in group]
+    positions = [index + 0.6 * number for index, (_, number) in enumerate(bars)]
+    chosen = looks(bar.name for bar, _ in bars)
+    place.barh(positions, [b.value for b, _ in bars], height=0.78, color=[chosen[b.name].colour for b, _ in bars])
+    for position, (bar, _) in zip(positions, bars, strict=True):
+        low = bar.value if bar.low is None else bar.low
+        high = bar.value if bar.high is None else bar.high
+        if high > low:
+            place.errorbar([bar.value], [position], xerr=[[bar.value - low], [high - bar.value]], **_RANGE)
+        place.annotate(
+            bar.note, (high, position), (6, 0), textcoords="offset points", va="center", fontsize=9, color=INK
+        )
+    place.set_yticks(positions, [bar.name if bar.label is None else bar.label for bar, _ in bars])
+    place.grid(visible=False, axis="y")
+    room = 1.2 if any(bar.note for bar, _ in bars) else 1.04
+    place.set_xlim(0, room * max(bar.value if bar.high is None else bar.high for bar, _ in bars))
+    place.set_ylim(positions[-1] + 0.7, -0.7)
+    place.set_xlabel(panel.x_label)
+    place.set_title(panel.title, **_TITLE)
+
+
+def _whiskers(
+    values: Sequence[float], ranges: Sequence[tuple[float, float]] | None
+) -> tuple[list[float], list[float]] | None:
+    if ranges is None:
+        return None
+    pairs = list(zip(values, ranges, strict=True))
+    return [value - low for value, (low, _) in pairs], [high - value for value, (_, high) in pairs]
+
+
+def _finish(figure: Any, path: Path, title: str, note: str) -> None:
+    if title:
+        figure.suptitle(title, fontsize=9, x=0.01, ha="left", color=INK)
+    if note:
+        figure.supxlabel(note, fontsize=8, x=0.01, ha="left", color="#777777")
+    figure.savefig(path, dpi=150)

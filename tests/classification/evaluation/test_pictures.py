@@ -1,0 +1,103 @@
+"""Pictures of a model's groups say what the model says, and an animation is one tree cut ever lower."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agglo.classification.evaluation import pictures
+from agglo.classification.evaluation.pictures import Answers, animate, class_names, draw_variants
+from agglo.drawing.sheet import Row
+from agglo.embedded.classifier import PHOTO
+from agglo.experiments.models import ModelSpec, build
+from agglo.experiments.variants import variants_of
+from agglo.methods import create
+from tests.support.data import data_path
+
+pytest.importorskip("timm")
+pytest.importorskip("PIL")
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[Row]]:
+    """The rows of every sheet that was composed."""
+    sheets: list[list[Row]] = []
+    compose = pictures.compose
+
+    def noting(rows: list[Row]) -> Any:
+        sheets.append(rows)
+        return compose(rows)
+
+    monkeypatch.setattr(pictures, "compose", noting)
+    return sheets
+
+
+def test_names_of_classes() -> None:
+    imagenet = class_names(build(ModelSpec("deit_tiny_patch16_224")))
+    assert imagenet is not None and (imagenet[0], imagenet[698], len(imagenet)) == ("tench", "palace", 1000)
+    fashion = class_names(build(ModelSpec("agglo_fashion_vit")))
+    assert fashion is not None and fashion[9] == "Ankle boot"
+    assert class_names(build(ModelSpec("test_vit", num_classes=3))) == ["class 0", "class 1", "class 2"]
+    assert class_names(build(ModelSpec("test_vit", num_classes=0))) is None
+    assert Answers(torch.rand(1, 5), None).of(0, "dense") == ""
+
+
+def test_answers_are_those_of_the_model_dense_and_reduced(drawn: list[list[Row]]) -> None:
+    torch.manual_seed(0)
+    model: Any = build(ModelSpec("test_vit", num_classes=4))
+    torch.nn.init.normal_(model.head.weight)
+    images = torch.rand(2, 3, 160, 160)
+    variants = variants_of(["tome", "atc"], keep_rates=[0.5], linkages=["single", "average"])
+    answers = {}
+    with torch.no_grad():
+        answers["input"] = [f"dense: {text}" for text in first_answers(model(images))]
+        for variant in variants:
+            variant.apply(model)
+            count = 13 if variant.name == "tome" else 12
+            answers[variant.name] = [f"{count} tokens: {text}" for text in first_answers(model(images))]
+    draw_variants(model, images, images, variants, names=["one.jpg", "two.jpg"], classes=list("abcd"))
+    [rows] = drawn
+    assert [row.name for row in rows] == ["one.jpg", "two.jpg"]
+    for index, row in enumerate(rows):
+        assert {panel.title: panel.caption for panel in row.panels} == {n: texts[index] for n, texts in answers.items()}
+    draw_variants(model, images, images, variants[2:], names=["one.jpg", "two.jpg"], classes=list("abcd"))
+    [first, _] = drawn[1]
+    assert first.name == "one.jpg: atc average, keep 0.5"
+    titles = ["input", "block 1: 50 tokens", "block 3: 25 tokens", "block 4: 12 tokens"]
+    assert [panel.title for panel in first.panels] == titles
+    assert first.panels[-1].caption == answers["atc average"][0].partition(": ")[2]
+    assert [panel.caption for panel in first.panels[1:-1]] == ["", ""]
+
+
+def first_answers(logits: torch.Tensor) -> list[str]:
+    odds = logits.double().exp() / logits.double().exp().sum(dim=1, keepdim=True)
+    return [f"{'abcd'[int(row.argmax())]}, {100 * float(row.max()):.0f}%" for row in odds]
+
+
+def test_an_animation_cuts_one_tree_ever_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = data_path("deit_tiny_patch16_224.safetensors")
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(pictures, "dissolve", lambda picture, cuts, **rest: seen.update(rest, cuts=cuts))
+    spec = ModelSpec("deit_tiny_patch16_224", weights)
+    animate(spec, PHOTO, create("atc", linkage="complete"))
+    counts = [len(np.unique(cut.labels)) for cut in seen["cuts"]]
+    assert counts[-1] == pictures.FEWEST and counts == sorted(set(counts), reverse=True)
+    assert [cut.title for cut in seen["cuts"]] == [f"{count} tokens" for count in counts]
+    for earlier, later in itertools.pairwise(cut.labels for cut in seen["cuts"]):
+        pairs = {(int(a), int(b)) for a, b in zip(earlier.ravel(), later.ravel(), strict=True)}
+        assert len(pairs) == len(np.unique(earlier))  # a group never splits
+    model = build(spec)
+    with torch.no_grad():
+        dense = model(pictures.prepared(model, [pictures.open_image(PHOTO)])[0]).softmax(-1)
+    assert seen["first"].caption == f"palace, {float(dense.max()):.0%}" and int(dense.argmax()) == 698
+
+
+def test_a_path_of_no_picture_is_refused(tmp_path: Path) -> None:
+    assert pictures.require_image_name(tmp_path / "a.gif") == tmp_path / "a.gif"
+    with pytest.raises(ValueError, match="is no image file"):
+        pictures.require_image_name(tmp_path / "a.txt")

@@ -1,0 +1,119 @@
+"""Charts: one look for each method wherever it is drawn, and the errors of points where points have them."""
+
+from __future__ import annotations
+
+import colorsys
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import agglo
+from agglo.drawing import charts
+from agglo.drawing.charts import Bar, BarPanel, ColumnPanel, Curve, CurvePanel, Level
+from agglo.drawing.colours import DENSE, LOOKS, in_order, looks, method_of
+
+pytest.importorskip("matplotlib")
+from matplotlib.colors import to_rgb
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+
+LINKAGES = [f"atc {linkage}" for linkage in ("single", "average", "complete")]
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that were saved, to look into."""
+    saved: list[Any] = []
+    save = Figure.savefig
+
+    def saving(figure: Any, *arguments: Any, **options: Any) -> None:
+        saved.append(figure)
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", saving)
+    return saved
+
+
+def hue(name: str) -> tuple[float, float, float]:
+    return colorsys.rgb_to_hls(*to_rgb(LOOKS[name].colour))
+
+
+def test_every_method_has_a_look_of_its_own() -> None:
+    names = {info.name for info in agglo.methods()}
+    assert names <= LOOKS.keys()
+    drawn = [LOOKS[name] for name in sorted(names | set(LINKAGES) | {"dense", "free"}) if name != "atc"]
+    assert len({look.colour for look in drawn}) == len(drawn)
+    for one, other in itertools.combinations(drawn, 2):
+        apart = np.abs(np.subtract(to_rgb(one.colour), to_rgb(other.colour))).max()
+        assert apart > 0.1 or one.marker != other.marker
+
+
+def test_linkages_are_shades_of_one_hue_and_dense_is_grey() -> None:
+    hues, lightness, _ = zip(*(hue(name) for name in LINKAGES), strict=True)
+    assert max(hues) - min(hues) < 0.03
+    assert lightness[0] > lightness[1] + 0.1 > lightness[2] + 0.2
+    assert hue("dense")[2] == hue("free")[2] == 0 and hue("free")[1] > hue("dense")[1] + 0.2
+    assert 0.05 < hue("tome")[0] < 0.11  # orange
+
+
+def test_a_look_does_not_depend_on_who_else_is_drawn() -> None:
+    alone = {name: looks([name])[name] for name in LOOKS}
+    assert looks(reversed(LOOKS)) == alone
+    assert all(look == LOOKS[name] for name, look in alone.items())
+
+
+def test_variations_keep_the_colour_and_differ_in_line_and_strangers_get_further_colours() -> None:
+    found = looks(["kmedoids(weights='equal')", "mine", "kmedoids", "kmedoids, linear", "yours"])
+    assert len({found[name].colour for name in found if name.startswith("kmedoids")}) == 1
+    assert len({found[name].line for name in found if name.startswith("kmedoids")}) == 3
+    assert found["kmedoids"] == LOOKS["kmedoids"]
+    known = {look.colour for look in LOOKS.values()}
+    assert found["mine"].colour != found["yours"].colour and not {found["mine"].colour, found["yours"].colour} & known
+    many = looks(f"stranger {number}" for number in range(20))
+    assert len(set(many.values())) == 20
+    assert method_of("topk2") is None and method_of("l2, keep 0.5") == "l2"
+    assert in_order(["mine", "tome", "atc single", "tome"]) == ["atc single", "tome", "mine"]
+
+
+def test_curves_show_the_errors_of_their_points(tmp_path: Path, figures: list[Any]) -> None:
+    curve = Curve("tome", [1.0, 2.0], [70.0, 72.0], [0.5, 0.25], [(0.5, 1.5), (1.9, 2.3)])
+    panels = [
+        CurvePanel([curve, Curve("sit", [1, 2], [60, 61], faint=True)], "x", "y", Level(73.0, 0.4, 1.2, (1.1, 1.3))),
+        CurvePanel([Curve("mine", [1, 2], [70, 71])], "x", "y"),
+    ]
+    charts.draw_curves(panels, tmp_path / "a.png", title="title", note="note", share_y=True)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    first, second = figures[0].axes
+    dense, drawn = (c for c in first.containers if isinstance(c, ErrorbarContainer))
+    assert drawn.lines[0].get_color() == LOOKS["tome"].colour and dense.lines[0].get_color() == LOOKS[DENSE].colour
+    across, upright = drawn.lines[2]
+    np.testing.assert_allclose(across.get_segments(), [[[0.5, 70], [1.5, 70]], [[1.9, 72], [2.3, 72]]])
+    np.testing.assert_allclose(upright.get_segments(), [[[1, 69.5], [1, 70.5]], [[2, 71.75], [2, 72.25]]])
+    [plain] = second.containers
+    assert plain.lines[2] == ()
+    [legend] = figures[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["tome", "mine", "other methods", "dense"]
+
+
+def test_bars_show_their_range(tmp_path: Path, figures: list[Any]) -> None:
+    groups = [[Bar("dense", 10, 8, 13, "10")], [Bar("atc average", 20, label="atc, 0.5"), Bar("tome", 19)]]
+    charts.draw_bars([[BarPanel(groups, "x")]], tmp_path / "a.svg")
+    [axes] = figures[0].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["dense", "atc, 0.5", "tome"]
+    [whiskers] = (c for c in axes.containers if isinstance(c, ErrorbarContainer))
+    [line] = whiskers.lines[2]
+    np.testing.assert_allclose([segment[:, 0] for segment in line.get_segments()], [[8, 13]])
+    bottom, top = axes.get_ylim()
+    assert bottom > top  # read from top to bottom
+
+
+def test_columns_stand_side_by_side(tmp_path: Path, figures: list[Any]) -> None:
+    panel = ColumnPanel(["25%", "50%"], {"atc single": [1.0, -0.5], "atc average": [2.0, 0.5]}, "keep rate", "points")
+    charts.draw_columns([panel, panel], tmp_path / "a.png")
+    [first, second] = figures[0].axes[0].containers
+    assert [bar.get_height() for bar in first] == [1.0, -0.5]
+    assert all(a.get_x() + a.get_width() <= b.get_x() for a, b in zip(first, second, strict=True))
+    assert first[0].get_facecolor()[:3] == pytest.approx(to_rgb(LOOKS["atc single"].colour))
