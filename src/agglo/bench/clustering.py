@@ -198,87 +198,6 @@ def peak_memory(n: int, linkage: str) -> float | None:
     return float(done.stdout)
 
 
-# --- contention -------------------------------------------------------------------------------------------------------
-
-CONTENDED_AT_MOST = 1.2  # times as long as one thread may several take while other processes are busy
-_BUSY = "import os\nos.nice(10)\nwhile True: pass"
-
-
-@dataclass
-class Contention:
-    """Seconds of a call on one thread and on several, taken in turns beside some busy processes of low priority."""
-
-    busy_processes: int
-    batch: int
-    n: int
-    threads: int
-    alone: list[float] = field(default_factory=list)
-    together: list[float] = field(default_factory=list)
-
-    def ratio(self) -> float:
-        return statistics.median(self.together) / statistics.median(self.alone)
-
-
-def measure_contention(batch: int, n: int, threads: int, busy_processes: int, repeats: int) -> Contention:
-    distances = pairwise(spatial_tokens(batch, n), "cosine")
-    result = Contention(busy_processes, batch, n, threads)
-    busy = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(busy_processes)]
-    try:
-        time.sleep(0.5)  # until they have started and their priority is set
-        for _ in range(repeats):
-            for count, seconds in ((1, result.alone), (threads, result.together)):
-                with torch_threads(count):
-                    by_agglo(distances, n // 2, "average")
-                    begin = time.perf_counter()
-                    for _ in range(10):
-                        by_agglo(distances, n // 2, "average")
-                    seconds.append((time.perf_counter() - begin) / 10)
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
-    return result
-
-
-def contention_table(results: list[Contention]) -> str:
-    lines = ["| busy processes | B x N | 1 thread, ms an image | threads | ms an image | ratio |", "|" + " --- |" * 6]
-    for result in results:
-        alone, together = (statistics.median(times) / result.batch * 1e3 for times in (result.alone, result.together))
-        size = f"{result.batch} x {result.n}"
-        cells = [
-            result.busy_processes,
-            size,
-            f"{alone:.3f}",
-            result.threads,
-            f"{together:.3f}",
-            f"{result.ratio():.2f}",
-        ]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    for result in results:
-        if result.busy_processes:
-            met = "met" if result.ratio() <= CONTENDED_AT_MOST else "MISSED"
-            where = (
-                f"{result.threads} threads beside {result.busy_processes} busy processes, {result.batch} x {result.n}"
-            )
-            lines.append(f"{met}: {where}: {result.ratio():.2f}x one thread (at most {CONTENDED_AT_MOST:g}x)")
-    return "\n".join(lines)
-
-
-def run_contended(arguments: argparse.Namespace) -> int:
-    """How threads fare beside 0, 1 and 2 busy processes."""
-    sizes = [_size(size) for size in arguments.sizes]
-    results = []
-    with progress(3 * len(sizes), "timed") as advance:
-        for batch, n in sizes:
-            for busy in range(3):
-                results.append(measure_contention(batch, n, arguments.threads, busy, arguments.repeats))
-                advance(f"{batch} x {n}, {busy} busy processes")
-    print(contention_table(results))
-    if arguments.output:
-        write_json(arguments.output, {"machine": machine(), "contention": [asdict(result) for result in results]})
-    return 0
-
-
 # --- report -----------------------------------------------------------------------------------------------------------
 
 
@@ -331,9 +250,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         require_output(arguments.output)
     if arguments.contended:
+        from agglo.bench.contention import run_contended
+
         return run_contended(arguments)
     with torch_threads(arguments.threads):
-        sizes = [_size(size) for size in arguments.sizes]
+        sizes = [parse_size(size) for size in arguments.sizes]
         cases: list[Case] = []
         real = arguments.checkpoint is not None and arguments.images is not None
         total = len(sizes) * (1 + real) * len(arguments.keep_rate) * len(arguments.linkage)
@@ -363,7 +284,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _size(text: str) -> tuple[int, int]:
+def parse_size(text: str) -> tuple[int, int]:
     batch, _, n = text.partition("x")
     if not (batch.isdigit() and n.isdigit()):
         raise ValueError(f"size {text!r} must be BxN, such as 64x196")

@@ -1,4 +1,4 @@
-"""agglo bench model, agglo bench clustering"""
+"""agglo bench model, agglo bench clustering, ...: every benchmark of `bench/registry.py`"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from agglo.bench.registry import BENCHMARKS, Benchmark
 from agglo.cli.arguments import (
     add_budget,
     add_command,
@@ -17,9 +18,6 @@ from agglo.cli.arguments import (
     model_spec,
     positive,
 )
-
-_ABOUT_MODEL = "images per second: dense, ToMe, ATC, and the ceiling where reduction is free"
-_ABOUT_CLUSTERING = "the clustering alone against scikit-learn, SciPy and fastcluster"
 
 _DETAILS = """\
 Images per second of one model: dense, reduced by each method, and reduced for free, that is to the same token counts
@@ -40,12 +38,23 @@ examples:
 def add_to(commands: Any) -> None:
     parser = commands.add_parser("bench", help="measure speed", description="Measure speed.")
     subjects = parser.add_subparsers(title="what to measure", metavar="<subject>", dest="subject", required=True)
-    _add_model_benchmark(subjects)
-    _add_clustering_benchmark(subjects)
+    for benchmark in BENCHMARKS:
+        if benchmark.name == "model":
+            _add_model_benchmark(subjects, benchmark)
+        else:
+            _add_benchmark(subjects, benchmark)
 
 
-def _add_model_benchmark(subjects: Any) -> None:
-    parser = add_command(subjects, "model", about=_ABOUT_MODEL, details=_DETAILS, examples=_EXAMPLES)
+def _add_benchmark(subjects: Any, benchmark: Benchmark) -> None:
+    """One that reads its own arguments."""
+    module = benchmark.load()
+    parser = add_command(subjects, benchmark.name, about=benchmark.about, details=module.__doc__ or "", examples="")
+    module.add_arguments(parser)
+    parser.set_defaults(run=module.run)
+
+
+def _add_model_benchmark(subjects: Any, benchmark: Benchmark) -> None:
+    parser = add_command(subjects, "model", about=benchmark.about, details=_DETAILS, examples=_EXAMPLES)
     add_model(parser)
     what = parser.add_argument_group("what runs")
     add_methods(what, ["tome", "atc"])
@@ -85,11 +94,3 @@ def run_model(arguments: argparse.Namespace) -> None:
     print(table(report))
     if arguments.plot is not None:
         plot(report, arguments.plot)
-
-
-def _add_clustering_benchmark(subjects: Any) -> None:
-    from agglo.bench import clustering as benchmark_clustering
-
-    parser = subjects.add_parser("clustering", help=_ABOUT_CLUSTERING, description=benchmark_clustering.__doc__)
-    benchmark_clustering.add_arguments(parser)
-    parser.set_defaults(run=benchmark_clustering.run)

@@ -11,25 +11,25 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
 
-import agglo
 from agglo.bench.clustering import spatial_tokens
 from agglo.experiments.devices import torch_threads
 from agglo.experiments.machine import machine
 from agglo.experiments.tables import Column, Table
-from agglo.methods import Method, View, create
+from agglo.methods import Method, View, create, list_methods
 
 HEADS = 3
 EQUAL = {"dpc_knn": {"weights": "equal"}}  # learns otherwise
-VARIANTS = [("kmedoids", {"weights": "equal"}), ("kmedoids", {"released": True})]
+VARIANTS: list[tuple[str, dict[str, Any]]] = [("kmedoids", {"weights": "equal"}), ("kmedoids", {"released": True})]
 
 
 def parameter_free() -> list[Method]:
     # Methods whose tokens skip blocks and return have no stage to time: they decide at every block, with a memory.
-    stages = [info for info in agglo.list_methods() if info.kind != "skips"]
+    stages = [info for info in list_methods() if info.kind != "skips"]
     names = [info.name for info in stages if not info.learns or info.name in EQUAL]
     return [create(name, **EQUAL.get(name, {})) for name in names] + [create(n, **o) for n, o in VARIANTS]
 
@@ -72,15 +72,16 @@ def stage(method: Method, view: View) -> Callable[[], Tensor]:
     return run
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=196, help="patch tokens, a square number")
     parser.add_argument("--dim", type=int, default=192)
     parser.add_argument("--target", type=int, help="patch tokens to leave; half of them by default")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--threads", type=int, help="of torch; as it is by default")
-    arguments = parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> None:
     view = shown(arguments.batch_size, arguments.tokens, arguments.dim, arguments.target or arguments.tokens // 2)
     stages = {repr(method): stage(method, view) for method in parameter_free()}
     reference = repr(create("tome"))
@@ -88,16 +89,12 @@ def main() -> None:
     with torch_threads(arguments.threads), torch.inference_mode():
         print(machine())
         for _ in range(arguments.repeats + 2):  # the first turns warm up
-            for name, run in stages.items():
+            for name, reduce in stages.items():
                 begin = time.perf_counter()
-                run()
+                reduce()
                 times[name].append(time.perf_counter() - begin)
     rows = []
     for name, all_times in sorted(times.items(), key=lambda item: median(item[1][2:])):
         ratio = median(mine / tome for mine, tome in zip(all_times[2:], times[reference][2:], strict=True))
         rows.append([name, median(all_times[2:]) * 1e3, ratio])
     print(Table([Column("method", left=True), Column("ms", ".1f"), Column("to ToMe", ".2f")], rows).markdown())
-
-
-if __name__ == "__main__":
-    main()

@@ -14,8 +14,8 @@ import time
 import torch
 from torch import Tensor
 
-import agglo
 from agglo.bench.clustering import spatial_tokens
+from agglo.clustering import cluster
 from agglo.clustering.tree import number_by_first_member
 from agglo.experiments.machine import machine
 from agglo.experiments.tables import Column, Table
@@ -64,11 +64,12 @@ def cluster_by_means(features: Tensor, k: int) -> Tensor:
     return number_by_first_member(parent[None])[0]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=[196, 1024, 4096, 9216])
     parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> None:
     print(machine())
     columns = [Column("N"), Column("matrix, ms", ".1f"), Column("means, ms", ".1f"), Column("means / matrix", ".1f")]
     columns += [Column("same partition"), Column("matrix, MB", ".1f"), Column("means, MB", ".1f")]
@@ -79,7 +80,7 @@ def main() -> None:
         results = {}
         for _ in range(arguments.repeats + 1):  # the first turn warms up
             for name, call in (
-                ("matrix", lambda x=features: agglo.cluster(x, x.shape[1] // 2)[0]),
+                ("matrix", lambda x=features: cluster(x, x.shape[1] // 2)[0]),
                 ("means", lambda x=features: cluster_by_means(x[0], x.shape[1] // 2)),
             ):
                 begin = time.perf_counter()
@@ -90,7 +91,3 @@ def main() -> None:
         memory = n * n * 4 / 1e6, (n * 64 + min(n, ROWS) * n) * 4 / 1e6
         rows.append([n, matrix, means, means / matrix, same, *memory])
     print(Table(columns, rows).markdown())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """How long the Triton kernel should take on an A100: rounds counted on data, bytes and steps derived from them.
 
-    python benchmarks/gpu_roofline.py
-
 Runs on any CPU: the rounds are played in NumPy with the kernel's rules (who merges, whose nearest is looked for again,
 when it stops), and what the kernel would load and store in each is added up. An estimate; nothing runs on a GPU.
 """
@@ -108,13 +106,13 @@ def play_rounds(distances: np.ndarray, linkage: str, k: int) -> Work:
     return finish(work, n, width, launch)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--side", type=int, default=14, help="tokens along each side of an image")
     parser.add_argument("--batch", type=int, default=320)
     parser.add_argument("--images", type=int, default=64, help="how many to count rounds on")
-    arguments = parser.parse_args()
 
+
+def run(arguments: argparse.Namespace) -> None:
     n = arguments.side**2
     generator = np.random.default_rng(0)
     images = [cosine_distances(correlated_tokens(arguments.side, 64, generator)) for _ in range(arguments.images)]
@@ -137,7 +135,3 @@ def main() -> None:
             memory, latency = of_batch / BYTES_A_SECOND * 1e3, slowest * CYCLES_A_STEP / CLOCK * waves * 1e3
             rows.append([linkage, keep, counted, traffic / 1e6, of_batch / 1e9, memory, slowest, latency])
     print(Table(columns, rows).markdown())
-
-
-if __name__ == "__main__":
-    main()
