@@ -50,7 +50,7 @@ def _cells(result: dict[str, Any]) -> list[Any]:
 
 
 def require_plot_name(path: Path) -> Path:
-    """The path itself, if a plot can be written there; told before any work is done."""
+    """The path itself, if a plot can be written there; checked before any work is done."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     accepted = sorted(FigureCanvasBase.get_supported_filetypes())

@@ -106,8 +106,14 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
 
 def _chosen(arguments: argparse.Namespace) -> dict[str, Any]:
     from agglo.classification.training.recipe import assignment
+    from agglo.methods import split_method_text
 
     typed = {name: getattr(arguments, name) for name in _CHOICES if getattr(arguments, name) is not None}
+    if ":" in typed.get("method", ""):
+        typed["method"], options = split_method_text(typed["method"])
+        if linkage := options.pop("linkage", None):
+            typed.setdefault("linkage", linkage)
+        typed["method_options"] = options
     return {**typed, **dict(assignment(text) for text in arguments.set)}
 
 

@@ -32,7 +32,7 @@ def summary(report: dict[str, Any]) -> str:
         "",
         Table(columns, rows).text(),
         "",
-        f"dense: {dense['images_per_second']:.0f} images a second on {machine['gpu'] or machine['cpu']}, "
+        f"dense: {dense['images_per_second']:.0f} images per second on {machine['gpu'] or machine['cpu']}, "
         f"{report['settings']['threads']} threads; all timed in turns",
     ]
     if metric != "mAP":

@@ -42,8 +42,10 @@ class RunFolder:
             raise ValueError(f"{str(record)!r} is no record of a run; give another folder, or remove it") from error
         differing = [name for name in now if name not in may_differ and now[name] != then[name]]
         if differing:
-            told = ", ".join(f"{name}={then[name]!r} then and {now[name]!r} now" for name in differing)
-            raise ValueError(f"output={str(self.path)!r} holds another run: {told}; give another folder, or remove it")
+            differences = ", ".join(f"{name}={then[name]!r} then and {now[name]!r} now" for name in differing)
+            raise ValueError(
+                f"output={str(self.path)!r} holds another run: {differences}; give another folder, or remove it"
+            )
 
     def start(self, settings: Mapping[str, Any], processes: int, data: Path, skipped: Sequence[str] = ()) -> None:
         """Make the folder ready. Only one process does this, once all that could be wrong with settings and data has

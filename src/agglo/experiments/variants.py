@@ -5,7 +5,6 @@ A budget says how many tokens stay: a keep rate, a threshold or a schedule.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from agglo import patching
-from agglo.methods import Method, create, method_text, parse_method
+from agglo.methods import Method, create, method_text, parse_method, split_method_text
 from agglo.schedule import Schedule, Stages, as_schedule
 
 
@@ -111,8 +110,7 @@ def variants_of(
 
 def _instances(text: str, linkages: Sequence[str] | None, given: Mapping[str, Any]) -> list[tuple[str, Method]]:
     """Names and methods of one text: every linkage asked for, unless the text has one of its own."""
-    method = parse_method(text)
-    written = set(re.findall(r"[:,]\s*(\w+)\s*=", text))
+    method, written = parse_method(text), split_method_text(text)[1].keys()
     options = {option: value for option, value in given.items() if option in method.options()}
     if clash := sorted(written & options.keys()):
         raise ValueError(f"{clash[0]}={options[clash[0]]!r} and method={text!r}: give {clash[0]} once")

@@ -5,7 +5,7 @@ from pkgutil import iter_modules
 
 from agglo.methods.atc import ATC
 from agglo.methods.base import Grid, LearnedMethod, Method, ModelShape, Outcome, RememberingMethod, View
-from agglo.methods.helpers.text import method_table, method_text, parse_method
+from agglo.methods.helpers.text import method_table, method_text, parse_method, split_method_text
 from agglo.methods.registry import MethodInfo, create, import_methods, list_methods, register
 from agglo.methods.tome import ToMe
 
@@ -30,4 +30,5 @@ __all__ = [
     "method_text",
     "parse_method",
     "register",
+    "split_method_text",
 ]

@@ -61,7 +61,7 @@ class EvaluationSettings:
 def run(settings: EvaluationSettings, json_path: Path | None = None) -> dict[str, Any]:
     """The report: what ran, on what, and one result per cell. Cells that the JSON file already holds are not run again;
     it is written after every cell. Started by `accelerate launch` or `torchrun`, all processes call this."""
-    dtype_named(settings.dtype)  # a name that is none is told before anything is read
+    dtype_named(settings.dtype)  # an unknown name raises before anything is read
     if json_path is not None:
         require_output(json_path)
     with torch_threads(settings.threads):

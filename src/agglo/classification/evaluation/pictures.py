@@ -246,7 +246,7 @@ def open_image(path: Path) -> Image:
 
 
 def require_image_name(path: Path) -> Path:
-    """The path itself, if a picture can be written there; told before any work is done."""
+    """The path itself, if a picture can be written there; checked before any work is done."""
     from PIL import Image
 
     writable = sorted(

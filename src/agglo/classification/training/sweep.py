@@ -44,7 +44,7 @@ def sweep(
         raise ValueError(f"precision={list(over['precision'])}: one process has one precision; sweep each by itself")
     planned: list[tuple[dict[str, Any], TrainingSettings]] = []
     for cell in cells(over):
-        settings, _ = recipe.resolve({**choices, **cell})  # all of them, so that a bad value is told before any run
+        settings, _ = recipe.resolve({**choices, **cell})  # all of them, so that a bad value raises before any run
         planned.append((cell, settings))
     rows = []
     for cell, settings in planned:

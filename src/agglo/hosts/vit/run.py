@@ -21,7 +21,7 @@ from agglo.methods.helpers.validation import require_valid
 from agglo.tracing import Step
 
 Call = Callable[..., Any]
-Earlier = list[tuple[Tensor, Grouping | None]]
+BeforeDrops = list[tuple[Tensor, Grouping | None]]
 
 
 def directly(function: Call, *arguments: Any) -> Any:
@@ -41,32 +41,32 @@ class Run:
     reduced: tokens (B, G, C) after the last block run: all that a head needs that reads prefix tokens alone.
     grouping: of the first tokens, which led there, if any.
     kept: full-length tokens (B, T, C) after each block that was asked for, in order.
-    earlier: the tokens just before some of them were dropped, and the grouping that had led there.
+    before_drops: the tokens just before some of them were dropped, and the grouping that had led there.
     """
 
     reduced: Tensor
     grouping: Grouping | None
     kept: list[Tensor]
-    earlier: Earlier = field(default_factory=list)
+    before_drops: BeforeDrops = field(default_factory=list)
 
     @property
     def tokens(self) -> Tensor:
         """What a last norm is to act on: one token per group (B, G, C), or, where tokens were dropped, which have last
         values of their own, all positions (B, T, C)."""
-        return _full_length(self.reduced, self.grouping, self.earlier) if self.earlier else self.reduced
+        return _full_length(self.reduced, self.grouping, self.before_drops) if self.before_drops else self.reduced
 
     def restored(self, tokens: Tensor | None = None) -> Tensor:
         """Tokens in the original number and order, (B, T, C): `self.tokens`, or what a norm made of them."""
         tokens = self.tokens if tokens is None else tokens
-        return tokens if self.grouping is None or self.earlier else self.grouping.unmerge(tokens)
+        return tokens if self.grouping is None or self.before_drops else self.grouping.unmerge(tokens)
 
 
-def _full_length(x: Tensor, grouping: Grouping | None, earlier: Earlier) -> Tensor:
+def _full_length(x: Tensor, grouping: Grouping | None, before_drops: BeforeDrops) -> Tensor:
     """Every position (B, T, C): its group's token in x (B, G, C), or its last value before it was dropped."""
     if grouping is None:
         return x
     last: Tensor | None = None
-    for tokens, before in earlier:
+    for tokens, before in before_drops:
         last = tokens if before is None else before.unmerge(tokens, last)
     return grouping.unmerge(x, last)
 
@@ -103,16 +103,16 @@ def run_blocks(
     for index, block in enumerate(blocks):
         run.block(index, block, targets[index], asked)
         if index in keep:
-            kept.append(_full_length(run.x, run.total, run.earlier))
+            kept.append(_full_length(run.x, run.total, run.before_drops))
     for trace in setup.traces:
         trace.record(run.steps)
-    return Run(run.x, run.total, kept, run.earlier)
+    return Run(run.x, run.total, kept, run.before_drops)
 
 
 class _Pass:
     """The state of one forward pass. It lives as long as `run_blocks` does: two threads may run one model.
 
-    x: tokens (B, G, C) at hand. total: how the first tokens became these. earlier: see `Run`.
+    x: tokens (B, G, C) at hand. total: how the first tokens became these. before_drops: see `Run`.
     rotary: their positions; on_grid: those of all tokens.
     policy, processed: the masks of the latest outcome.
     received: the attention each token at hand got in the latest block, if the method asks for it.
@@ -140,7 +140,7 @@ class _Pass:
         self.processed: Tensor | None = None
         self.received: Tensor | None = None
         self.memory: Tensor | None = None
-        self.earlier: Earlier = []
+        self.before_drops: BeforeDrops = []
         self.steps: list[Step] = []
 
     def block(self, index: int, block: nn.Module, target: int | None, asked: list[int]) -> None:
@@ -182,7 +182,7 @@ class _Pass:
         require_valid(self.method, view, outcome)
         grouping = outcome.grouping
         if grouping.drops:
-            self.earlier = [*self.earlier, (self.x, self.total)]
+            self.before_drops = [*self.before_drops, (self.x, self.total)]
         self.x = grouping.merge(self.x) if outcome.tokens is None else outcome.tokens
         self.total = grouping if self.total is None else self.total.then(grouping)
         self.rotary = self.rotary and self.rotary.merged(grouping, outcome.weights)
@@ -192,8 +192,8 @@ class _Pass:
     def _let_return(self) -> None:
         """Tokens that passed by, or in a group, are back at their places; the masks of the latest outcome are over."""
         if self.total is not None and (self.total.drops or self.total.n_groups < self.n_tokens):
-            self.x = _full_length(self.x, self.total, self.earlier)
-        self.total, self.rotary, self.earlier = None, self.on_grid, []
+            self.x = _full_length(self.x, self.total, self.before_drops)
+        self.total, self.rotary, self.before_drops = None, self.on_grid, []
         self.policy = self.processed = None
 
     def _remember(self, method: RememberingMethod, projected: Projected, sizes: Tensor | None) -> None:

@@ -31,6 +31,16 @@ def parse_method(described: str | Mapping[str, Any] | Method) -> Method:
         return _from_table(described)
     if not isinstance(described, str):
         raise TypeError(f"a method is described by a text or a table, not by {described!r}")
+    name, options = split_method_text(described)
+    return create(name, **options)
+
+
+def split_method_text(described: str) -> tuple[str, dict[str, Any]]:
+    """The name in a method's text, and the options that are written there.
+
+    >>> split_method_text("atc:linkage=single")
+    ('atc', {'linkage': 'single'})
+    """
     name, colon, listed = described.partition(":")
     if not name or (colon and not listed):
         raise ValueError(f"{described!r} describes no method; accepted: name, or name:option=value,option=value")
@@ -43,7 +53,7 @@ def parse_method(described: str | Mapping[str, Any] | Method) -> Method:
         if option in options:
             raise ValueError(f"{described!r} gives {option!r} twice")
         options[option] = _value(value)
-    return create(name, **options)
+    return name, options
 
 
 def method_text(method: Method) -> str:
