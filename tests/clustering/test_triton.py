@@ -95,7 +95,7 @@ def compare(linkage: str) -> Iterator[str]:
     yield from check("real", real(3, 33), groups(8, 16, 31))
     yield from check("tied", tied(3, 33), groups(8, 16, 31), None)
     yield from check("tied", tied(1, 64, seed=1), groups(20))
-    yield from check("tied", 5 * tied(1, 154, seed=2) + tied(1, 154, seed=3), groups(60))
+    yield from check("tied", 5 * tied(1, 70, seed=2) + tied(1, 70, seed=3), groups(25))
     yield from check("real", real(1, 100), groups(49), 2.0)
     yield from check("real", real(1, 196), groups(98))
     yield from check("duplicated", duplicated(2, 30), groups(5, 12), None, 0.0)

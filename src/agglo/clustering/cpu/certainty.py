@@ -2,8 +2,8 @@
 
 The rule of reference.py compares exact means. Keys hold means in float32, rounded anew at every merge, which is what
 makes them fast. So a merge counts only if it is certain: neither group has a third one nearly as near, where nearly
-means that rounding could have made the difference. Everything else is left to `exact_average`. On tokens of images that
-is about one image in a hundred; on tied distances it is most of them.
+means that rounding could have made the difference. Everything else is left to `exact_average`: of 2000 images of 196
+spatial tokens, halved, 10 were. Tied distances go there as a rule.
 
 How much rounding can do: a mean of two keys is off by at most 3 units in the last place (the share, the product, the
 sum), besides what the two were off before. Keys are float bits, so a unit in the last place is a difference of 1.
