@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint types pytest bench-clustering bench-model off-the-shelf mini-study lock clean
+.PHONY: help setup demo test lint types pytest bench-clustering bench-model off-the-shelf mini-study readme-figures lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -42,7 +42,7 @@ DATA       ?= /usr/share/datasets/fashion-mnist
 SHELF      := $(BIN)/agglo evaluate deit_tiny_patch16_224 --checkpoint $(CHECKPOINT) --data $(IMAGES) \
 	--json benchmarks/results/off-the-shelf.json --keep-rate 0.9 0.7 0.5 0.25
 
-bench-model: $(READY)  ## images a second of DeiT-Tiny: dense, ToMe, ATC and the ceiling (CHECKPOINT=)
+bench-model: $(READY)  ## images per second of DeiT-Tiny: dense, ToMe, ATC and the ceiling (CHECKPOINT=)
 	$(BIN)/agglo bench model --checkpoint $(CHECKPOINT) --keep-rate 1 0.5 0.25 --repeats 11 \
 		--json benchmarks/results/model.json --plot docs/images/model-speed.png
 
@@ -53,6 +53,9 @@ off-the-shelf: $(READY)  ## accuracy of every method without parameters on DeiT-
 
 mini-study: $(READY)  ## all methods on the embedded model, off the shelf and fine-tuned (DATA=; two hours)
 	$(BIN)/python -m benchmarks.mini_study --data $(DATA)
+
+readme-figures: $(READY)  ## the README's pictures and numbers, from benchmarks/results (CHECKPOINT=)
+	$(BIN)/python -m benchmarks.readme_figures --checkpoint $(CHECKPOINT)
 
 lock:  ## pin the newest versions again (needs `make setup` first)
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 --no-header --no-annotate \

@@ -1,4 +1,7 @@
-"""Cluster the patches of a photograph with every linkage, draw the groups, time it against scikit-learn."""
+"""Cluster the patches of a photograph with every linkage, draw the groups, time it against scikit-learn.
+
+python examples/picture.py       # writes example-output/groups.png
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from sklearn.cluster import AgglomerativeClustering
 from sklearn.datasets import load_sample_image
 
 import agglo
-from agglo.drawing.groups import colours_of, draw_groups, first_members
+from agglo.drawing.groups import draw_groups, first_members
 from agglo.drawing.sheet import Panel, Row, compose
 
 GRID = (26, 40)
@@ -43,9 +46,9 @@ def main() -> None:
         panels = [Panel(picture, f"{n} patches")]
         for keep_rate in KEEP_RATES:
             labels = first_members(agglo.cut(tree, int(n * keep_rate))[None])[0].reshape(GRID)
-            drawn = draw_groups(picture, labels, colours_of([labels]), scale=1)
+            drawn = draw_groups(picture, labels, scale=1)
             panels.append(Panel(drawn, f"{int(n * keep_rate)} groups"))
-        rows.append(Row(panels, linkage))
+        rows.append(Row(panels, f"{linkage} linkage"))
     OUTPUT.mkdir(exist_ok=True)
     file = OUTPUT / "groups.png"
     compose(rows).save(file)

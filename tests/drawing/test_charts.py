@@ -42,7 +42,7 @@ def hue(name: str) -> tuple[float, float, float]:
 
 
 def test_every_method_has_a_look_of_its_own() -> None:
-    names = {info.name for info in agglo.methods()}
+    names = {info.name for info in agglo.list_methods()}
     assert names <= LOOKS.keys()
     drawn = [LOOKS[name] for name in sorted(names | set(LINKAGES) | {"dense", "free"}) if name != "atc"]
     assert len({look.colour for look in drawn}) == len(drawn)

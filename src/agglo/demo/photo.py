@@ -32,10 +32,9 @@ def draw_photo(path: Path, *, scale: int = 1) -> Image:
     for count in GROUPS:
         if count < len(features):
             labels = first_members(cut(tree, count)[None])[0].reshape(grid)
-            panels.append(Panel(draw_groups(picture, labels, scale=scale, wash=0.85), f"{count} groups"))
-    about = (
-        f"{path.name}: patches of {_PATCH} pixels by mean and deviation of their colours, complete linkage, no model"
-    )
+            # Patches this small leave no room for lines between them.
+            panels.append(Panel(draw_groups(picture, labels, scale=scale, wash=1, thickness=0), f"{count} groups"))
+    about = f"{path.name}: patches of {_PATCH} pixels, compared by their colours alone (complete linkage, no model)"
     return compose([Row(panels, about)])
 
 

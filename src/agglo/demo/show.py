@@ -43,7 +43,7 @@ def show(spec: ModelSpec, data: Path, output: Path, *, images: int | None = None
     model = build(spec)
     inputs, pictures, classes = _examples(model, data, report["data"]["images"])
     _time_in_turns(report, variants, model, inputs)
-    write_json(output / "results.json", report)
+    _write(report, output / "results.json")
     plot(report, output / "accuracy.png")
     half = [variant for variant in variants if variant.keep_rate == 0.5]
     chosen = [len(inputs) * index // _DRAWN for index in range(min(_DRAWN, len(inputs)))]
@@ -64,6 +64,14 @@ def show_photo(spec: ModelSpec, photo: Path, output: Path) -> Path:
     else:
         visualize(spec, [photo], variants_of(("tome", "atc"), keep_rates=[0.5], linkages=LINKAGES)).save(path)
     return path
+
+
+def _write(report: dict[str, Any], path: Path) -> None:
+    """As `agglo evaluate` writes it, which keeps apart what cannot run."""
+    apart: dict[str, list[dict[str, Any]]] = {"results": [], "cannot": []}
+    for result in report["results"]:
+        apart["cannot" if "cannot" in result else "results"].append(result)
+    write_json(path, {**report, **apart})
 
 
 def _examples(model: Any, data: Path, most: int) -> tuple[Tensor, Tensor, list[str]]:

@@ -10,7 +10,7 @@ Patches that belong to no group any more, because a method dropped them, are gre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,13 +151,13 @@ def draw_groups(
         return drawn
     line = border(of_pixels, thickness)
     hairline = border(of_pixels, thickness + 1) & ~line
-    drawn[hairline] = _mixed(drawn[hairline], np.zeros(3), _HAIRLINE)
-    drawn[line] = _mixed(drawn[line], np.full(3, 255), _LINE)
+    drawn[hairline] = _mixed(drawn[hairline], 0, _HAIRLINE)
+    drawn[line] = _mixed(drawn[line], 255, _LINE)
     return drawn
 
 
-def _mixed(under: Pixels, over: NDArray[Any], share: float) -> Pixels:
-    return ((1 - share) * under + share * over).round().astype(np.uint8)
+def _mixed(under: Pixels, over: Pixels | int, share: float) -> Pixels:
+    return ((1 - share) * under + share * np.asarray(over)).round().astype(np.uint8)
 
 
 def fill(picture: Pixels, labels: Ints) -> Pixels:

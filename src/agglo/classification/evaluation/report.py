@@ -216,9 +216,9 @@ def plot(report: dict[str, Any], path: Path) -> None:
         by_speed.append(Curve(label, speeds, values, errors, _speed_ranges(of_line)))
     level = speed_level = None
     for result in (result for result in done if result["name"] == "dense"):
-        error, speed_range = _errors([result], metric), _speed_ranges([result])
-        level = Level(result[metric], error[0] if error else None)
-        speed_level = replace(level, x=result["images_per_second"], x_range=speed_range[0] if speed_range else None)
+        errors, ranges = _errors([result], metric), _speed_ranges([result])
+        level = Level(result[metric], errors[0] if errors else None)
+        speed_level = replace(level, x=result["images_per_second"], x_range=ranges[0] if ranges else None)
     ticks = sorted({result.get(kind) for result in done} - {None})
     y_label = f"{METRICS[metric]} (%)"
     panels = [

@@ -1,0 +1,59 @@
+"""The README's table says what the measurements say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks import readme_figures
+from benchmarks.readme_figures import BEGIN, END, numbers, with_numbers
+
+
+def accuracy() -> dict[str, Any]:
+    values = {("dense", None): 72.5, ("tome", 0.5): 64.65, ("atc average", 0.5): 69.5, ("atc average", 0.25): 47.55}
+    results: list[dict[str, Any]] = [{"name": n, "keep_rate": r, "top1": value} for (n, r), value in values.items()]
+    results.append({"name": "tome", "keep_rate": 0.25, "cannot": "it merges pairs"})
+    return {"data": {"images": 2000}, "results": results}
+
+
+def speed(**changes: Any) -> dict[str, Any]:
+    values = {
+        ("dense", None): [10.0, 20.0, 10.0],
+        ("free", 1.0): [20.0, 40.0, 10.0],
+        ("tome", 0.5): [40.0, 80.0, 10.0],
+        ("atc average", 0.5): [30.0, 60.0, 40.0],
+        ("atc average", 0.25): [50.0, 100.0, 90.0],
+    }
+    results = [{"name": n, "keep_rate": r, "images_per_second": v} for (n, r), v in values.items()]
+    machine = {"cpu": "a processor", "gpu": None, "threads": 2, "date": "2026-11-16T00:34:40+00:00"}
+    return {"machine": machine, "settings": {"batch_size": 64}, "results": results, **changes}
+
+
+def test_the_table() -> None:
+    lines = numbers(accuracy(), speed()).splitlines()
+    assert lines[2:7] == [
+        "| dense | 72.5 | 1.00x | 2.00x |",
+        "| ToMe, keep rate 0.5 | 64.7 | 2.00x | 4.00x |",
+        "| ATC, keep rate 0.5 | 69.5 | 1.50x | 3.00x |",
+        "| ToMe, keep rate 0.25 | cannot |  |  |",
+        "| ATC, keep rate 0.25 | 47.5 | 2.50x | 5.00x |",
+    ]
+    assert "2000 ImageNet images" in lines[-1] and "a processor, 2 threads, 2026-11-16" in lines[-1]
+    with pytest.raises(ValueError, match="keep rate 1"):
+        numbers(accuracy(), speed(results=[r for r in speed()["results"] if r["name"] != "free"]))
+
+
+def test_the_readme_holds_the_numbers_of_the_recorded_runs() -> None:
+    recorded = [
+        json.loads((readme_figures.RESULTS / f"{name}.json").read_text()) for name in ("off-the-shelf", "model")
+    ]
+    readme = (readme_figures.ROOT / "README.md").read_text(encoding="utf-8")
+    assert with_numbers(readme, numbers(*recorded)) == readme
+
+
+def test_numbers_go_between_the_marks() -> None:
+    assert with_numbers(f"a\n{BEGIN}\nold\n{END}\nb", "new") == f"a\n{BEGIN}\nnew\n{END}\nb"
+    with pytest.raises(ValueError, match="no place for the numbers"):
+        with_numbers("a", "new")
