@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint types pytest bench-clustering bench-model off-the-shelf mini-study readme-figures lock clean
+.PHONY: help setup demo test lint types pytest bench-clustering bench-model off-the-shelf off-the-shelf-page mini-study readme-figures lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -50,6 +50,9 @@ off-the-shelf: $(READY)  ## accuracy of every method without parameters on DeiT-
 	$(SHELF) --method atc tome kmedoids pool topk evit ats l1 l2 linf random evovit --linkage single average complete
 	$(SHELF) --method dpc_knn kmedoids --option weights=equal --no-dense
 	$(SHELF) --method dpc_knn kmedoids --option weights=equal --no-dense --proportional on
+
+off-the-shelf-page: $(READY)  ## write the results of the two above into docs/off-the-shelf.md
+	$(BIN)/python -m benchmarks.off_the_shelf_table
 
 mini-study: $(READY)  ## all methods on the embedded model, off the shelf and fine-tuned (DATA=; two hours)
 	$(BIN)/python -m benchmarks.mini_study --data $(DATA)

@@ -1,7 +1,8 @@
-"""The off-the-shelf results as tables for the docs.
+"""The off-the-shelf results and the model's speed as tables, written into docs/off-the-shelf.md.
 
 make off-the-shelf CHECKPOINT=deit_tiny_patch16_224.safetensors IMAGES=imagenet
-python benchmarks/off_the_shelf_table.py
+make bench-model CHECKPOINT=deit_tiny_patch16_224.safetensors
+make off-the-shelf-page
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from agglo.bench.model_report import table as speed_table
+from agglo.drawing.colours import in_order
 from agglo.experiments.tables import CANNOT, Column, Table
+from benchmarks.marks import write_between_marks
 
-DEFAULT = Path(__file__).parent / "results" / "off-the-shelf.json"
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "off-the-shelf.md"
 
 
 def label(result: dict[str, Any]) -> str:
@@ -29,7 +34,7 @@ def label(result: dict[str, Any]) -> str:
 def table(results: list[dict[str, Any]], cell: Callable[[dict[str, Any]], str]) -> str:
     rates = sorted({result["keep_rate"] for result in results} - {None}, reverse=True)
     rows = []
-    for name in dict.fromkeys(label(result) for result in results if result["keep_rate"] is not None):
+    for name in in_order(label(result) for result in results if result["keep_rate"] is not None):
         found = {result["keep_rate"]: result for result in results if label(result) == name}
         rows.append([name, *(text(found.get(rate), cell) for rate in rates)])
     return Table([Column("method", left=True), *(Column(f"{rate:.0%}") for rate in rates)], rows).markdown()
@@ -44,20 +49,29 @@ def tokens(result: dict[str, Any]) -> str:
     return counts if result["varies"] == "no" else f"{result['varies']} {counts}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("json", type=Path, nargs="?", default=DEFAULT)
-    report = json.loads(parser.parse_args().json.read_text(encoding="utf-8"))
-    results, machine = report["results"], report["machine"]
+def tables(report: dict[str, Any]) -> str:
+    """Accuracy, tokens and GFLOPs. No speeds: cells run one after the other; `agglo bench model` times in turns."""
+    results = report["results"] + report.get("cannot", [])
     dense = next(result for result in results if result["name"] == "dense")
-    print(
-        f"{report['model']['name']}, {report['data']['images']} images; {machine['cpu']}, "
-        f"{report['settings']['threads']} threads, batch {report['settings']['batch_size']}, {machine['date'][:10]}. "
-        f"Dense: top-1 {dense['top1']:.2f}, {dense['gflops']:.2f} GFLOPs, {dense['images_per_second']:.0f} images/s.\n"
+    dates = sorted({result["date"][:10] for result in report["results"]})
+    ran = sorted({result.get("processor") or report["machine"]["cpu"] for result in report["results"]})
+    head = (
+        f"{report['model']['name']}, {report['data']['images']} images; {' and '.join(ran)}, {' and '.join(dates)}. "
+        f"Dense: top-1 {dense['top1']:.2f}, {dense['gflops']:.2f} GFLOPs."
     )
-    print("Top-1 (%)\n\n" + table(results, lambda result: f"{result['top1']:.2f}"))
-    print("\nImages per second\n\n" + table(results, lambda result: f"{result['images_per_second']:.0f}"))
-    print("\nTokens and GFLOPs\n\n" + table(results, lambda result: f"{tokens(result)} ({result['gflops']:.2f})"))
+    accuracy = table(results, lambda result: f"{result['top1']:.2f}")
+    cost = table(results, lambda result: f"{tokens(result)} ({result['gflops']:.2f})")
+    return f"{head}\n\nTop-1 (%)\n\n{accuracy}\n\nTokens and GFLOPs\n\n{cost}"
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    shelf, speed = (
+        json.loads((RESULTS / name).read_text(encoding="utf-8")) for name in ("off-the-shelf.json", "model.json")
+    )
+    write_between_marks(PAGE, "accuracy", tables(shelf))
+    indented = "\n".join(f"    {line}" for line in speed_table(speed).splitlines())
+    write_between_marks(PAGE, "speed", f"{indented}\n\n({speed['machine']['date'][:10]})")
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ from agglo.experiments.models import ModelSpec
 from agglo.experiments.tables import Column, Table
 from agglo.experiments.variants import variants_of
 from agglo.methods import create
+from benchmarks.marks import write_between_marks
 
 ROOT = Path(__file__).parents[1]
 RESULTS, IMAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
-BEGIN, END = "<!-- numbers: make readme-figures -->", "<!-- end of numbers -->"
 MODEL = "deit_tiny_patch16_224"
 _SHOWN = {"tome": "ToMe", "atc average": "ATC"}
 
@@ -68,15 +68,6 @@ def _times(one: list[float], other: list[float]) -> str:
     return f"{median(a / b for a, b in zip(one, other, strict=True)):.2f}x"
 
 
-def with_numbers(readme: str, text: str) -> str:
-    """A README with what stands between the marks replaced."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"README.md has no place for the numbers: {BEGIN} and {END} are needed")
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="make the pictures and numbers of the README")
     parser.add_argument("--checkpoint", type=Path, required=True, help=f"weights of {MODEL}")
@@ -88,8 +79,7 @@ def main() -> None:
     speed = json.loads((RESULTS / "model.json").read_text(encoding="utf-8"))
     accuracy = json.loads((RESULTS / "off-the-shelf.json").read_text(encoding="utf-8"))
     plot(speed, IMAGES / "model-speed.png")
-    readme = ROOT / "README.md"
-    readme.write_text(with_numbers(readme.read_text(encoding="utf-8"), numbers(accuracy, speed)), encoding="utf-8")
+    write_between_marks(ROOT / "README.md", "numbers", numbers(accuracy, speed))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks import readme_figures
-from benchmarks.readme_figures import BEGIN, END, numbers, with_numbers
+from benchmarks.marks import replace_between_marks
+from benchmarks.readme_figures import numbers
 
 
 def accuracy() -> dict[str, Any]:
@@ -50,10 +51,12 @@ def test_the_readme_holds_the_numbers_of_the_recorded_runs() -> None:
         json.loads((readme_figures.RESULTS / f"{name}.json").read_text()) for name in ("off-the-shelf", "model")
     ]
     readme = (readme_figures.ROOT / "README.md").read_text(encoding="utf-8")
-    assert with_numbers(readme, numbers(*recorded)) == readme
+    assert replace_between_marks(readme, "numbers", numbers(*recorded)) == readme
 
 
 def test_numbers_go_between_the_marks() -> None:
-    assert with_numbers(f"a\n{BEGIN}\nold\n{END}\nb", "new") == f"a\n{BEGIN}\nnew\n{END}\nb"
-    with pytest.raises(ValueError, match="no place for the numbers"):
-        with_numbers("a", "new")
+    begin, end = "<!-- numbers: make it -->", "<!-- end of numbers -->"
+    page = f"a\n{begin}\nold\n{end}\nb"
+    assert replace_between_marks(page, "numbers", "new") == f"a\n{begin}\nnew\n{end}\nb"
+    with pytest.raises(ValueError, match="no place for .numbers."):
+        replace_between_marks("a", "numbers", "new")
