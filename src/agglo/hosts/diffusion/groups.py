@@ -50,9 +50,7 @@ def _asked(method: Method, view: View) -> Grouping:
 
 
 @torch.compiler.disable
-def _kept_or_new(
-    now: Pass, run: Run, at: AtBlock, attention: nn.Module, seen: Tensor, target: int
-) -> Grouping:
+def _kept_or_new(now: Pass, run: Run, at: AtBlock, attention: nn.Module, seen: Tensor, target: int) -> Grouping:
     """A grouping that this generation made before, while it is young enough and its features have not drifted.
 
     Outside of compiled code, which would be compiled anew at every step.
