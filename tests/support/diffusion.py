@@ -191,9 +191,10 @@ MODELS: dict[str, Callable[[], tuple[Any, Inputs]]] = {
 
 
 def run(model: Any, inputs: Inputs, **other: Any) -> Tensor:
-    """The model's prediction."""
+    """The model's prediction. Its first argument goes by position, as pipelines do it."""
+    (_, first), *rest = {**inputs, **other}.items()
     with torch.no_grad():
-        result: Tensor = model(**{**inputs, **other}).sample
+        result: Tensor = model(first, **dict(rest)).sample
     return result
 
 
@@ -218,7 +219,7 @@ def pipeline(kind: str = "StableDiffusionPipeline", **config: Any) -> Any:
         text_encoder=None,
         tokenizer=None,
         unet=model,
-        scheduler=diffusers.DDIMScheduler(),
+        scheduler=diffusers.DDIMScheduler(clip_sample=False, steps_offset=1),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,

@@ -166,8 +166,8 @@ def test_equal_frames_merge_without_loss_in_a_video() -> None:
 
 @pytest.mark.parametrize("make", [wan, ltx])
 def test_a_group_stands_at_its_mean_position(make: Any) -> None:
-    """Tables of the model itself, of a grid with more points, hold what lies between the points of its own."""
-    model, inputs = make()
+    """Two tokens with a third between them: their group gets the third one's angles."""
+    model, _ = make()
     if make is wan:
         cosine, sine = (table[0, :, 0] for table in model.rope(torch.zeros(1, 4, 4, 8, 12)))
         axes: tuple[int, ...] = (4, 4, 6)
