@@ -75,7 +75,9 @@ def test_a_direct_forward_is_reduced_too() -> None:
 def test_attention_processors(make: Any, proportional: bool) -> None:
     model, inputs, expected = reduced(make, proportional=proportional)
     agglo.apply(model, keep_rate=0.5, proportional=proportional)
-    model.set_attn_processor(processors.AttnProcessor())
+    for module in model.modules():
+        if isinstance(module, processors.Attention):
+            module.set_processor(processors.AttnProcessor())
     assert_same(run(model, inputs), expected, atol=2e-5)
     if make is unet:
         model.set_attention_slice("max")
@@ -331,7 +333,6 @@ def test_applying_while_another_thread_runs_the_model() -> None:
     assert_same(run(model, inputs), expected, atol=0.0)
 
 
-@pytest.mark.skipif(not hasattr(torch, "autocast"), reason="autocast")
 def test_autocast() -> None:
     model, inputs, expected = reduced()
     agglo.apply(model, keep_rate=0.5)

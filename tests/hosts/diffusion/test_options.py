@@ -24,7 +24,7 @@ def test_variants_are_named_sets_of_options() -> None:
     assert not torch.equal(own, paper)
 
 
-@pytest.mark.parametrize("method", ["atc", "tome", "pool", "random", "dpc_knn", "l2"])
+@pytest.mark.parametrize("method", ["atc", "tome", "pool", "random", "l2"])
 def test_methods_that_group_tokens(method: str) -> None:
     model, inputs = unet()
     dense = run(model, inputs)
@@ -34,7 +34,9 @@ def test_methods_that_group_tokens(method: str) -> None:
     assert not torch.equal(result, dense)
 
 
-@pytest.mark.parametrize("method", ["topk", "evit", "ats", "dynamicvit", "sinkhorn", "patch_merger", "sit", "svit"])
+@pytest.mark.parametrize(
+    "method", ["topk", "evit", "ats", "dynamicvit", "sinkhorn", "patch_merger", "sit", "svit", "dpc_knn", "kmedoids"]
+)
 def test_methods_that_do_not(method: str) -> None:
     model, _ = unet()
     with pytest.raises(ValueError, match=f"method '{method}' .* which a diffusion model has no use for"):
