@@ -178,6 +178,8 @@ def _install(model: nn.Module, family: Family, sites: Sequence[Modules], plan: P
 
 
 def _swap(thing: Any, mixin: type[ReducedModule]) -> None:
+    if isinstance(thing, nn.Module) and type(thing).__call__ is not nn.Module.__call__:
+        raise UnsupportedModelError(f"{type(thing).__name__} has a __call__ of its own, which agglo's would replace")
     thing.__class__ = reduced_class(mixin, type(thing))
 
 

@@ -6,6 +6,8 @@ keep working.
 
 from __future__ import annotations
 
+import inspect
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from agglo.grouping import Grouping
 from agglo.hosts.diffusion.groups import grouping_at
-from agglo.hosts.diffusion.mixins import Call, ReducedPart
+from agglo.hosts.diffusion.mixins import inside_block, plain_call
 from agglo.hosts.diffusion.rotary import Ids, merged_table
 from agglo.hosts.diffusion.sizes import call_with_sizes
 from agglo.hosts.diffusion.state import THREAD, AtBlock, Pass, Site
@@ -24,25 +26,24 @@ from agglo.hosts.swap import ReducedModule
 _CACHING_HOOKS = ("pyramid_attention_broadcast", "faster_cache_block", "taylorseer")
 
 
-class ReducedAttention(ReducedPart):
+class ReducedAttention(ReducedModule):
     """Self-attention over image tokens alone."""
 
-    def agglo_run(self, call: Call, now: Pass, at: AtBlock, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    @inside_block
+    def __call__(self, now: Pass, at: AtBlock, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         _require_mergeable(self, args, kwargs)
-        grouping = grouping_at(now, at, self, hidden_states)  # type: ignore[arg-type]
+        grouping = grouping_at(now, at, self, hidden_states)
         if grouping is None or "attn" not in now.plan.merge:
-            return call(hidden_states, *args, **kwargs)
-        return grouping.unmerge(
-            _attend(self, call, _sizes(now, grouping), grouping.merge(hidden_states), *args, **kwargs)
-        )
+            return plain_call(self, hidden_states, *args, **kwargs)
+        return grouping.unmerge(_attend(self, _sizes(now, grouping), grouping.merge(hidden_states), *args, **kwargs))
 
 
-class ReducedRotaryAttention(ReducedPart):
+class ReducedRotaryAttention(ReducedModule):
     """Self-attention over the tokens of a video, which turns queries and keys by tables of all grid points."""
 
-    def agglo_run(
+    @inside_block
+    def __call__(
         self,
-        call: Call,
         now: Pass,
         at: AtBlock,
         hidden_states: Tensor,
@@ -54,14 +55,14 @@ class ReducedRotaryAttention(ReducedPart):
         name = "image_rotary_emb" if "image_rotary_emb" in kwargs else "rotary_emb"
         table = kwargs.pop("image_rotary_emb", rotary_emb)
         _require_mergeable(self, (None, attention_mask), kwargs)
-        grouping = grouping_at(now, at, self, hidden_states)  # type: ignore[arg-type]
+        grouping = grouping_at(now, at, self, hidden_states)
         if grouping is None or "attn" not in now.plan.merge:
-            return call(hidden_states, None, attention_mask, **{name: table}, **kwargs)
+            return plain_call(self, hidden_states, None, attention_mask, **{name: table}, **kwargs)
         if table is not None:
             assert at.axes is not None
             table = _turned(table, at.axes, grouping)
         merged = grouping.merge(hidden_states)
-        return grouping.unmerge(_attend(self, call, _sizes(now, grouping), merged, None, **{name: table}, **kwargs))
+        return grouping.unmerge(_attend(self, _sizes(now, grouping), merged, None, **{name: table}, **kwargs))
 
 
 def _turned(table: tuple[Tensor, Tensor], axes: tuple[int, ...], grouping: Grouping) -> tuple[Tensor, Tensor]:
@@ -71,12 +72,12 @@ def _turned(table: tuple[Tensor, Tensor], axes: tuple[int, ...], grouping: Group
     return (cosine.unsqueeze(2), sine.unsqueeze(2)) if table[0].dim() == 4 else (cosine, sine)
 
 
-class ReducedJointAttention(ReducedPart):
+class ReducedJointAttention(ReducedModule):
     """SD3's attention over an image stream and, in its first attention, a text stream that stays whole."""
 
-    def agglo_run(
+    @inside_block
+    def __call__(
         self,
-        call: Call,
         now: Pass,
         at: AtBlock,
         hidden_states: Tensor,
@@ -85,23 +86,23 @@ class ReducedJointAttention(ReducedPart):
         **kwargs: Any,
     ) -> Any:
         _require_mergeable(self, (None, attention_mask), kwargs)
-        grouping = grouping_at(now, at, self, hidden_states)  # type: ignore[arg-type]
+        grouping = grouping_at(now, at, self, hidden_states)
         if grouping is None or "attn" not in now.plan.merge:
-            return call(hidden_states, encoder_hidden_states, attention_mask, **kwargs)
+            return plain_call(self, hidden_states, encoder_hidden_states, attention_mask, **kwargs)
         text = 0 if encoder_hidden_states is None else int(encoder_hidden_states.shape[1])
         merged, sizes = grouping.merge(hidden_states), _sizes(now, grouping, text_last=text)
-        result = _attend(self, call, sizes, merged, encoder_hidden_states, **kwargs)
+        result = _attend(self, sizes, merged, encoder_hidden_states, **kwargs)
         if isinstance(result, tuple):
             return grouping.unmerge(result[0]), *result[1:]
         return grouping.unmerge(result)
 
 
-class ReducedFluxAttention(ReducedPart):
+class ReducedFluxAttention(ReducedModule):
     """Flux's attention: two streams, or one sequence with the text in front."""
 
-    def agglo_run(
+    @inside_block
+    def __call__(
         self,
-        call: Call,
         now: Pass,
         at: AtBlock,
         hidden_states: Tensor,
@@ -112,9 +113,9 @@ class ReducedFluxAttention(ReducedPart):
     ) -> Any:
         _require_mergeable(self, (None, attention_mask), kwargs)
         in_front, image = hidden_states[:, : at.text], hidden_states[:, at.text :]
-        grouping = grouping_at(now, at, self, image)  # type: ignore[arg-type]
+        grouping = grouping_at(now, at, self, image)
         if grouping is None or "attn" not in now.plan.merge:
-            return call(hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb, **kwargs)
+            return plain_call(self, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb, **kwargs)
         text = at.text if encoder_hidden_states is None else int(encoder_hidden_states.shape[1])
         merged, sizes = torch.cat([in_front, grouping.merge(image)], dim=1), _sizes(now, grouping, text_first=text)
         places: Ids = now.places
@@ -122,7 +123,6 @@ class ReducedFluxAttention(ReducedPart):
         results = [
             _attend(
                 self,
-                call,
                 *_of_picture((sizes, merged, encoder_hidden_states), picture),
                 image_rotary_emb=None if image_rotary_emb is None else table,
                 **_of_picture(kwargs, picture),
@@ -154,26 +154,24 @@ class ReducedMapAttention(ReducedModule):
     they part. In between the processor sees an attention without either.
     """
 
-    agglo_site: Site
-
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         now = THREAD.current
-        call: Call = super().__call__  # type: ignore[misc]
-        if now is None or self.agglo_site.index not in now.plan.sites:
-            return call(hidden_states, *args, **kwargs)
+        site: Site | None = getattr(self, "agglo_site", None)
+        if now is None or site is None or site.index not in now.plan.sites:
+            return plain_call(self, hidden_states, *args, **kwargs)
         this: Any = self
         _require_mergeable(self, args, kwargs)
-        height, width = hidden_states.shape[-2:]
         entered = hidden_states.flatten(2)
         normed = entered if this.group_norm is None else this.group_norm(entered)
-        seen = normed.transpose(1, 2)
-        at = AtBlock(self.agglo_site, entered.transpose(1, 2), (int(height), int(width)))
+        seen = normed.transpose(1, 2).contiguous()
+        at = AtBlock(site, entered.transpose(1, 2), (int(hidden_states.shape[-2]), int(hidden_states.shape[-1])))
         grouping = grouping_at(now, at, this, seen)
         if grouping is None:
-            return call(hidden_states, *args, **kwargs)
+            return plain_call(self, hidden_states, *args, **kwargs)
         inner = _Bare(this)
-        merged = grouping.merge(seen.contiguous())
-        out = _attend(this, lambda *a, **k: this.processor(inner, *a, **k), _sizes(now, grouping), merged)
+        known = inspect.signature(this.processor.__call__).parameters  # as the attention's own forward filters them
+        given = {name: value for name, value in kwargs.items() if name in known}
+        out = _attend(inner, _sizes(now, grouping), grouping.merge(seen), **given)
         result = grouping.unmerge(out).transpose(1, 2).reshape(hidden_states.shape)
         result = result + hidden_states if this.residual_connection else result
         return result / this.rescale_output_factor
@@ -193,6 +191,9 @@ class _Bare:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._attention, name)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._attention.processor(self, *args, **kwargs)
+
 
 def _sizes(now: Pass, grouping: Grouping, text_first: int = 0, text_last: int = 0) -> Tensor | None:
     """Sizes (B, K) of all keys, text tokens of size 1; None where they do not matter."""
@@ -201,7 +202,9 @@ def _sizes(now: Pass, grouping: Grouping, text_first: int = 0, text_last: int = 
     return F.pad(grouping.sizes, (text_first, text_last), value=1.0)
 
 
-def _attend(attention: Any, call: Call, sizes: Tensor | None, *args: Any, **kwargs: Any) -> Any:
+def _attend(attention: Any, sizes: Tensor | None, *args: Any, **kwargs: Any) -> Any:
+    """Attention over merged tokens, weighed by their sizes if they are given."""
+    call = attention if isinstance(attention, _Bare) else partial(plain_call, attention)
     return call(*args, **kwargs) if sizes is None else call_with_sizes(call, attention, sizes, *args, **kwargs)
 
 

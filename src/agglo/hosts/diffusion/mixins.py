@@ -5,7 +5,8 @@ which Python finds before that of the class, but a call always goes to the class
 and after `agglo.remove` nothing of ours is left inside somebody's wrapper.
 
 A block or an attention that is called outside of a pass (of a model to which another thread applied a reduction in the
-middle of its call) runs as it was.
+middle of its call) runs as it was. One that another thread releases in the middle of its call goes on: what runs here
+looks at nothing on the module that `agglo.remove` takes away, neither its class nor methods of the mixin.
 """
 
 from __future__ import annotations
@@ -61,13 +62,16 @@ class _EqualsOriginal(type):
         return type.__hash__(cls) if original is None else hash(original)
 
 
+def plain_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """A call of a module as its library wrote it."""
+    return nn.Module.__call__(module, *args, **kwargs)
+
+
 class ReducedDenoiser(ReducedModule, metaclass=_EqualsOriginal):
     """A whole model: each call is a pass."""
 
-    agglo_setup: Setup
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return as_one_pass(self, super().__call__, args, kwargs)  # type: ignore[misc]
+        return as_one_pass(self, plain_call, args, kwargs)
 
 
 def with_forward(cls: type[nn.Module]) -> type[nn.Module]:
@@ -81,7 +85,7 @@ def with_forward(cls: type[nn.Module]) -> type[nn.Module]:
             # Without our class the model was released, and a hook still holds this function.
             if not isinstance(self, ReducedDenoiser) or (THREAD.current is not None and THREAD.current.owner is self):
                 return original(self, *args, **kwargs)
-            return as_one_pass(self, lambda *a, **k: original(self, *a, **k), args, kwargs)
+            return as_one_pass(self, original, args, kwargs)
 
         cls.forward = forward
     return cls
@@ -91,11 +95,11 @@ def as_one_pass(model: Any, call: Call, args: tuple[Any, ...], kwargs: dict[str,
     """Call a denoiser; its blocks find the pass in the thread."""
     setup: Setup | None = getattr(model, "agglo_setup", None)
     if setup is None:  # released by another thread a moment ago
-        return call(*args, **kwargs)
+        return call(model, *args, **kwargs)
     before = THREAD.current
     now = THREAD.current = _open(model, setup, args, kwargs)
     try:
-        result = call(*args, **kwargs)
+        result = call(model, *args, **kwargs)
     finally:
         THREAD.current = before
     for trace in now.traces:
@@ -146,60 +150,59 @@ def _run(model: Any, plan: Plan, timestep: Any) -> Run:
 class ReducedBlock(ReducedModule):
     """A block: it says where the pass is, and shows the tokens that enter."""
 
-    agglo_site: Site
-
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         now = THREAD.current
-        if now is None or self.agglo_site.index not in now.plan.sites:
-            return super().__call__(hidden_states, *args, **kwargs)  # type: ignore[misc]
-        axes = now.family.axes_at(now.axes, self.agglo_site, int(hidden_states.shape[1]))
+        site: Site | None = getattr(self, "agglo_site", None)
+        if now is None or site is None or site.index not in now.plan.sites:
+            return plain_call(self, hidden_states, *args, **kwargs)
+        axes = now.family.axes_at(now.axes, site, int(hidden_states.shape[1]))
         text = 0
         if hasattr(self, "proj_mlp"):  # Flux's single blocks put the text in front of the image
             text = int((kwargs["encoder_hidden_states"] if "encoder_hidden_states" in kwargs else args[0]).shape[1])
-        before, now.block = now.block, AtBlock(self.agglo_site, hidden_states, axes, text)
+        before, now.block = now.block, AtBlock(site, hidden_states, axes, text)
         try:
-            return super().__call__(hidden_states, *args, **kwargs)  # type: ignore[misc]
+            return plain_call(self, hidden_states, *args, **kwargs)
         finally:
             now.block = before
 
 
-class ReducedPart(ReducedModule):
-    """A part of a block that works with one token per group."""
+def inside_block(run: Call) -> Call:
+    """A `__call__` that is given the pass and the block after self; outside of both it is the plain one."""
 
-    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         now = THREAD.current
-        call: Call = super().__call__  # type: ignore[misc]
         if now is None or now.block is None:
-            return call(hidden_states, *args, **kwargs)
-        return self.agglo_run(call, now, now.block, hidden_states, *args, **kwargs)
+            return plain_call(self, hidden_states, *args, **kwargs)
+        return run(self, now, now.block, hidden_states, *args, **kwargs)
 
-    def agglo_run(self, call: Call, now: Pass, at: AtBlock, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+    return call
 
 
-class ReducedCross(ReducedPart):
+class ReducedCross(ReducedModule):
     """Cross-attention: one query per group."""
 
-    def agglo_run(self, call: Call, now: Pass, at: AtBlock, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    @inside_block
+    def __call__(self, now: Pass, at: AtBlock, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         grouping = _sharing(at.grouping, hidden_states, "cross-attention")
         if grouping is None:
-            return call(hidden_states, *args, **kwargs)
+            return plain_call(self, hidden_states, *args, **kwargs)
         if kwargs.get("ip_adapter_masks") is not None:
             raise RuntimeError(
                 "IP-Adapter masks say which pixels a query stands for, which a group does not: leave 'cross' out of "
                 "merge="
             )
-        return grouping.unmerge(call(grouping.merge(hidden_states), *args, **kwargs))
+        return grouping.unmerge(plain_call(self, grouping.merge(hidden_states), *args, **kwargs))
 
 
-class ReducedMlp(ReducedPart):
+class ReducedMlp(ReducedModule):
     """The MLP: one token per group."""
 
-    def agglo_run(self, call: Call, now: Pass, at: AtBlock, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    @inside_block
+    def __call__(self, now: Pass, at: AtBlock, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         grouping = _sharing(at.grouping, hidden_states, "MLP")
         if grouping is None:
-            return call(hidden_states, *args, **kwargs)
-        return grouping.unmerge(call(grouping.merge(hidden_states), *args, **kwargs))
+            return plain_call(self, hidden_states, *args, **kwargs)
+        return grouping.unmerge(plain_call(self, grouping.merge(hidden_states), *args, **kwargs))
 
 
 def _sharing(grouping: Grouping | None, hidden_states: Tensor, part: str) -> Grouping | None:

@@ -77,4 +77,5 @@ def _levels(model: Any) -> Iterator[tuple[str, int, nn.Module]]:
 
 def _is_over_maps(module: Any) -> bool:
     """Whether this is an attention that takes a feature map (B, C, H, W), norm and residual included."""
-    return named(module, "Attention") and not module.is_cross_attention and module.added_kv_proj_dim is None
+    alone = named(module, "Attention") and not module.is_cross_attention and module.added_kv_proj_dim is None
+    return alone and module.spatial_norm is None
