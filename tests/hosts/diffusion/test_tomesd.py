@@ -134,3 +134,13 @@ def test_fewer_than_one_per_cell_is_refused() -> None:
 def test_strides_that_are_none(stride: Any) -> None:
     with pytest.raises(ValueError, match="stride="):
         GridToMe(stride=stride)
+
+
+def test_not_on_top_of_tomesd() -> None:
+    model, inputs = unet()
+    dense = run(model, inputs)
+    tomesd.apply_patch(model, ratio=0.5)
+    with pytest.raises(agglo.UnsupportedModelError, match=r"tomesd\.remove_patch"):
+        agglo.apply(model, keep_rate=0.5)
+    tomesd.remove_patch(model)
+    assert torch.equal(run(model, inputs), dense)

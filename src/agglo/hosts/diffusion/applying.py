@@ -130,6 +130,7 @@ def _sites(model: nn.Module, family: Family, max_downsample: int | None, parts: 
     found = list(family.find(model))
     if not found:
         raise UnsupportedModelError(f"{type(model).__name__} has no self-attention over image tokens")
+    _require_plain_calls(model, found)
     levels = sorted({modules.site.downsample for modules in found})
     finest = levels[0] if max_downsample is None else max_downsample
     sites = [modules for modules in found if modules.site.downsample <= finest]
@@ -146,6 +147,17 @@ def _sites(model: nn.Module, family: Family, max_downsample: int | None, parts: 
         if part in parts and is_absent:
             raise ValueError(f"merge={part!r}: the blocks of {type(model).__name__} have no such part to merge")
     return sites
+
+
+def _require_plain_calls(model: nn.Module, found: Sequence[Modules]) -> None:
+    """UnsupportedModelError for a __call__ that ours would replace, and for blocks that tomesd merges already."""
+    for modules in found:
+        for module in (model, modules.block, *modules.attentions, modules.cross, modules.mlp):
+            original = module.agglo_original if isinstance(module, ReducedModule) else type(module)
+            if module is not None and original.__call__ is not nn.Module.__call__:
+                raise UnsupportedModelError(f"{original.__name__} has a __call__ of its own, which agglo would replace")
+            if original.__name__ == "ToMeBlock":
+                raise UnsupportedModelError("tomesd is applied to this model: call tomesd.remove_patch on it first")
 
 
 def _try_out(plan: Plan, family: Family, model: nn.Module, sites: Sequence[Modules]) -> None:
@@ -178,8 +190,6 @@ def _install(model: nn.Module, family: Family, sites: Sequence[Modules], plan: P
 
 
 def _swap(thing: Any, mixin: type[ReducedModule]) -> None:
-    if isinstance(thing, nn.Module) and type(thing).__call__ is not nn.Module.__call__:
-        raise UnsupportedModelError(f"{type(thing).__name__} has a __call__ of its own, which agglo's would replace")
     thing.__class__ = reduced_class(mixin, type(thing))
 
 
