@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from agglo.grouping import Grouping
+from agglo.methods import Method, Outcome, View
+
 diffusers = pytest.importorskip("diffusers")
 
 Inputs = dict[str, Any]
@@ -188,6 +191,22 @@ MODELS: dict[str, Callable[[], tuple[Any, Inputs]]] = {
     "wan": wan,
     "ltx": ltx,
 }
+
+
+class Whole(Method):
+    """Nothing merges, but everything goes the way of merged tokens: the groups are the tokens in another order."""
+
+    name = "whole"
+
+    def stages(self, n_tokens: int, asked: Any, grid: Any) -> list[int]:
+        return [n_tokens + 1]  # not the number of tokens, which would be left alone
+
+    def reduce(self, view: View) -> Outcome:
+        batch, n_tokens, _ = view.tokens.shape
+        assert view.grid is not None
+        assert view.grid[0] * view.grid[1] == n_tokens
+        order = torch.stack([torch.randperm(n_tokens) for _ in range(batch)])
+        return Outcome(Grouping.of(order, n_tokens))
 
 
 def run(model: Any, inputs: Inputs, **other: Any) -> Tensor:

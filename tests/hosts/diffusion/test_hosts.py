@@ -12,28 +12,10 @@ import torch
 from torch import Tensor
 
 import agglo
-from agglo.grouping import Grouping
-from agglo.methods import Method, Outcome, View
-from tests.support.diffusion import MODELS, diffusers, run, unet
+from tests.support.diffusion import MODELS, Whole, diffusers, run, unet
 from tests.support.host_contract import assert_same
 
 every_model = pytest.mark.parametrize("name", MODELS)
-
-
-class Whole(Method):
-    """Nothing merges, but everything goes the way of merged tokens: the groups are the tokens in another order."""
-
-    name = "whole"
-
-    def stages(self, n_tokens: int, asked: Any, grid: Any) -> list[int]:
-        return [n_tokens + 1]  # not the number of tokens, which would be left alone
-
-    def reduce(self, view: View) -> Outcome:
-        batch, n_tokens, _ = view.tokens.shape
-        assert view.grid is not None
-        assert view.grid[0] * view.grid[1] == n_tokens
-        order = torch.stack([torch.randperm(n_tokens) for _ in range(batch)])
-        return Outcome(Grouping.of(order, n_tokens))
 
 
 @every_model

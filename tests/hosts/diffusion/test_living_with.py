@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import agglo
-from tests.support.diffusion import MODELS, diffusers, dit, pixart, run, unet, unet_of_maps, wan
+from tests.support.diffusion import MODELS, Whole, diffusers, dit, pixart, run, unet, unet_of_maps, wan
 from tests.support.host_contract import assert_same
 
 processors: Any = pytest.importorskip("diffusers.models.attention_processor")
@@ -211,6 +211,28 @@ def test_ip_adapter(merge: tuple[str, ...]) -> None:
     one, other = run(model, inputs), run(model, inputs, added_cond_kwargs={"image_embeds": [torch.ones(2, 1, 6)]})
     assert (one - other).abs().max() > 1e-5
     assert (one - dense).norm() < dense.norm()
+
+
+@pytest.mark.parametrize("name", ["flux", "sd3"])
+def test_ip_adapters_of_joint_attention(name: str) -> None:
+    """Their attention to the picture is of the merged queries: with groups of one token nothing changes."""
+    model, inputs = MODELS[name]()
+    torch.manual_seed(1)
+    for block in model.transformer_blocks:
+        if name == "flux":
+            own: Any = pytest.importorskip("diffusers.models.transformers.transformer_flux")
+            processor = own.FluxIPAdapterAttnProcessor(32, 12, num_tokens=(4,), scale=0.7)
+        else:
+            processor = processors.SD3IPAdapterJointAttnProcessor2_0(32, 12, 16, 32, scale=0.7)
+        block.attn.set_processor(processor.eval())
+    pictures = {"ip_hidden_states": [torch.randn(2, 4, 12)]} if name == "flux" else {}
+    if name == "sd3":
+        pictures = {"ip_hidden_states": torch.randn(2, 4, 12), "temb": torch.randn(2, 32)}
+    inputs["joint_attention_kwargs"] = pictures
+    dense = run(model, inputs)
+    assert_same(run(agglo.apply(model, Whole(), keep_rate=0.5), inputs), dense, atol=1e-5)
+    result = run(agglo.apply(model, keep_rate=0.5), inputs)
+    assert 1e-5 < (result - dense).abs().max() < dense.abs().max()
 
 
 def test_ip_adapter_masks_and_merged_queries() -> None:

@@ -119,13 +119,14 @@ class ReducedFluxAttention(ReducedModule):
         text = at.text if encoder_hidden_states is None else int(encoder_hidden_states.shape[1])
         merged, sizes = torch.cat([in_front, grouping.merge(image)], dim=1), _sizes(now, grouping, text_first=text)
         places: Ids = now.places
+        batch = int(image.shape[0])
         # The processor takes one table for the whole batch, and every picture has its own groups.
         results = [
             _attend(
                 self,
-                *_of_picture((sizes, merged, encoder_hidden_states), picture),
+                *_of_picture((sizes, merged, encoder_hidden_states), picture, batch),
                 image_rotary_emb=None if image_rotary_emb is None else table,
-                **_of_picture(kwargs, picture),
+                **_of_picture(kwargs, picture, batch),
             )
             for picture, table in enumerate(places.tables(grouping))
         ]
@@ -136,14 +137,14 @@ class ReducedFluxAttention(ReducedModule):
         return grouping.unmerge(image_out), text_out, *(grouping.unmerge(other) for other in others)
 
 
-def _of_picture(value: Any, picture: int) -> Any:
-    """One picture of everything that has a batch dimension."""
+def _of_picture(value: Any, picture: int, batch: int) -> Any:
+    """One picture of everything that has one for each of the batch."""
     if isinstance(value, Tensor):
-        return value[picture : picture + 1] if value.dim() > 1 else value
+        return value[picture : picture + 1] if value.dim() > 1 and value.shape[0] == batch else value
     if isinstance(value, dict):
-        return {key: _of_picture(part, picture) for key, part in value.items()}
+        return {key: _of_picture(part, picture, batch) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_of_picture(part, picture) for part in value)
+        return type(value)(_of_picture(part, picture, batch) for part in value)
     return value
 
 
