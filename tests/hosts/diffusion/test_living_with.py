@@ -59,6 +59,29 @@ def test_diffusers_own_hooks(order: str) -> None:
     assert_same(run(model, inputs), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("order", ["hooks first", "apply first"])
+@pytest.mark.parametrize("make", [unet, wan])
+def test_group_offloading(make: Any, order: str) -> None:
+    model, inputs, expected = reduced(make)
+    apply = lambda: agglo.apply(model, keep_rate=0.5)  # noqa: E731
+    offload = lambda: model.enable_group_offload(torch.device("cpu"), torch.device("cpu"), "leaf_level")  # noqa: E731
+    for step in (offload, apply) if order == "hooks first" else (apply, offload):
+        step()
+    assert_same(run(model, inputs), expected, atol=1e-6)
+
+
+def test_a_call_of_its_own_is_not_replaced() -> None:
+    class Own(nn.Linear):
+        def __call__(self, x: Tensor) -> Tensor:
+            return x
+
+    model, _ = unet()
+    model.down_blocks[0].attentions[0].transformer_blocks[0].ff = Own(16, 16)
+    with pytest.raises(agglo.UnsupportedModelError, match="Own has a __call__ of its own"):
+        agglo.apply(model, keep_rate=0.5)
+    assert agglo.reduction(model) is None
+
+
 def test_a_direct_forward_is_reduced_too() -> None:
     model, inputs, expected = reduced()
     agglo.apply(model, keep_rate=0.5)

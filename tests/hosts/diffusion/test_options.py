@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -43,6 +44,23 @@ def test_methods_that_do_not(method: str) -> None:
         agglo.apply(model, method, keep_rate=0.5)
 
 
+@pytest.mark.skipif(
+    "window" not in inspect.signature(agglo.cluster).parameters, reason="agglo.cluster has no windows here"
+)
+@pytest.mark.parametrize("options", [{"window": 4}, {"window": (2, 4), "spread": "need"}, {"connectivity": "grid"}])
+def test_local_clustering_is_that_of_cluster(options: dict[str, Any]) -> None:
+    model, inputs = unet((8, 12))
+    agglo.apply(model, keep_rate=0.5, features="tokens", **options)
+    block = model.down_blocks[0].attentions[0].transformer_blocks[0]
+    seen: dict[str, Any] = {}
+    block.register_forward_pre_hook(lambda module, args: seen.update(tokens=args[0]))
+    with agglo.trace(model) as trace:
+        run(model, inputs)
+    expected = agglo.cluster(seen["tokens"], 48, grid=(8, 12), **options)
+    assert torch.equal(trace.groupings[0].labels, expected)
+    assert not torch.equal(expected, agglo.cluster(seen["tokens"], 48))
+
+
 def test_dropped_tokens_get_nothing_from_attention() -> None:
     """random prunes: what a dropped token had before the block's attention it has after it."""
     model, inputs = unet()
@@ -78,7 +96,11 @@ def test_dropped_tokens_get_nothing_from_attention() -> None:
         ({"keep_rate": 0.5, "variant": "paper", "proportional": True}, "no proportional attention"),
         ({"keep_rate": 0.5, "variant": "tomesd", "method": "pool"}, "is of method 'tome', not 'pool'"),
         ({"keep_rate": 0.5, "method": "tome", "linkage": "single"}, "method 'tome' has no option 'linkage'"),
-        ({"keep_rate": 0.5, "window": "x"}, "has no option 'window'|window="),
+        ({"keep_rate": 0.5, "window": "x"}, "window='x' must be a whole number"),
+        ({"keep_rate": 0.5, "window": 4, "connectivity": "grid"}, "not both"),
+        ({"keep_rate": 0.5, "spread": "even"}, "not neither"),
+        ({"keep_rate": 0.5, "connectivity": "time"}, "connectivity='time' is not known"),
+        ({"keep_rate": 0.5, "window": 4, "stride": (2, 2)}, "method 'atc' has no option 'stride'"),
         ({"keep_rate": 0.5, "blocks": [1]}, "is for classifiers"),
         ({"threshold": 0.5}, "threshold=0.5 is for classifiers"),
     ],

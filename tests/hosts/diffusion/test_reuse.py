@@ -159,6 +159,13 @@ def test_outside_of_a_generation_nothing_is_kept_by_guessing(options: dict[str, 
         run(model, inputs)
 
 
+def test_steps_are_told_by_timesteps() -> None:
+    model, inputs = dit()
+    agglo.apply(model, keep_rate=0.5, every=2)
+    with agglo.generation(), pytest.raises(ValueError, match="timestep"):
+        run(model, inputs, timestep=None)
+
+
 def test_every_call_of_a_pipeline_is_a_generation_of_its_own() -> None:
     pipe = agglo.apply(pipeline(), keep_rate=0.5, every=3)
     first = generate(pipe, seed=1)

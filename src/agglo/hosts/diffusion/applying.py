@@ -96,6 +96,8 @@ def apply(
         every: denoising steps for which a block keeps its grouping.
         drift: keep it until its features have moved by this much, relative to what they were.
         any option of the method: linkage, features (atc); features, stride, use_rand, seed (tome).
+        window, connectivity, spread (atc): cluster within windows of the grid, or neighbouring groups only, as
+            `agglo.cluster` does.
     """
     if not isinstance(keep_rate, (int, float)) or not 0 < keep_rate <= 1:
         raise ValueError(f"keep_rate={keep_rate!r} must be one number in (0, 1] for a diffusion model")
@@ -153,8 +155,10 @@ def _require_plain_calls(model: nn.Module, found: Sequence[Modules]) -> None:
     """UnsupportedModelError for a __call__ that ours would replace, and for blocks that tomesd merges already."""
     for modules in found:
         for module in (model, modules.block, *modules.attentions, modules.cross, modules.mlp):
+            if module is None:
+                continue
             original = module.agglo_original if isinstance(module, ReducedModule) else type(module)
-            if module is not None and original.__call__ is not nn.Module.__call__:
+            if original.__call__ is not nn.Module.__call__:
                 raise UnsupportedModelError(f"{original.__name__} has a __call__ of its own, which agglo would replace")
             if original.__name__ == "ToMeBlock":
                 raise UnsupportedModelError("tomesd is applied to this model: call tomesd.remove_patch on it first")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from agglo.grouping import Grouping
+from agglo.hosts.diffusion.graphs import outside_graphs
 from agglo.hosts.diffusion.state import AtBlock, AttentionStep, Kept, Pass, Run
 from agglo.methods import Method, Outcome, View
 from agglo.methods.features import patch_features
@@ -49,7 +50,7 @@ def _asked(method: Method, view: View) -> Grouping:
         return method.reduce(view).grouping
 
 
-@torch.compiler.disable
+@outside_graphs
 def _kept_or_new(now: Pass, run: Run, at: AtBlock, attention: Any, seen: Tensor, target: int) -> Grouping:
     """A grouping that this generation made before, while it is young enough and its features have not drifted.
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from agglo.grouping import Grouping
 from agglo.hosts.diffusion.family import Family
+from agglo.hosts.diffusion.graphs import outside_graphs
 from agglo.hosts.diffusion.plan import Plan
 from agglo.hosts.diffusion.state import THREAD, AtBlock, Pass, Run, Site, generation
 from agglo.hosts.swap import ReducedModule
@@ -134,7 +135,7 @@ def _open(model: Any, setup: Setup, args: tuple[Any, ...], kwargs: dict[str, Any
     )
 
 
-@torch.compiler.disable
+@outside_graphs
 def _run(model: Any, plan: Plan, timestep: Any) -> Run:
     if THREAD.generation is None:
         raise RuntimeError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal, get_args
 
+from agglo.hosts.diffusion import local
 from agglo.hosts.diffusion.tome import GridToMe
 from agglo.methods import Grid, LearnedMethod, Method, RememberingMethod, create
 
@@ -81,9 +83,27 @@ def settled_method(
             )
         options = {**options, "features": "tokens"}
         proportional = False
-    chosen = GridToMe.from_options(options) if method == "tome" else create(method, **options)
+    chosen = _created(method, options)
     _require_grouping(chosen)
     return chosen, chosen.proportional if proportional is None else proportional
+
+
+def _created(method: str | Method, options: dict[str, Any]) -> Method:
+    """The methods that are others on a token grid than in a classifier, and all else by its name."""
+    if method == "tome":
+        return GridToMe(**known(GridToMe, options))
+    if method == "atc" and not local.OPTIONS.isdisjoint(options):
+        return local.LocalATC(**known(local.LocalATC, options))
+    return create(method, **options)
+
+
+def known(method: type[Method], options: dict[str, Any]) -> dict[str, Any]:
+    """The options themselves; ValueError if there is one that the method does not take."""
+    accepted = list(inspect.signature(method).parameters)
+    unknown = sorted(set(options) - set(accepted))
+    if unknown:
+        raise ValueError(f"method {method.name!r} has no option {unknown[0]!r}; accepted: {', '.join(accepted)}")
+    return options
 
 
 def _variant_method(method: str | Method, variant: str) -> str:

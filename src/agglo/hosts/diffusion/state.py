@@ -129,6 +129,8 @@ class Run:
 
     def begin(self, timestep: Any) -> None:
         """A call of the model begins."""
+        if timestep is None:
+            raise ValueError("every= and drift= count denoising steps: call the model with its timestep")
         now = float(timestep.max()) if isinstance(timestep, Tensor) else float(timestep)
         if now == self.timestep:
             self.call += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agglo.grouping import Grouping
+from agglo.hosts.diffusion.graphs import outside_graphs
 from agglo.hosts.diffusion.state import THREAD
 from agglo.methods import Grid, Method, Outcome, View
 from agglo.methods.base import require_grid
@@ -45,15 +45,6 @@ class GridToMe(Method):
         self.stride = (int(stride[0]), int(stride[1]))
         self.use_rand, self.seed = use_rand, seed
 
-    @classmethod
-    def from_options(cls, options: dict[str, Any]) -> GridToMe:
-        """From keyword arguments that a user typed."""
-        accepted = list(inspect.signature(cls).parameters)
-        unknown = sorted(set(options) - set(accepted))
-        if unknown:
-            raise ValueError(f"method 'tome' has no option {unknown[0]!r}; accepted: {', '.join(accepted)}")
-        return cls(**options)
-
     def options(self) -> dict[str, Any]:
         return {"features": self.features, "stride": self.stride, "use_rand": self.use_rand, "seed": self.seed}
 
@@ -84,7 +75,7 @@ class GridToMe(Method):
         return _draw(self, shape, self.stride[0] * self.stride[1], features.device)
 
 
-@torch.compiler.disable
+@outside_graphs
 def _draw(method: GridToMe, shape: tuple[int, int], n: int, device: torch.device) -> Tensor:
     """Numbers below n, from the generator of this generation. Outside of compiled code: graphs hold no generator."""
     generator = THREAD.generator(method, method.seed, device)
