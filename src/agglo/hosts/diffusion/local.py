@@ -43,16 +43,17 @@ class LocalATC(ATC):
         sides = window if isinstance(window, tuple) else (window, window)
         if window is not None and (len(sides) != 2 or any(not isinstance(side, int) or side < 1 for side in sides)):
             raise ValueError(f"window={window!r} must be a whole number of tokens a side, or two of them")
-        chosen = {"window": window, "connectivity": connectivity, "spread": spread}
-        self.local: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        self.window, self.connectivity, self.spread = window, connectivity, spread
 
     def options(self) -> dict[str, Any]:
-        return {"linkage": self.linkage, "features": self.features, **self.local}
+        local = {"window": self.window, "connectivity": self.connectivity, "spread": self.spread}
+        return {"linkage": self.linkage, "features": self.features, **local}
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
         features = patch_features(view, self.features)
         grid = require_grid(self, view.grid, int(features.shape[1]))
-        where: dict[str, Any] = {"grid": grid, **self.local}
+        chosen = {"window": self.window, "connectivity": self.connectivity, "spread": self.spread}
+        where: dict[str, Any] = {"grid": grid, **{name: value for name, value in chosen.items() if value is not None}}
         labels: Tensor = cluster(features, view.target, self.linkage, check=False, **where)
         return Outcome(Grouping.of(labels.clamp(max=view.target - 1), view.target))

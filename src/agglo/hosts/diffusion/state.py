@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -160,16 +160,26 @@ class _Thread(threading.local):
         # Attributes of each thread from the start: torch.compile guards on whether they exist.
         self.current: Pass | None = None
         self.generation: Generation | None = None
-        self.generators: WeakKeyDictionary[Method, torch.Generator] = WeakKeyDictionary()
+        self.generators: dict[int, tuple[ref[Method], torch.Generator]] = {}  # by identity: equal methods draw apart
 
     def generator(self, method: Method, seed: int | None, device: torch.device) -> torch.Generator:
         """The generator of a method: of this generation, or outside of any of this thread, as tomesd keeps it."""
-        known: Any = self.generators if self.generation is None else self.generation.generators
-        key: Any = method if self.generation is None else id(method)
-        found: torch.Generator | None = known.get(key)
-        if found is None or (found.device != device and device.type in ("cpu", "cuda")):
-            found = known[key] = _new_generator(seed, device)
+        if self.generation is not None:
+            return _known_or_new(self.generation.generators, id(method), seed, device)
+        alive = {key: pair for key, pair in self.generators.items() if pair[0]() is not None}
+        known = {key: generator for key, (_, generator) in alive.items()}
+        found = _known_or_new(known, id(method), seed, device)
+        self.generators = {**alive, id(method): (ref(method), found)}
         return found
+
+
+def _known_or_new(
+    known: dict[int, torch.Generator], key: int, seed: int | None, device: torch.device
+) -> torch.Generator:
+    found = known.get(key)
+    if found is None or (found.device != device and device.type in ("cpu", "cuda")):
+        found = known[key] = _new_generator(seed, device)
+    return found
 
 
 def _new_generator(seed: int | None, device: torch.device) -> torch.Generator:
