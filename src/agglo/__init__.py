@@ -4,6 +4,7 @@ from agglo.clustering import backends, cluster, cut, linkage
 from agglo.drawing.groups import draw
 from agglo.grouping import Grouping
 from agglo.hosts import UnsupportedModelError
+from agglo.hosts.diffusion import generation
 from agglo.methods import (
     LearnedMethod,
     Method,
@@ -44,6 +45,7 @@ __all__ = [
     "cluster",
     "cut",
     "draw",
+    "generation",
     "linkage",
     "list_methods",
     "parse_method",

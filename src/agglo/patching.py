@@ -13,11 +13,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
-from agglo.hosts import learned
+from agglo.hosts import diffusion, learned
 from agglo.hosts.registry import applied_modules, applied_towers, find_tower
 from agglo.hosts.swap import Applied, ReducedModule, UnsupportedModelError, install, uninstall
 from agglo.hosts.vit.base import Layout
@@ -27,7 +27,7 @@ from agglo.plan import Plan
 from agglo.schedule import Rates, Schedule, as_schedule
 from agglo.tracing import Trace, listening
 
-M = TypeVar("M", bound=nn.Module)
+M = TypeVar("M")
 
 _changing = threading.RLock()  # models are applied to and released one after the other
 
@@ -37,7 +37,7 @@ def apply(
     method: str | Method = "atc",
     *,
     keep_rate: Rates | None = None,
-    schedule: Schedule | Sequence[int] | None = None,
+    schedule: Schedule | Sequence[int] | str | None = None,
     threshold: float | None = None,
     blocks: Sequence[int] | None = None,
     tower: str | nn.Module | None = None,
@@ -70,7 +70,14 @@ def apply(
     which would not know of them, and before DistributedDataParallel or FSDP wraps the model. Applied again by its name,
     with the same options, it keeps what it learned if all shapes are the same (dynamicvit at another keep rate), and
     starts anew with a warning if not (sit at another keep rate). An instance works in one model at a time.
+
+    Pipelines and models of diffusers have options of their own: see `agglo.hosts.diffusion.apply`.
     """
+    if diffusion.is_diffusion(model):
+        diffusion.require_none(schedule=schedule, threshold=threshold, blocks=blocks, tower=tower)
+        with _changing:
+            diffusion.apply(model, method, keep_rate=keep_rate, proportional=proportional, **options)
+        return model
     choices = {"keep_rate": keep_rate, "schedule": schedule, "threshold": threshold}
     given = [name for name, value in choices.items() if value is not None]
     if len(given) != 1:
@@ -87,7 +94,8 @@ def apply(
     decided = None if schedule is None else as_schedule(schedule)
     if decided is not None and decided.returning and chosen.tokens_return == "never":
         raise ValueError(f"{decided!r} is for methods whose tokens return; those that {chosen.name} drops are gone")
-    module, host = find_tower(model, tower)
+    whole = cast(nn.Module, model)
+    module, host = find_tower(whole, tower)
     host.check(module)
     layout = host.layout(module)
     plan = Plan(
@@ -101,7 +109,7 @@ def apply(
     loop, mixin = host.loop(module), host.mixin(module)
     with _changing:
         _require_no_override(loop, mixin)
-        chosen = learned.prepare(chosen, isinstance(method, str), shape, model=model, tower=module, loop=loop)
+        chosen = learned.prepare(chosen, isinstance(method, str), shape, model=whole, tower=module, loop=loop)
         install(loop, mixin, Applied(plan, chosen))
         learned.mark_built(chosen)
     return model
@@ -136,7 +144,10 @@ def remove(model: M) -> M:
     it: save the state dict first, or keep the instance, which can be applied again.
     """
     with _changing:
-        for module in applied_modules(model):
+        if diffusion.is_diffusion(model):
+            diffusion.remove(model)
+            return model
+        for module in applied_modules(cast(nn.Module, model)):
             uninstall(module)
     return model
 
@@ -149,7 +160,8 @@ class Reduction:
     varies: "no"; "at most" where images may keep fewer than the counts; "about" where they may keep more or fewer.
     returning: whether counts are of tokens that a block processes, while the others pass it by and are not lost.
     prefix: tokens in front that are never merged.
-    gflops_before, gflops_after: multiply-adds of one image, in 1e9.
+    gflops_before, gflops_after: multiply-adds of one image, in 1e9; of a diffusion model those of self-attention.
+    levels: of a diffusion model, whose counts are of its self-attentions: tokens and groups at each resolution.
     """
 
     method: str
@@ -161,8 +173,14 @@ class Reduction:
     gflops_after: float | None
     varies: Varies = "no"
     returning: bool = False
+    levels: tuple[diffusion.Level, ...] = ()
 
     def __str__(self) -> str:
+        if self.levels:
+            return (
+                f"{self.method}, {self.schedule}: {'; '.join(map(str, self.levels))} tokens, self-attention "
+                f"{self.gflops_before:.2f} -> {self.gflops_after:.2f} GFLOPs"
+            )
         if self.counts is None or self.gflops_after is None:
             return f"{self.method}, {self.schedule}: {self.n_tokens} patch tokens, counts differ from image to image"
         bound = "" if self.varies == "no" else f"{self.varies} "
@@ -173,8 +191,13 @@ class Reduction:
         )
 
 
-def reduction(model: nn.Module, n_tokens: int | None = None) -> Reduction | None:
-    """What is applied to a model now, for its own input size or n_tokens patch tokens; None if nothing is."""
+def reduction(model: Any, n_tokens: int | None = None) -> Reduction | None:
+    """What is applied to a model now, for its own input size or n_tokens patch tokens; None if nothing is.
+
+    Of a diffusion model n_tokens are those of its finest resolution.
+    """
+    if diffusion.is_diffusion(model):
+        return _diffusion_reduction(model, n_tokens)
     towers = applied_towers(model)
     if not towers:
         return None
@@ -200,8 +223,26 @@ def reduction(model: nn.Module, n_tokens: int | None = None) -> Reduction | None
     )
 
 
+def _diffusion_reduction(model: Any, n_tokens: int | None) -> Reduction | None:
+    applied = diffusion.applied(model)
+    if not applied:
+        return None
+    counts = diffusion.counts(applied[0], n_tokens)
+    return Reduction(
+        method=counts.method,
+        schedule=f"keep rate {counts.keep_rate}",
+        n_tokens=counts.n_tokens,
+        prefix=0,
+        counts=counts.groups,
+        gflops_before=counts.gflops_before,
+        gflops_after=counts.gflops_after,
+        returning=True,
+        levels=counts.levels,
+    )
+
+
 @contextmanager
-def trace(model: nn.Module, passes: int = 1) -> Iterator[Trace]:
+def trace(model: Any, passes: int = 1) -> Iterator[Trace]:
     """Record what is merged where while the model runs in this thread (or asyncio task).
 
     passes: how many forward passes to keep, the latest ones.
@@ -215,7 +256,7 @@ def trace(model: nn.Module, passes: int = 1) -> Iterator[Trace]:
     """
     if not isinstance(passes, int) or passes < 1:
         raise ValueError(f"passes={passes!r} must be a whole number, 1 or more")
-    applied = applied_modules(model)
+    applied = diffusion.applied(model) if diffusion.is_diffusion(model) else applied_modules(model)
     if not applied:
         raise ValueError(f"nothing is applied to this {type(model).__name__}: call agglo.apply(model, ...) first")
     record = Trace(limit=passes)

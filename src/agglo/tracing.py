@@ -105,7 +105,7 @@ def _detached(step: Step, *, keep_masks: bool) -> Step:
         policy=outcome.policy if keep_masks else _numbers(outcome.policy),
         processed=outcome.processed if keep_masks else _numbers(outcome.processed),
     )
-    return Step(step.block, detached, _detached_grouping(step.total))
+    return replace(step, outcome=detached, total=_detached_grouping(step.total))
 
 
 def _detached_grouping(grouping: Grouping) -> Grouping:
