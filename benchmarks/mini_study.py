@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 import agglo
-from agglo.classification.data.fashion_mnist import find_idx, read_idx, write_idx
+from agglo.experiments.fashion_mnist import find_idx, read_idx, write_idx
 from agglo.classification.evaluation import grid
 from agglo.classification.training import recipe as recipes
 from agglo.classification.training.trainer import finetune
