@@ -6,6 +6,7 @@ from agglo.clustering import backends, cluster, cut, linkage
 from agglo.drawing.groups import draw
 from agglo.grouping import Grouping
 from agglo.hosts import UnsupportedModelError
+from agglo.hosts.diffusion import generation
 from agglo.methods import LearnedMethod, Method, MethodInfo, Outcome, Setting, View, register
 from agglo.patching import Reduction, apply, reduction, remove, trace
 from agglo.schedule import Constant, Geometric, Linear, PerBlock, Schedule, Stages
@@ -40,6 +41,7 @@ __all__ = [
     "cluster",
     "cut",
     "draw",
+    "generation",
     "linkage",
     "methods",
     "reduction",

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
+from agglo.hosts import diffusion
 from agglo.hosts.registry import applied_modules, applied_towers, find_tower
 from agglo.hosts.swap import ReducedModule, UnsupportedModelError, reduced_class
 from agglo.hosts.vit.base import Layout
@@ -19,7 +20,7 @@ from agglo.plan import Plan
 from agglo.schedule import Rates, Schedule, as_schedule
 from agglo.tracing import Trace
 
-M = TypeVar("M", bound=nn.Module)
+M = TypeVar("M")
 _ATTRIBUTES = ("agglo_plan", "agglo_method", "agglo_trace")
 
 
@@ -55,7 +56,16 @@ def apply(
         tower: the submodule to reduce (or its name), for models with several.
 
     Outputs keep their shapes and token order. An earlier `apply` is replaced. Returns the model.
+
+    Pipelines and models of diffusers have options of their own: see `agglo.hosts.diffusion.apply`.
     """
+    if diffusion.is_diffusion(model):
+        others = {"schedule": schedule, "threshold": threshold, "blocks": blocks, "tower": tower}
+        for name, value in others.items():
+            if value is not None:
+                raise ValueError(f"{name}={value!r} is for classifiers; a diffusion model takes keep_rate")
+        diffusion.apply(model, method, keep_rate=keep_rate, proportional=proportional, **options)
+        return model
     choices = {"keep_rate": keep_rate, "schedule": schedule, "threshold": threshold}
     given = [name for name, value in choices.items() if value is not None]
     if len(given) != 1:
@@ -72,7 +82,7 @@ def apply(
     decided = None if schedule is None else as_schedule(schedule)
     if decided is not None and decided.returning and chosen.tokens_return == "never":
         raise ValueError(f"{decided!r} is for methods whose tokens return; those that {chosen.name} drops are gone")
-    module, host = find_tower(model, tower)
+    module, host = find_tower(cast(nn.Module, model), tower)
     host.check(module)
     layout = host.layout(module)
     plan = Plan(
@@ -137,7 +147,10 @@ def _require_no_override(loop: nn.Module, mixin: type[ReducedModule]) -> None:
 
 def remove(model: M) -> M:
     """Take every reduction out of a model again: it is exactly as it was. Returns the model."""
-    for module in applied_modules(model):
+    if diffusion.is_diffusion(model):
+        diffusion.remove(model)
+        return model
+    for module in applied_modules(cast(nn.Module, model)):
         _restore(module)
     return model
 
@@ -162,7 +175,8 @@ class Reduction:
     varies: "no"; "at most" where images may keep fewer than the counts; "about" where they may keep more or fewer.
     returning: whether counts are of tokens that a block processes, while the others pass it by and are not lost.
     prefix: tokens in front that are never merged.
-    gflops_before, gflops_after: multiply-adds of one image, in 1e9.
+    gflops_before, gflops_after: multiply-adds of one image, in 1e9; of a diffusion model those of self-attention.
+    levels: of a diffusion model, whose counts are of its self-attentions: tokens and groups at each resolution.
     """
 
     method: str
@@ -174,8 +188,14 @@ class Reduction:
     gflops_after: float | None
     varies: Varies = "no"
     returning: bool = False
+    levels: tuple[diffusion.Level, ...] = ()
 
     def __str__(self) -> str:
+        if self.levels:
+            return (
+                f"{self.method}, {self.schedule}: {'; '.join(map(str, self.levels))} tokens, self-attention "
+                f"{self.gflops_before:.2f} -> {self.gflops_after:.2f} GFLOPs"
+            )
         if self.counts is None or self.gflops_after is None:
             return f"{self.method}, {self.schedule}: {self.n_tokens} patch tokens, counts differ from image to image"
         bound = "" if self.varies == "no" else f"{self.varies} "
@@ -186,8 +206,13 @@ class Reduction:
         )
 
 
-def reduction(model: nn.Module, n_tokens: int | None = None) -> Reduction | None:
-    """What is applied to a model now, for its own input size or n_tokens patch tokens; None if nothing is."""
+def reduction(model: Any, n_tokens: int | None = None) -> Reduction | None:
+    """What is applied to a model now, for its own input size or n_tokens patch tokens; None if nothing is.
+
+    Of a diffusion model n_tokens are those of its finest resolution.
+    """
+    if diffusion.is_diffusion(model):
+        return _diffusion_reduction(model, n_tokens)
     applied = applied_towers(model)
     if not applied:
         return None
@@ -211,14 +236,32 @@ def reduction(model: nn.Module, n_tokens: int | None = None) -> Reduction | None
     )
 
 
+def _diffusion_reduction(model: Any, n_tokens: int | None) -> Reduction | None:
+    applied = diffusion.applied(model)
+    if not applied:
+        return None
+    counts = diffusion.counts(applied[0], n_tokens)
+    return Reduction(
+        method=counts.method,
+        schedule=f"keep rate {counts.keep_rate}",
+        n_tokens=counts.n_tokens,
+        prefix=0,
+        counts=counts.groups,
+        gflops_before=counts.gflops_before,
+        gflops_after=counts.gflops_after,
+        returning=True,
+        levels=counts.levels,
+    )
+
+
 @contextmanager
-def trace(model: nn.Module) -> Iterator[Trace]:
+def trace(model: Any) -> Iterator[Trace]:
     """Record what is merged where while the model runs.
 
     >>> # with agglo.trace(model) as t: model(x)
     >>> # t.groupings[3].labels: after block 3, the group of every token of every image
     """
-    applied = applied_modules(model)
+    applied = diffusion.applied(model) if diffusion.is_diffusion(model) else applied_modules(model)
     if not applied:
         raise ValueError(f"nothing is applied to this {type(model).__name__}: call agglo.apply(model, ...) first")
     record = Trace()
