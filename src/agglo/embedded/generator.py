@@ -7,11 +7,14 @@ are part of the package, trained by `agglo train-generator`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from agglo.hosts.diffusion import generation
 
 NAME = "agglo_fashion_dit"
 WEIGHTS = Path(__file__).with_name("agglo_fashion_dit.safetensors")
@@ -82,3 +85,41 @@ def to_images(samples: Tensor) -> Tensor:
     """What the model makes, (B, 1, 32, 32), as grey images (B, 1, 28, 28), uint8."""
     inner = samples[..., PADDING:-PADDING, PADDING:-PADDING]
     return ((inner.float().clamp(-1.0, 1.0) + 1.0) * 127.5).round().to(torch.uint8)
+
+
+def starting_noise(seeds: Sequence[int]) -> Tensor:
+    """(B, 1, 32, 32), each image's from its own seed: the same in any batch and on any device."""
+    side = SHAPE["sample_size"]
+    return torch.stack([torch.randn(1, side, side, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+
+
+@torch.no_grad()
+def sample(
+    model: nn.Module, classes: Sequence[int], seeds: Sequence[int], *, steps: int = 25, guidance: float = 1.5
+) -> Tensor:
+    """Images (B, 1, 28, 28), uint8, of a class and a seed each, by DDIM without further noise.
+
+    guidance: how much of the difference that the class makes is taken; 1 runs the model without the class "any".
+    """
+    from diffusers import DDIMScheduler
+
+    if len(classes) != len(seeds):
+        raise ValueError(f"{len(classes)} classes and {len(seeds)} seeds: one of each for every image is accepted")
+    parameter = next(model.parameters())
+    scheduler = DDIMScheduler(**NOISE, timestep_spacing="trailing", clip_sample=True)
+    scheduler.set_timesteps(steps)
+    noisy = starting_noise(seeds).to(parameter.device)
+    labels = torch.tensor(classes, device=parameter.device)
+    guided = guidance != 1.0
+    if guided:
+        labels = torch.cat([torch.full_like(labels, ANY_CLASS), labels])
+    with generation():
+        for step in scheduler.timesteps:
+            inputs = (torch.cat([noisy, noisy]) if guided else noisy).to(parameter.dtype)
+            times = step.to(parameter.device).expand(len(inputs))
+            velocity = model(inputs, times, labels).sample.float()
+            if guided:
+                free, prompted = velocity.chunk(2)
+                velocity = free + guidance * (prompted - free)
+            noisy = scheduler.step(velocity, step, noisy).prev_sample
+    return to_images(noisy)
