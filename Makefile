@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint types pytest bench-clustering bench-model off-the-shelf mini-study lock clean
+.PHONY: help setup demo test lint types pytest bench-clustering bench-model off-the-shelf mini-study train-generator mini-synthesis lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -53,6 +53,13 @@ off-the-shelf: $(READY)  ## accuracy of every method without parameters on DeiT-
 
 mini-study: $(READY)  ## all methods on the embedded model, off the shelf and fine-tuned (DATA=; two hours)
 	$(BIN)/python -m benchmarks.mini_study --data $(DATA)
+
+train-generator: $(READY)  ## the embedded diffusion model, trained and put into the package (DATA=; an hour)
+	$(BIN)/agglo train-generator --data $(DATA) --output runs/generator --precision bf16
+	$(BIN)/python tools/embed_generator.py --run runs/generator
+
+mini-synthesis: $(READY)  ## images, Frechet distances and errors of the embedded diffusion model (DATA=; an hour)
+	$(BIN)/python -m benchmarks.mini_synthesis --data $(DATA)
 
 lock:  ## pin the newest versions again (needs `make setup` first)
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 --no-header --no-annotate \
