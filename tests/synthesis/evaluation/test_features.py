@@ -20,7 +20,7 @@ from agglo.synthesis.evaluation.features import (
     opened,
 )
 from agglo.synthesis.evaluation.fid import features_of, in_batches, statistics_of
-from agglo.synthesis.evaluation.frechet import Statistics, frechet_distance
+from agglo.synthesis.evaluation.frechet import FewImagesWarning, Statistics, frechet_distance
 from tests.support.data import data_path
 
 timm = pytest.importorskip("timm")
@@ -44,7 +44,7 @@ def test_resizing_is_bicubic_and_antialiased_without_rounding() -> None:
     large = picture(0, (600, 450), colour=True).point(lambda value: 80 + value // 3)
     found = clean_resize(large)
     assert found.shape == (3, 299, 299) and found.dtype == torch.float32
-    assert 0 <= found.min() and found.max() <= 255
+    assert found.min() >= 0 and found.max() <= 255
     rounded = np.asarray(large.resize((299, 299), Image.Resampling.BICUBIC), dtype=np.float32)
     # Pillow's own resize of bytes rounds after each of two passes.
     assert np.abs(found.permute(1, 2, 0).numpy() - rounded).max() <= 1.5
@@ -102,7 +102,7 @@ def test_folders_and_files_by_the_command(tmp_path: Path, capsys: pytest.Capture
     assert "8 images for 64 features" in told.err and "6 images for 64 features" in told.err
     features = ClassifierFeatures()
     expected = [Statistics.of(features(list(opened(image_files(side)))).double().numpy()) for side in (a, b)]
-    with pytest.warns(UserWarning):
+    with pytest.warns(FewImagesWarning):
         assert float(told.out) == pytest.approx(frechet_distance(*expected), abs=1e-3)
     assert main(["fid", str(tmp_path / "a.npz"), str(b), *classifier_features]) == 0
     assert capsys.readouterr().out == told.out
@@ -121,8 +121,8 @@ def test_what_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "no.png' cannot be read as an image" in capsys.readouterr().err
     with pytest.raises(ValueError, match="features='pixels' is not known"):
         features_named("pixels")
+    (tmp_path / "weights.pt").write_bytes(b"none")
     with pytest.raises(ValueError, match="no TorchScript of Inception"):
-        (tmp_path / "weights.pt").write_bytes(b"none")
         features_named("inception", weights=tmp_path / "weights.pt")
     with pytest.raises(ValueError, match="there is nothing to keep"):
         statistics_of(tmp_path / "a.npz", lambda: ClassifierFeatures(), keep=tmp_path / "b.npz")

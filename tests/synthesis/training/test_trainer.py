@@ -83,9 +83,7 @@ def test_classes_are_hidden_from_all_blocks_at_once(small: None, tmp_path: Path)
     assert seen and all((labels == generator.ANY_CLASS).all() for labels in seen)
 
 
-def test_a_stopped_run_ends_with_the_same_weights(
-    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_ends_with_the_same_weights(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_fashion(tmp_path / "data")
     best = train_generator(quick(), data, tmp_path / "whole")
     calls = iter(range(100))
