@@ -25,7 +25,7 @@ def tables(folder: Path) -> str:
         f"({found['cpu']}, {found['date'][:10]}; `{distances['command']}`)",
         f"Relative error of a prediction against the dense one (%), {errors['images']} test images, "
         f"mean over steps {', '.join(map(str, errors['levels']))} of 1000\n\n"
-        + _table(errors["rows"], lambda row: f"{100 * row['error']:.1f}"),
+        + table(errors["rows"], lambda row: f"{100 * row['error']:.1f}"),
     ]
     dense = distances["rows"][0]
     for kind, told in _KINDS.items():
@@ -34,11 +34,11 @@ def tables(folder: Path) -> str:
                 f"Frechet distance by {told}: {distances['sets']} sets of {distances['images_per_set']} images "
                 f"against {distances['reference_images']} test images, mean ± deviation over sets; "
                 f"dense {_spread(dense[kind])}\n\n"
-                + _table(distances["rows"][1:], lambda row, kind=kind: _spread(row[kind]))
+                + table(distances["rows"][1:], lambda row, kind=kind: _spread(row[kind]))
             )
             parts.append(
                 "The same, difference to dense with the same seeds\n\n"
-                + _table(
+                + table(
                     distances["rows"][1:],
                     lambda row, kind=kind: _spread([a - b for a, b in zip(row[kind], dense[kind], strict=True)], "+"),
                 )
@@ -46,7 +46,7 @@ def tables(folder: Path) -> str:
     parts.append(
         f"Time of one call of the model in proportion to the dense one's, in turns; dense "
         f"{times['rows'][0]['ms_per_image']:.1f} ms per image\n\n"
-        + _table(times["rows"][1:], lambda row: f"{row['of_dense']:.2f}")
+        + table(times["rows"][1:], lambda row: f"{row['of_dense']:.2f}")
     )
     return "\n\n".join(parts) + "\n"
 
@@ -62,7 +62,7 @@ def _spread(values: Sequence[float], sign: str = "") -> str:
     return told if len(values) < 2 else f"{told} ± {stdev(values):.2f}"
 
 
-def _table(rows: Sequence[dict[str, Any]], told: Any) -> str:
+def table(rows: Sequence[dict[str, Any]], told: Any) -> str:
     """One line per way to reduce, one column per keep rate."""
     by_kind: dict[str, dict[str, str]] = {}
     for row in rows:
