@@ -70,6 +70,8 @@ def trained(weights: Path = WEIGHTS) -> nn.Module:
     """
     from safetensors.torch import load_file
 
+    if not weights.is_file():
+        raise ValueError(f"weights={str(weights)!r} is not a file; `agglo train-generator` makes one")
     model = untrained()
     model.load_state_dict({name: value.float() for name, value in load_file(weights).items()})
     return model.eval()

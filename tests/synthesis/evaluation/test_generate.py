@@ -249,6 +249,9 @@ def test_the_command(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "images of other steps (1 then, 2 now)" in capsys.readouterr().err
     assert main(["generate", "embedded", "--imagenet", "--output", str(tmp_path)]) == 2
     assert "--imagenet is for pipelines" in capsys.readouterr().err
+    absent = str(tmp_path / "absent.safetensors")
+    assert main(["generate", "embedded", "--weights", absent, "--output", str(tmp_path / "other")]) == 2
+    assert "absent.safetensors' is not a file" in capsys.readouterr().err
     assert main(["generate", "some-model", "--output", str(tmp_path)]) == 2
     assert "say what to generate" in capsys.readouterr().err
 

@@ -109,7 +109,8 @@ class PipelineGenerator(Generator):
             pipeline.register_modules(safety_checker=None)  # it blackens pictures: no measure of a model
         if scheduler is not None:
             kind: Any = getattr(diffusers, scheduler, None)
-            if not (inspect.isclass(kind) and issubclass(kind, diffusers.SchedulerMixin)):
+            known = inspect.isclass(kind) and issubclass(kind, diffusers.SchedulerMixin)
+            if not known:
                 raise ValueError(f"scheduler={scheduler!r} is no scheduler of diffusers, such as 'PNDMScheduler'")
             pipeline.scheduler = kind.from_config(pipeline.scheduler.config)
         pipeline.set_progress_bar_config(disable=True)
@@ -142,6 +143,7 @@ class PipelineGenerator(Generator):
             "steps": self.steps,
             "guidance": self.guidance,
             "size": None if self.size is None else list(self.size),
+            "device": self.device.type,  # noise is drawn on it: the same seeds give other pictures on another
             "dtype": str(self.dtype).removeprefix("torch."),
         }
 

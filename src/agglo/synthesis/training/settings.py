@@ -16,7 +16,7 @@ class GeneratorSettings:
     epochs: int = 4
     """passes over the training images"""
     window_epochs: int = 3
-    """of them, at first, with a quarter of each image: a window of 8 x 8 tokens, five times as fast"""
+    """of them, at first, with a quarter of each image: a window of 8 x 8 tokens, four times as fast"""
     batch_size: int = 64
     """of one process and one accumulation step"""
     accumulation: int = 1
