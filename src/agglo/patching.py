@@ -60,10 +60,7 @@ def apply(
     Pipelines and models of diffusers have options of their own: see `agglo.hosts.diffusion.apply`.
     """
     if diffusion.is_diffusion(model):
-        others = {"schedule": schedule, "threshold": threshold, "blocks": blocks, "tower": tower}
-        for name, value in others.items():
-            if value is not None:
-                raise ValueError(f"{name}={value!r} is for classifiers; a diffusion model takes keep_rate")
+        diffusion.require_none(schedule=schedule, threshold=threshold, blocks=blocks, tower=tower)
         diffusion.apply(model, method, keep_rate=keep_rate, proportional=proportional, **options)
         return model
     choices = {"keep_rate": keep_rate, "schedule": schedule, "threshold": threshold}

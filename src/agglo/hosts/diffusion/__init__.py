@@ -1,7 +1,7 @@
 """Token merging for the models and pipelines of diffusers: around each self-attention the image tokens are grouped,
 attention runs with one token per group, and every member gets a copy of its group's output."""
 
-from agglo.hosts.diffusion.applying import applied, apply, is_diffusion, remove
+from agglo.hosts.diffusion.applying import applied, apply, is_diffusion, remove, require_none
 from agglo.hosts.diffusion.report import Level, counts
 from agglo.hosts.diffusion.state import AttentionStep, Site, generation
 
@@ -15,4 +15,5 @@ __all__ = [
     "generation",
     "is_diffusion",
     "remove",
+    "require_none",
 ]

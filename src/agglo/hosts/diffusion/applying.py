@@ -6,23 +6,25 @@ import inspect
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
-from agglo.hosts.diffusion import mixins
-from agglo.hosts.diffusion.families import Family, Modules, family_of, named, supported
+from agglo.hosts.diffusion import attentions, mixins
+from agglo.hosts.diffusion.families import family_of, supported
+from agglo.hosts.diffusion.family import Family, Modules, named
 from agglo.hosts.diffusion.plan import PARTS, SHARES, Plan, checked, settled_method
 from agglo.hosts.swap import ReducedModule, UnsupportedModelError, reduced_class
 from agglo.methods import Method
+from agglo.schedule import Rates
 
 _COMPONENTS = ("unet", "transformer", "transformer_2")  # where pipelines have their denoisers
 _ROLES: dict[str, type[ReducedModule]] = {
-    "tokens": mixins.ReducedAttention,
-    "map": mixins.ReducedMapAttention,
-    "joint": mixins.ReducedJointAttention,
-    "flux": mixins.ReducedFluxAttention,
-    "rotary": mixins.ReducedRotaryAttention,
+    "tokens": attentions.ReducedAttention,
+    "map": attentions.ReducedMapAttention,
+    "joint": attentions.ReducedJointAttention,
+    "flux": attentions.ReducedFluxAttention,
+    "rotary": attentions.ReducedRotaryAttention,
 }
 _changing = threading.RLock()
 
@@ -50,16 +52,24 @@ def denoisers(model: Any) -> list[nn.Module]:
     if not found:
         inside = ", ".join(type(part).__name__ for part in parts) or "no unet and no transformer"
         raise UnsupportedModelError(
-            f"{type(model).__name__} ({inside}) holds no diffusion model that agglo can reduce; supported: {supported()}"
+            f"{type(model).__name__} ({inside}) holds no diffusion model that agglo can reduce; supported: "
+            f"{supported()}"
         )
     return found
+
+
+def require_none(**classifier_options: Any) -> None:
+    """ValueError if one of apply's options is given that a diffusion model has no use for."""
+    for name, value in classifier_options.items():
+        if value is not None:
+            raise ValueError(f"{name}={value!r} is for classifiers; a diffusion model takes keep_rate")
 
 
 def apply(
     model: Any,
     method: str | Method = "atc",
     *,
-    keep_rate: float | None = None,
+    keep_rate: Rates | None = None,
     proportional: bool | None = None,
     variant: str | None = None,
     max_downsample: int | None = None,
@@ -87,8 +97,8 @@ def apply(
         drift: keep it until its features have moved by this much, relative to what they were.
         any option of the method: linkage, features (atc); features, stride, use_rand, seed (tome).
     """
-    if keep_rate is None or not 0 < keep_rate <= 1:
-        raise ValueError(f"keep_rate={keep_rate!r} must be a number in (0, 1]")
+    if not isinstance(keep_rate, (int, float)) or not 0 < keep_rate <= 1:
+        raise ValueError(f"keep_rate={keep_rate!r} must be one number in (0, 1] for a diffusion model")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every={every!r} must be a whole number of denoising steps, 1 or more")
     if drift is not None and not drift >= 0:
@@ -120,6 +130,7 @@ def _sites(model: nn.Module, family: Family, max_downsample: int | None, parts: 
     found = list(family.find(model))
     if not found:
         raise UnsupportedModelError(f"{type(model).__name__} has no self-attention over image tokens")
+    _require_plain_calls(model, found)
     levels = sorted({modules.site.downsample for modules in found})
     finest = levels[0] if max_downsample is None else max_downsample
     sites = [modules for modules in found if modules.site.downsample <= finest]
@@ -136,6 +147,17 @@ def _sites(model: nn.Module, family: Family, max_downsample: int | None, parts: 
         if part in parts and is_absent:
             raise ValueError(f"merge={part!r}: the blocks of {type(model).__name__} have no such part to merge")
     return sites
+
+
+def _require_plain_calls(model: nn.Module, found: Sequence[Modules]) -> None:
+    """UnsupportedModelError for a __call__ that ours would replace, and for blocks that tomesd merges already."""
+    for modules in found:
+        for module in (model, modules.block, *modules.attentions, modules.cross, modules.mlp):
+            original = module.agglo_original if isinstance(module, ReducedModule) else type(module)
+            if module is not None and original.__call__ is not nn.Module.__call__:
+                raise UnsupportedModelError(f"{original.__name__} has a __call__ of its own, which agglo would replace")
+            if original.__name__ == "ToMeBlock":
+                raise UnsupportedModelError("tomesd is applied to this model: call tomesd.remove_patch on it first")
 
 
 def _try_out(plan: Plan, family: Family, model: nn.Module, sites: Sequence[Modules]) -> None:
@@ -160,8 +182,8 @@ def _install(model: nn.Module, family: Family, sites: Sequence[Modules], plan: P
             _swap(modules.mlp, mixins.ReducedMlp)
         _swap(modules.block, mixins.ReducedBlock)
     names = list(inspect.signature(type(model).forward).parameters)[1:]
-    # A tuple of values that nn.Module does not register.
-    model.agglo_setup = (plan, family, {name: position for position, name in enumerate(names)})  # type: ignore[assignment]
+    positions = {name: position for position, name in enumerate(names)}
+    model.agglo_setup = mixins.Setup(plan, family, positions)  # type: ignore[assignment]
     model.agglo_trace = None  # type: ignore[assignment]
     mixins.with_forward(reduced_class(mixins.ReducedDenoiser, type(model)))
     _swap(model, mixins.ReducedDenoiser)
@@ -175,7 +197,8 @@ def remove(model: Any) -> None:
     """Take every reduction out of a diffusion model or pipeline again: it is exactly as it was."""
     with _changing:
         if isinstance(model, mixins.ReducedPipeline):
-            model.__class__ = model.agglo_original  # type: ignore[assignment]
+            pipeline = cast(Any, model)
+            pipeline.__class__ = pipeline.agglo_original
         for denoiser in denoisers(model):
             for module in denoiser.modules():
                 if isinstance(module, ReducedModule):
@@ -188,7 +211,7 @@ def _restore(module: Any) -> None:
             f"after agglo.apply something (parametrize, fully_shard) gave {module.agglo_original.__name__} another "
             "class; undo that before agglo.remove or another agglo.apply"
         )
-    module.__class__ = module.agglo_original
+    module.__class__ = module.agglo_original  # type: ignore[assignment]
     for name in ("agglo_site", "agglo_setup", "agglo_trace"):
         vars(module).pop(name, None)
 

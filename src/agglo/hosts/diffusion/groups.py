@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from agglo.grouping import Grouping
 from agglo.hosts.diffusion.state import AtBlock, AttentionStep, Kept, Pass, Run
@@ -13,7 +13,7 @@ from agglo.methods import Method, Outcome, View
 from agglo.methods.features import patch_features
 
 
-def grouping_at(now: Pass, at: AtBlock, attention: nn.Module, seen: Tensor) -> Grouping | None:
+def grouping_at(now: Pass, at: AtBlock, attention: Any, seen: Tensor) -> Grouping | None:
     """The grouping of the image tokens of a block, decided once per pass; None where none of them merge.
 
     seen: (B, N, C), the tokens as its self-attention sees them.
@@ -24,7 +24,7 @@ def grouping_at(now: Pass, at: AtBlock, attention: nn.Module, seen: Tensor) -> G
     return at.grouping
 
 
-def _decided(now: Pass, at: AtBlock, attention: nn.Module, seen: Tensor) -> Grouping | None:
+def _decided(now: Pass, at: AtBlock, attention: Any, seen: Tensor) -> Grouping | None:
     plan = now.plan
     n_tokens = int(seen.shape[1])
     target = plan.target(n_tokens, at.grid)
@@ -50,9 +50,7 @@ def _asked(method: Method, view: View) -> Grouping:
 
 
 @torch.compiler.disable
-def _kept_or_new(
-    now: Pass, run: Run, at: AtBlock, attention: nn.Module, seen: Tensor, target: int
-) -> Grouping:
+def _kept_or_new(now: Pass, run: Run, at: AtBlock, attention: Any, seen: Tensor, target: int) -> Grouping:
     """A grouping that this generation made before, while it is young enough and its features have not drifted.
 
     Outside of compiled code, which would be compiled anew at every step.
@@ -88,7 +86,7 @@ def _compared(method: Method, view: View) -> Tensor:
     return patch_features(view, getattr(method, "features", "tokens"))
 
 
-def _view(method: Method, at: AtBlock, attention: nn.Module, seen: Tensor, target: int) -> View:
+def _view(method: Method, at: AtBlock, attention: Any, seen: Tensor, target: int) -> View:
     features = getattr(method, "features", None)
     with torch.no_grad():
         keys = projected(attention, seen, "k") if features in ("keys", "keys_per_head") else None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agglo.hosts.diffusion.families import Family
+from agglo.hosts.diffusion.family import Family
 from agglo.hosts.diffusion.plan import Plan
 from agglo.hosts.diffusion.state import Site
 from agglo.methods import Grid
@@ -46,7 +46,7 @@ class Counts:
 
 def counts(model: Any, n_tokens: int | None = None) -> Counts:
     """For pictures (or videos) of n_tokens tokens at the model's finest resolution, or of the model's own size."""
-    plan, family, _ = model.agglo_setup
+    plan, family = model.agglo_setup.plan, model.agglo_setup.family
     sites = [modules.site for modules in family.find(model)]
     grids = _grids(model, family, sites, n_tokens)
     groups = [_groups(plan, site, *grids[site.downsample]) for site in sites]
@@ -59,13 +59,9 @@ def counts(model: Any, n_tokens: int | None = None) -> Counts:
     looks_at_keys = getattr(plan.method, "features", None) in ("keys", "keys_per_head", "values")
     merged = groups if "attn" in plan.merge else tokens
     before = sum(_madds(site, n, n, False) for site, n in zip(sites, tokens, strict=True))
-    after = sum(
-        _madds(site, n, k, looks_at_keys and k < n) for site, n, k in zip(sites, tokens, merged, strict=True)
-    )
+    after = sum(_madds(site, n, k, looks_at_keys and k < n) for site, n, k in zip(sites, tokens, merged, strict=True))
     finest = grids[1][0]
-    return Counts(
-        repr(plan.method), plan.keep_rate, finest, tuple(levels), groups, before / 1e9, after / 1e9
-    )
+    return Counts(repr(plan.method), plan.keep_rate, finest, tuple(levels), groups, before / 1e9, after / 1e9)
 
 
 def _grids(
@@ -96,4 +92,3 @@ def _madds(site: Site, n_tokens: int, n_groups: int, looks_at_keys: bool) -> int
     """Query, key, value and output projections, scores and their weighted sums; keys of all tokens to group them by."""
     projections = 4 * n_groups * site.width * site.inner
     return projections + 2 * n_groups**2 * site.inner + (n_tokens * site.width * site.inner if looks_at_keys else 0)
-

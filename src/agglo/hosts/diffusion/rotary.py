@@ -3,7 +3,8 @@
 Flux computes its tables from position ids, so the mean ids go through the model's own embedding. Video transformers
 hand attention finished tables of cosines and sines at the points of a grid. Angles are linear in the position, so the
 step of every channel along each axis is read off the table, and a mean position between grid points gets its own
-angle. A step is known up to whole turns only: the smallest is taken, the smoothest rotation through the grid points.
+angle, counted from the nearest of them. A step is known up to whole turns only: the smallest is taken, the smoothest
+rotation through the grid points.
 """
 
 from __future__ import annotations
@@ -38,18 +39,26 @@ def merged_table(table: Table, axes: tuple[int, ...], grouping: Grouping) -> Tab
     """Cosines and sines (B, G, D) of the groups, from those (N, D) of the grid points."""
     cosine, sine = (part.float() for part in table)
     angles = torch.atan2(sine, cosine)
-    origin = angles[:1]
-    index = torch.arange(math.prod(axes), device=angles.device)
-    means = grouping.merge(_points(index, axes).expand(grouping.labels.shape[0], -1, -1).contiguous())
-    angle = origin.unsqueeze(0)
+    points = _points(torch.arange(math.prod(axes), device=angles.device), axes)
+    means = grouping.merge(points.expand(grouping.labels.shape[0], -1, -1).contiguous())
+    # From the nearest grid point on, whose angle is known, so that errors of a step do not add up along an axis.
+    nearest = means.round()
+    angle = angles[_index(nearest, axes)]
     for axis, length in enumerate(axes):
         if length > 1:
             neighbour = math.prod(axes[axis + 1 :])
-            turn = angles[neighbour : neighbour + 1] - origin
+            turn = angles[neighbour] - angles[0]
             step = torch.remainder(turn + math.pi, 2 * math.pi) - math.pi
-            angle = angle + means[..., axis : axis + 1] * step
-    angle = angle.expand(*means.shape[:2], -1)
+            angle = angle + (means - nearest)[..., axis : axis + 1] * step
     return angle.cos().to(table[0].dtype), angle.sin().to(table[1].dtype)
+
+
+def _index(points: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Of grid points (..., A), the last axis fastest."""
+    index = torch.zeros_like(points[..., 0], dtype=torch.int64)
+    for axis, length in enumerate(axes):
+        index = index * length + points[..., axis].long()
+    return index
 
 
 def _points(index: Tensor, axes: tuple[int, ...]) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from agglo.attention import proportional_attention
@@ -30,9 +30,7 @@ _TAKE_A_MASK = frozenset(
 _PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
-def call_with_sizes(
-    call: Callable[..., Any], attention: nn.Module, sizes: Tensor, *args: Any, **kwargs: Any
-) -> Any:
+def call_with_sizes(call: Callable[..., Any], attention: Any, sizes: Tensor, *args: Any, **kwargs: Any) -> Any:
     """call(*args, **kwargs), the forward pass of an attention, in which keys have sizes (B, K)."""
     processor = type(attention.processor).__name__
     if processor in _TAKE_A_MASK:
@@ -81,4 +79,3 @@ class _GiveSizes(TorchFunctionMode):
         if mask is not None:
             bias = bias.masked_fill(~mask, float("-inf")) if mask.dtype is torch.bool else bias + mask
         return func(**{**given, "attn_mask": bias})
-

@@ -25,7 +25,7 @@ from agglo.methods import Grid
 from agglo.tracing import Step, Trace
 
 if TYPE_CHECKING:
-    from agglo.hosts.diffusion.families import Family
+    from agglo.hosts.diffusion.family import Family
     from agglo.hosts.diffusion.plan import Plan
     from agglo.methods import Method
 
@@ -120,7 +120,8 @@ class Run:
     the model twice. Such calls keep groupings of their own, by their number within the step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Any, plan: Plan) -> None:
+        self.owner, self.plan = owner, plan
         self.step = -1
         self.call = 0
         self.timestep: float | None = None
@@ -142,17 +143,21 @@ class Generation:
         self.runs: dict[int, Run] = {}
         self.generators: dict[int, torch.Generator] = {}
 
-    def run(self, owner: Any) -> Run:
-        return self.runs.setdefault(id(owner), Run())
+    def run(self, owner: Any, plan: Plan) -> Run:
+        """Of a model; a new one after another `apply`, whose groups are others."""
+        run = self.runs.get(id(owner))
+        if run is None or run.plan is not plan:
+            run = self.runs[id(owner)] = Run(owner, plan)
+        return run
 
 
 class _Thread(threading.local):
     """What this thread is in the middle of."""
 
-    current: Pass | None = None
-    generation: Generation | None = None
-
     def __init__(self) -> None:
+        # Attributes of each thread from the start: torch.compile guards on whether they exist.
+        self.current: Pass | None = None
+        self.generation: Generation | None = None
         self.generators: WeakKeyDictionary[Method, torch.Generator] = WeakKeyDictionary()
 
     def generator(self, method: Method, seed: int | None, device: torch.device) -> torch.Generator:

@@ -1,0 +1,178 @@
+"""What apply takes for diffusion models, what it refuses, and what reduction tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import agglo
+from agglo.hosts.diffusion.plan import asked_for
+from tests.support.diffusion import dit, flux, pipeline, run, sd3, unet, unet_of_maps
+from tests.support.host_contract import assert_same
+
+
+def test_variants_are_named_sets_of_options() -> None:
+    model, inputs = unet()
+    paper = run(agglo.apply(model, variant="paper", keep_rate=0.4, linkage="complete"), inputs)
+    by_hand = agglo.apply(model, "atc", keep_rate=0.4, linkage="complete", features="tokens", proportional=False)
+    assert torch.equal(run(by_hand, inputs), paper)
+    own = run(agglo.apply(model, keep_rate=0.4), inputs)
+    by_hand = agglo.apply(model, "atc", keep_rate=0.4, linkage="average", features="keys", proportional=True)
+    assert torch.equal(run(by_hand, inputs), own)
+    assert not torch.equal(own, paper)
+
+
+@pytest.mark.parametrize("method", ["atc", "tome", "pool", "random", "l2"])
+def test_methods_that_group_tokens(method: str) -> None:
+    model, inputs = unet()
+    dense = run(model, inputs)
+    agglo.apply(model, method, keep_rate=0.6)
+    result = run(model, inputs)
+    assert result.isfinite().all()
+    assert not torch.equal(result, dense)
+
+
+@pytest.mark.parametrize(
+    "method", ["topk", "evit", "ats", "dynamicvit", "sinkhorn", "patch_merger", "sit", "svit", "dpc_knn", "kmedoids"]
+)
+def test_methods_that_do_not(method: str) -> None:
+    model, _ = unet()
+    with pytest.raises(ValueError, match=f"method '{method}' .* which a diffusion model has no use for"):
+        agglo.apply(model, method, keep_rate=0.5)
+
+
+def test_dropped_tokens_get_nothing_from_attention() -> None:
+    """random prunes: what a dropped token had before the block's attention it has after it."""
+    model, inputs = unet()
+    agglo.apply(model, "random", keep_rate=0.5, seed=1)
+    block = model.down_blocks[0].attentions[0].transformer_blocks[0]
+    seen: dict[str, Any] = {}
+    block.register_forward_pre_hook(lambda module, args: seen.update(before=args[0]))
+    block.norm2.register_forward_pre_hook(lambda module, args: seen.update(after=args[0]))
+    with agglo.trace(model) as trace:
+        run(model, inputs)
+    dropped = trace.groupings[0].labels < 0
+    assert dropped.sum(dim=1).tolist() == [32, 32]
+    moved = (seen["after"] - seen["before"]).abs().amax(dim=-1) > 0
+    assert torch.equal(moved, ~dropped)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "keep_rate=None"),
+        ({"keep_rate": 0.0}, "keep_rate=0.0"),
+        ({"keep_rate": 1.5}, "keep_rate=1.5"),
+        ({"keep_rate": [0.5, 0.4]}, r"keep_rate=\[0.5, 0.4\] must be one number"),
+        ({"keep_rate": 0.5, "merge": ("attn", "text")}, r"merge='text' is not known; accepted: 'attn', 'cross', 'mlp'"),
+        ({"keep_rate": 0.5, "merge": ()}, "leaves nothing to merge"),
+        ({"keep_rate": 0.5, "share": "all"}, "share='all' is not known"),
+        ({"keep_rate": 0.5, "every": 0}, "every=0"),
+        ({"keep_rate": 0.5, "every": 2.5}, "every=2.5"),
+        ({"keep_rate": 0.5, "drift": -1.0}, "drift=-1.0"),
+        ({"keep_rate": 0.5, "drift": float("nan")}, "drift=nan"),
+        ({"keep_rate": 0.5, "variant": "best"}, "variant='best' is not known; accepted: 'paper', 'tomesd'"),
+        ({"keep_rate": 0.5, "variant": "paper", "features": "keys"}, "compares block inputs"),
+        ({"keep_rate": 0.5, "variant": "paper", "proportional": True}, "no proportional attention"),
+        ({"keep_rate": 0.5, "variant": "tomesd", "method": "pool"}, "is of method 'tome', not 'pool'"),
+        ({"keep_rate": 0.5, "method": "tome", "linkage": "single"}, "method 'tome' has no option 'linkage'"),
+        ({"keep_rate": 0.5, "window": "x"}, "has no option 'window'|window="),
+        ({"keep_rate": 0.5, "blocks": [1]}, "is for classifiers"),
+        ({"threshold": 0.5}, "threshold=0.5 is for classifiers"),
+    ],
+)
+def test_what_is_refused(options: dict[str, Any], message: str) -> None:
+    model, inputs = unet()
+    dense = run(model, inputs)
+    with pytest.raises(ValueError, match=message):
+        agglo.apply(model, **options)
+    assert torch.equal(run(model, inputs), dense)
+    assert agglo.reduction(model) is None
+
+
+def test_parts_that_a_model_does_not_have() -> None:
+    for make, part in ((dit, "cross"), (sd3, "cross"), (flux, "mlp"), (unet_of_maps, "mlp")):
+        with pytest.raises(ValueError, match=f"merge='{part}'"):
+            agglo.apply(make()[0], keep_rate=0.5, merge=("attn", part))
+
+
+def test_resolutions() -> None:
+    model, inputs = unet()
+    for max_downsample, blocks in ((None, [0, 5, 6]), (1, [0, 5, 6]), (2, [0, 1, 2, 3, 4, 5, 6]), (8, list(range(7)))):
+        agglo.apply(model, keep_rate=0.5, max_downsample=max_downsample)
+        with agglo.trace(model) as trace:
+            run(model, inputs)
+        assert [step.block for step in trace.steps] == blocks
+
+
+def test_a_model_without_attention_at_its_finest_resolution() -> None:
+    """As SDXL: tomesd with its default does nothing there, and does not say so."""
+    types = {"down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D")}
+    model, inputs = unet(**types, up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"))
+    dense = run(model, inputs)
+    with pytest.raises(ValueError, match=r"max_downsample=1 reduces nothing: .* at downsampling 2"):
+        agglo.apply(model, keep_rate=0.5, max_downsample=1)
+    assert not torch.equal(run(agglo.apply(model, keep_rate=0.5), inputs), dense)
+    assert [level.tokens for level in agglo.reduction(model).levels] == [16]  # type: ignore[union-attr]
+
+
+def test_reduction_counts_tokens_and_work() -> None:
+    model, _ = unet()
+    agglo.apply(model, keep_rate=0.5, proportional=False, features="tokens", max_downsample=1)
+    found = agglo.reduction(model)
+    assert found is not None
+    assert found.counts == [32, 16, 16, 16, 16, 32, 32]
+    assert [(level.downsample, level.attentions, level.tokens, level.groups) for level in found.levels] == [
+        (1, 3, 64, 32),
+        (2, 4, 16, 16),
+    ]
+
+    def madds(tokens: int, width: int) -> int:
+        return 4 * tokens * width * width + 2 * tokens * tokens * width
+
+    coarse = 4 * madds(16, 32)
+    assert found.gflops_before == pytest.approx((3 * madds(64, 16) + coarse) / 1e9)
+    assert found.gflops_after == pytest.approx((3 * madds(32, 16) + coarse) / 1e9)
+    assert "3 self-attentions at 1/1: 64 -> 32; 4 self-attentions at 1/2: 16 -> 16 tokens" in str(found)
+    keys = agglo.reduction(agglo.apply(model, keep_rate=0.5))
+    assert keys is not None
+    assert keys.gflops_after == pytest.approx(found.gflops_after + 3 * 64 * 16 * 16 / 1e9)
+
+
+def test_reduction_of_a_pipeline_and_of_other_sizes() -> None:
+    pipe = pipeline()
+    assert agglo.reduction(pipe) is None
+    agglo.apply(pipe, "pool", keep_rate=0.3)
+    assert agglo.reduction(pipe).counts[0] == 16  # type: ignore[union-attr,index]
+    assert agglo.reduction(pipe, n_tokens=256).counts[0] == 81  # type: ignore[union-attr,index]
+    model, _ = flux()
+    agglo.apply(model, keep_rate=0.25)
+    with pytest.raises(ValueError, match="n_tokens"):
+        agglo.reduction(model)
+    assert agglo.reduction(model, n_tokens=4096).counts == [1024] * 3  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("n_tokens", "ratio"), [(4096, 0.1), (4096, 0.5), (10, 0.1), (77, 0.3), (1000, 0.7), (5, 0.5)])
+def test_as_many_are_removed_as_the_paper_removes(n_tokens: int, ratio: float) -> None:
+    assert asked_for(n_tokens, 1 - ratio) == n_tokens - int(n_tokens * ratio)
+
+
+def test_at_least_one_group_stays() -> None:
+    model, inputs = unet()
+    agglo.apply(model, keep_rate=1e-6)
+    with agglo.trace(model) as trace:
+        assert run(model, inputs).isfinite().all()
+    assert trace.groupings[0].n_groups == 1
+
+
+def test_a_model_inside_another_module() -> None:
+    model, inputs = unet()
+    expected = run(agglo.apply(model, keep_rate=0.5), inputs)
+    agglo.remove(model)
+    holder = torch.nn.ModuleDict({"denoiser": model})
+    agglo.apply(holder, keep_rate=0.5)
+    assert_same(run(model, inputs), expected, atol=0.0)
+    agglo.remove(holder)
+    assert agglo.reduction(holder) is None
