@@ -15,7 +15,6 @@ results/mini-synthesis/ then holds errors.json, distances.json, times.json, tabl
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -184,8 +183,7 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     generator = EmbeddedGenerator(weights=arguments.weights, steps=arguments.steps, guidance=arguments.guidance)
     cells = generated_cells(arguments.keep_rate)
-    command = "python -m benchmarks.mini_synthesis " + " ".join(sys.argv[1:])
-    about = {"command": command, **generator.about(), "machine": machine()}
+    about = {"command": _command(arguments), **generator.about(), "machine": machine()}
     if not (arguments.output / "errors.json").exists():
         found = errors(generator, arguments.data, arguments.keep_rate, arguments.error_images)
         write_json(arguments.output / "errors.json", {**about, **found})
@@ -213,6 +211,14 @@ def main() -> None:
     counted = {"images_per_set": len(requests), "sets": arguments.sets, "reference_images": arguments.reference}
     write_json(arguments.output / "distances.json", {**about, **counted, "rows": rows})
     print(mini_synthesis_report.write(arguments.output))
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    """What decides the results, without the folders of this machine."""
+    told = [f"--keep-rate {' '.join(f'{rate:g}' for rate in arguments.keep_rate)}"]
+    numbers = ("per_class", "sets", "steps", "guidance", "batch_size", "reference", "error_images", "rounds")
+    told += [f"--{name.replace('_', '-')} {getattr(arguments, name):g}" for name in numbers]
+    return " ".join(["python -m benchmarks.mini_synthesis", *told])
 
 
 def _draw(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -228,7 +227,10 @@ def main() -> None:
     rows: list[dict[str, Any]] = [
         {"cell": name, "error": float(np.mean(errors)), "by_level": errors} for name, errors in found.items()
     ]
-    command = "python -m benchmarks.terrain_unet " + " ".join(sys.argv[1:])
+    asked = " ".join(f"{rate:g}" for rate in arguments.keep_rate)
+    command = (
+        f"python -m benchmarks.terrain_unet --model {arguments.model.name} --images {len(clean)} --keep-rate {asked}"
+    )
     about = {"command": command, "images": arguments.images, "sigmas": SIGMAS, "difference_to_onnx": apart}
     write_json(arguments.output, {**about, "rows": rows, "machine": machine()})
     print(table(rows, lambda row: f"{100 * row['error']:.1f}"))

@@ -134,9 +134,11 @@ def run(arguments: argparse.Namespace) -> None:
     requests = _requests(arguments)
     workers, device = Workers(), arguments.device or "cpu"
     if _is_distributed():
+        import torch
         from accelerate import PartialState
 
-        state = PartialState()
+        # Unless told, Accelerate takes each of several processes without a GPU for a run of its own.
+        state = PartialState(cpu=not torch.accelerator.is_available())
         workers, device = Workers(state.num_processes, state.process_index), arguments.device or str(state.device)
     generator = _generator(arguments, device)
     generate(generator, cells, requests, arguments.output, batch_size=arguments.batch_size, workers=workers)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -297,3 +300,65 @@ def test_a_pipeline_of_diffusers(pipeline: Path, tmp_path: Path) -> None:
     assert np.array_equal(found["dense/412_0.png"], np.asarray(again))
     with pytest.raises(ValueError, match="scheduler='AutoencoderKL' is no scheduler of diffusers"):
         PipelineGenerator(str(pipeline), scheduler="AutoencoderKL")
+
+
+@pytest.fixture(scope="module")
+def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Stable Diffusion pipeline of random weights that reads prompts letter by letter, as diffusers saves it."""
+    import string
+
+    from diffusers import PNDMScheduler, StableDiffusionPipeline
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+    from tests.support.diffusion import unet, vae
+
+    folder = tmp_path_factory.mktemp("prompted")
+    letters = [letter + end for letter in string.ascii_lowercase + ".," for end in ("", "</w>")]
+    vocabulary = {word: index for index, word in enumerate([*letters, "<|startoftext|>", "<|endoftext|>"])}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=16)
+    torch.manual_seed(0)
+    config = CLIPTextConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=12,
+        intermediate_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+        bos_token_id=vocabulary["<|startoftext|>"],
+        eos_token_id=vocabulary["<|endoftext|>"],
+    )
+    model, _ = unet()
+    pipe = StableDiffusionPipeline(
+        vae(), CLIPTextModel(config), tokenizer, model, PNDMScheduler(skip_prk_steps=True), None, None,
+        requires_safety_checker=False,
+    )  # fmt: skip
+    pipe.save_pretrained(folder / "pipeline")
+    return folder / "pipeline"
+
+
+def test_prompts_by_the_command(prompted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "prompts.txt").write_text("a cat\na dog\n")
+    arguments = ["generate", str(prompted), "--prompts", str(tmp_path / "prompts.txt"), "--per-class", "1"]
+    arguments += ["--steps", "3", "--size", "16", "16", "--method", "dense", "atc", "--keep-rate", "0.5"]
+    assert main([*arguments, "--output", str(tmp_path / "out"), "--groups", "1"]) == 0, capsys.readouterr().err
+    found = pixels(tmp_path / "out")
+    assert found["dense/0_0.png"].shape == (16, 16, 3)
+    assert not np.array_equal(found["dense/0_0.png"], found["dense/1_0.png"])
+    assert not np.array_equal(found["dense/0_0.png"], found["atc-average_keep0.5/0_0.png"])
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert record["settings"]["scheduler"] == "PNDMScheduler" and record["settings"]["guidance"] == 7.5
+
+
+def test_two_processes_make_the_images_of_one(weights: Path, tmp_path: Path) -> None:
+    """As `accelerate launch` and `torchrun` start them."""
+    command = ["-m", "agglo", "generate", "embedded", "--weights", str(weights), "--steps", "1", "--classes", "0", "1"]
+    command += ["--per-class", "1", "--method", "tome", "--sheet", "0"]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    for name, start in (("one", []), ("two", launch)):
+        arguments = [sys.executable, *start, *command, "--output", str(tmp_path / name)]
+        subprocess.run(arguments, check=True, env=environment, capture_output=True, timeout=300)
+    require_equal(pixels(tmp_path / "two"), pixels(tmp_path / "one"))
+    assert len(pixels(tmp_path / "two")) == 2

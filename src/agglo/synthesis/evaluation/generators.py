@@ -58,7 +58,9 @@ class EmbeddedGenerator(Generator):
     ) -> None:
         from agglo.experiments.checkpoints import fingerprint
 
-        self.reduced = embedded.trained(embedded.WEIGHTS if weights is None else weights).to(device, dtype)
+        self.reduced = embedded.trained(embedded.WEIGHTS if weights is None else weights).to(device)
+        if dtype != torch.float32:  # diffusers warns of every cast
+            self.reduced.to(dtype)
         self.fingerprint = fingerprint(self.reduced.state_dict())
         self.steps, self.guidance, self.dtype = steps, guidance, dtype
         self.guided = guidance != 1.0
