@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint types pytest bench-clustering bench-model off-the-shelf off-the-shelf-page mini-study readme-figures lock clean
+.PHONY: help setup demo test lint types pytest bench-clustering bench-model off-the-shelf off-the-shelf-page mini-study train-generator mini-synthesis readme-figures lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -59,6 +59,13 @@ mini-study: $(READY)  ## all methods on the embedded model, off the shelf and fi
 
 readme-figures: $(READY)  ## the README's pictures and numbers, from benchmarks/results (CHECKPOINT=)
 	$(BIN)/python -m benchmarks.readme_figures --checkpoint $(CHECKPOINT)
+
+train-generator: $(READY)  ## the embedded diffusion model, trained and put into the package (DATA=; an hour)
+	$(BIN)/agglo train-generator --data $(DATA) --output runs/generator --precision bf16
+	$(BIN)/python tools/embed_generator.py --run runs/generator
+
+mini-synthesis: $(READY)  ## images, Frechet distances and errors of the embedded diffusion model (DATA=; an hour or less)
+	$(BIN)/python -m benchmarks.mini_synthesis --data $(DATA)
 
 lock:  ## pin the newest versions again (needs `make setup` first)
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 --no-header --no-annotate \

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import torch
 
 import agglo
-from agglo.classification.data.sets.fashion_mnist import find_idx, read_idx, write_idx
 from agglo.classification.evaluation import grid
 from agglo.classification.training import recipe as recipes
 from agglo.classification.training.trainer import finetune
 from agglo.demo.show import EMBEDDED
+from agglo.experiments.fashion_mnist import find_idx, read_idx, write_idx
 from agglo.experiments.files import write_json
 from agglo.experiments.machine import machine
 from agglo.experiments.models import build

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from agglo.classification.data.sets.fashion_mnist import find_idx, read_idx, write_idx
 from agglo.embedded.classifier import IMAGES, WEIGHTS
+from agglo.experiments.fashion_mnist import find_idx, read_idx, write_idx
 from agglo.experiments.files import write_json
 
 LOG = Path(__file__).parents[1] / "benchmarks" / "results" / "embedded-model"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import agglo
-from agglo.classification.data.sets.fashion_mnist import read_idx, write_idx
+from agglo.experiments.fashion_mnist import read_idx, write_idx
 from benchmarks import mini_study
 from benchmarks import mini_study_report as report
 

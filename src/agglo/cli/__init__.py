@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agglo.cli import backends, bench, demo, evaluate, finetune, visualize
+from agglo.cli import backends, bench, demo, evaluate, fid, finetune, generate, train_generator, visualize
 from agglo.cli.arguments import USAGE_ERROR, Parser
 from agglo.hosts.swap import UnsupportedModelError
 from agglo.version import __version__
@@ -48,6 +48,9 @@ def parser() -> Parser:
     visualize.add_to(commands)
     evaluate.add_to(commands)
     finetune.add_to(commands)
+    generate.add_to(commands)
+    fid.add_to(commands)
+    train_generator.add_to(commands)
     bench.add_to(commands)
     backends.add_to(commands)
     return top

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from agglo.classification.data.sets.fashion_mnist import CLASSES as FASHION_CLASSES
 from agglo.classification.data.transforms import Normalise, evaluation_transform, inputs_for
 from agglo.drawing.animation import Cut, counts_between, dissolve
 from agglo.drawing.groups import Ints, as_pixels, count_groups, draw_groups, enlarged, stages_of, tokens
 from agglo.drawing.sheet import Panel, Row, compose
 from agglo.embedded import classifier as embedded
 from agglo.experiments.checkpoints import Checkpoint, load_method, split_method
+from agglo.experiments.fashion_mnist import CLASSES as FASHION_CLASSES
 from agglo.experiments.files import require_output
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.variants import Variant

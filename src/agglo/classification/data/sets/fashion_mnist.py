@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,22 +12,7 @@ from numpy.typing import NDArray
 from agglo.classification.data.augmentation import Augmentation
 from agglo.classification.data.base import Listing
 from agglo.classification.data.registry import DataSet, register
-
-CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
-_PREFIX = {"train": "train", "val": "t10k"}
-_BELOW = ("", "FashionMNIST/raw", "raw")  # the files themselves, or as torchvision lays them
-_UNSIGNED_BYTES = 8
+from agglo.experiments.fashion_mnist import CLASSES, FOLDERS, PREFIXES, read_split
 
 
 @dataclass(frozen=True)
@@ -58,45 +41,8 @@ class Pixels:
 
 
 def read_fashion_mnist(root: Path, split: str) -> Listing:
-    prefix = _PREFIX[split]
-    image_file = find_idx(root, f"{prefix}-images-idx3-ubyte")
-    label_file = find_idx(root, f"{prefix}-labels-idx1-ubyte")
-    images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
-    if len(images) != len(labels):
-        raise ValueError(f"{str(image_file)!r} holds {len(images)} images, {str(label_file)!r} {len(labels)} labels")
-    if labels.size and labels.max() >= len(CLASSES):
-        raise ValueError(f"{str(label_file)!r} holds label {labels.max()}; accepted: 0 to {len(CLASSES) - 1}")
-    return Listing(list(CLASSES), Pixels(images, f"{prefix}-images"), labels.tolist())
-
-
-def find_idx(root: Path, name: str) -> Path:
-    """The file of that name, or with .gz, in the root or where torchvision puts it."""
-    for place in _BELOW:
-        for ending in ("", ".gz"):
-            if (path := root / place / (name + ending)).is_file():
-                return path
-    raise ValueError(f"{name} is missing, plain or .gz, in {str(root)!r}")
-
-
-def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Unsigned bytes: two zeros, a type, the number of dimensions, each extent in big-endian int32, then the data."""
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{str(path)!r} cannot be unpacked: {error}") from error
-    head = 4 + 4 * dimensions
-    if content[:4] != bytes((0, 0, _UNSIGNED_BYTES, dimensions)) or len(content) < head:
-        raise ValueError(f"{str(path)!r} is no idx file of bytes in {dimensions} dimensions")
-    shape = np.frombuffer(content[4:head], ">i4")
-    if len(content) - head != shape.prod(dtype=np.int64):
-        raise ValueError(f"{str(path)!r} holds {len(content) - head} bytes, but its head promises {shape.tolist()}")
-    return np.frombuffer(content, np.uint8, offset=head).reshape(shape.tolist())
-
-
-def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
-    """The same as .gz, without a time stamp: the same values give the same file."""
-    head = bytes((0, 0, _UNSIGNED_BYTES, values.ndim)) + np.asarray(values.shape, ">i4").tobytes()
-    path.write_bytes(gzip.compress(head + values.tobytes(), mtime=0))
+    images, labels = read_split(root, split)
+    return Listing(list(CLASSES), Pixels(images, f"{PREFIXES[split]}-images"), labels.tolist())
 
 
 register(
@@ -104,7 +50,7 @@ register(
         "fashion-mnist",
         "Fashion-MNIST: its four idx files, plain or .gz, as such or as torchvision lays them",
         read_fashion_mnist,
-        signs=tuple(f"{place}/t10k-images-idx3-ubyte*".lstrip("/") for place in _BELOW),
+        signs=tuple(f"{place}/t10k-images-idx3-ubyte*".lstrip("/") for place in FOLDERS),
         crop=1.0,
         augmentation=Augmentation(shift=2, randaugment=None, erasing=0.0),
     )

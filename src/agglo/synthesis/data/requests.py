@@ -1,0 +1,75 @@
+"""What is to be generated: one request per image, with its name, its prompt or class, and its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from agglo.experiments.fashion_mnist import CLASSES
+
+TEMPLATE = "A high quality photograph of a {}."
+
+
+@dataclass(frozen=True)
+class Request:
+    """One image. name: of its file, without an ending. prompt: text, or the name of the class. label: its number."""
+
+    name: str
+    prompt: str
+    label: int
+    seed: int
+
+
+def imagenet_names() -> list[str]:
+    """The 1000 classes as the paper prompts them: all synonyms of each, the two cranes told apart."""
+    text = files("agglo.synthesis.data").joinpath("imagenet_names.txt").read_text(encoding="utf-8")
+    return text.splitlines()
+
+
+def imagenet_requests(per_class: int = 2, *, seed: int = 0, classes: Sequence[int] | None = None) -> list[Request]:
+    """The paper's protocol: so many images of every class, or of some."""
+    prompts = [TEMPLATE.format(name) for name in imagenet_names()]
+    return _requests(prompts, per_class, seed, classes)
+
+
+def prompt_requests(path: Path, per_prompt: int = 1, *, seed: int = 0) -> list[Request]:
+    """One prompt per line of a text file; empty lines are left out."""
+    try:
+        prompts = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"prompts={str(path)!r} is not text in UTF-8: {error}") from error
+    if not prompts:
+        raise ValueError(f"prompts={str(path)!r} holds no prompt: write one per line")
+    return _requests(prompts, per_prompt, seed, None)
+
+
+def fashion_requests(per_class: int, *, seed: int = 0, classes: Sequence[int] | None = None) -> list[Request]:
+    """Images of the embedded generator's classes."""
+    return _requests(CLASSES, per_class, seed, classes)
+
+
+def _requests(prompts: Sequence[str], per_prompt: int, seed: int, classes: Sequence[int] | None) -> list[Request]:
+    if per_prompt < 1:
+        raise ValueError(f"{per_prompt} images per prompt or class: at least 1 is accepted")
+    chosen = range(len(prompts)) if classes is None else list(dict.fromkeys(classes))
+    for label in chosen:
+        if not 0 <= label < len(prompts):
+            raise ValueError(f"class {label} does not exist: 0 to {len(prompts) - 1} are accepted")
+    return [
+        Request(f"{label}_{index}", prompts[label], label, seed + image_seed(label, index, per_prompt))
+        for label in chosen
+        for index in range(per_prompt)
+    ]
+
+
+def image_seed(label: int, index: int, per_prompt: int) -> int:
+    """The paper's seed, the digits of class and image in a row; with more than ten images the latter is padded with
+    zeros, since class 1, image 81 and class 18, image 1 would be the same otherwise.
+
+    >>> image_seed(18, 1, 2), image_seed(18, 1, 100)
+    (181, 1801)
+    """
+    digits = len(str(per_prompt - 1))
+    return int(f"{label}{index:0{digits}d}")

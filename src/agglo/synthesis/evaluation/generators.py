@@ -1,0 +1,157 @@
+"""What makes pictures of requests: a pipeline of diffusers, or the generator that comes with agglo."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from agglo.embedded import generator as embedded
+from agglo.synthesis.data.requests import Request
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+EMBEDDED = "embedded"
+
+
+class Generator(ABC):
+    """reduced: what `agglo.apply` takes. guided: whether a call of the model sees every picture twice, without and
+    then with its prompt. steps: of denoising."""
+
+    reduced: Any
+    guided: bool
+    steps: int
+
+    @abstractmethod
+    def __call__(self, requests: Sequence[Request]) -> list[Image]:
+        """One picture for each; each from its own seed."""
+
+    def canvas(self, picture: Image) -> Image:
+        """The picture as far as the model's tokens reach."""
+        return picture
+
+    @abstractmethod
+    def about(self) -> dict[str, Any]:
+        """All that decides what the pictures look like, as JSON has it."""
+
+
+class EmbeddedGenerator(Generator):
+    """Grey images of 28 x 28: clothes.
+
+    weights: in place of those in the package.
+    """
+
+    def __init__(
+        self,
+        *,
+        weights: Path | None = None,
+        steps: int = 25,
+        guidance: float = 1.5,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        from agglo.experiments.checkpoints import fingerprint
+
+        self.reduced = embedded.trained(embedded.WEIGHTS if weights is None else weights).to(device)
+        if dtype != torch.float32:  # diffusers warns of every cast
+            self.reduced.to(dtype)
+        self.fingerprint = fingerprint(self.reduced.state_dict())
+        self.steps, self.guidance, self.dtype = steps, guidance, dtype
+        self.guided = guidance != 1.0
+
+    def __call__(self, requests: Sequence[Request]) -> list[Image]:
+        labels, seeds = [request.label for request in requests], [request.seed for request in requests]
+        images = embedded.sample(self.reduced, labels, seeds, steps=self.steps, guidance=self.guidance)
+        return pictures(images)
+
+    def canvas(self, picture: Image) -> Image:
+        from PIL import ImageOps
+
+        return ImageOps.expand(picture, embedded.PADDING)
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "model": embedded.NAME,
+            "weights": self.fingerprint,
+            "scheduler": "DDIMScheduler",
+            "steps": self.steps,
+            "guidance": self.guidance,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+
+class PipelineGenerator(Generator):
+    """A text-to-image pipeline of diffusers, or one that takes classes (DiT), from a folder or by its name.
+
+    size: height and width; None is the model's own. scheduler: a class of diffusers; None is the pipeline's own, which
+    is PNDM for Stable Diffusion 1.5.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        steps: int = 50,
+        guidance: float = 7.5,
+        size: tuple[int, int] | None = None,
+        scheduler: str | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        import diffusers
+
+        pipeline = diffusers.DiffusionPipeline.from_pretrained(name, dtype=dtype)
+        if getattr(pipeline, "safety_checker", None) is not None:
+            pipeline.register_modules(safety_checker=None)  # it blackens pictures: no measure of a model
+        if scheduler is not None:
+            kind: Any = getattr(diffusers, scheduler, None)
+            known = inspect.isclass(kind) and issubclass(kind, diffusers.SchedulerMixin)
+            if not known:
+                raise ValueError(f"scheduler={scheduler!r} is no scheduler of diffusers, such as 'PNDMScheduler'")
+            pipeline.scheduler = kind.from_config(pipeline.scheduler.config)
+        pipeline.set_progress_bar_config(disable=True)
+        self.reduced, self.name, self.steps, self.guidance = pipeline.to(device), name, steps, guidance
+        self.size, self.device, self.dtype = size, torch.device(device), dtype
+        self.guided = guidance > 1.0
+        accepted = inspect.signature(type(pipeline).__call__).parameters
+        if "prompt" not in accepted and "class_labels" not in accepted:
+            raise ValueError(f"model={name!r} is a {type(pipeline).__name__}, which takes neither prompts nor classes")
+        self.by_prompt = "prompt" in accepted
+
+    def __call__(self, requests: Sequence[Request]) -> list[Image]:
+        generators = [torch.Generator(self.device).manual_seed(request.seed) for request in requests]
+        what: dict[str, Any] = (
+            {"prompt": [request.prompt for request in requests]}
+            if self.by_prompt
+            else {"class_labels": [request.label for request in requests]}
+        )
+        if self.size is not None:
+            what |= {"height": self.size[0], "width": self.size[1]}
+        found: list[Image] = self.reduced(
+            **what, generator=generators, num_inference_steps=self.steps, guidance_scale=self.guidance
+        ).images
+        return found
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "model": self.name,
+            "scheduler": type(self.reduced.scheduler).__name__,
+            "steps": self.steps,
+            "guidance": self.guidance,
+            "size": None if self.size is None else list(self.size),
+            "device": self.device.type,  # noise is drawn on it: the same seeds give other pictures on another
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+
+def pictures(images: Tensor) -> list[Image]:
+    """Grey (B, 1, H, W), uint8, as PIL has them."""
+    from PIL import Image
+
+    return [Image.fromarray(image[0].cpu().numpy()) for image in images]

@@ -1,0 +1,1 @@
+"""Training the generator that comes with agglo."""
