@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from agglo.bench import clustering as benchmark
+from agglo.bench import contention
 from agglo.clustering.distances import pairwise
 
 
@@ -51,9 +52,9 @@ def test_contention_is_timed_beside_busy_processes(tmp_path, capsys):
     results = json.loads(output.read_text())["contention"]
     assert [result["busy_processes"] for result in results] == [0, 1, 2]
     assert all(result["alone"][0] > 0 and result["together"][0] > 0 for result in results)
-    slow = benchmark.Contention(1, 2, 49, 2, alone=[1.0, 2.0, 3.0], together=[2.5, 2.6, 9.0])
+    slow = contention.Contention(1, 2, 49, 2, alone=[1.0, 2.0, 3.0], together=[2.5, 2.6, 9.0])
     assert slow.ratio() == 1.3
-    assert "MISSED: 2 threads beside 1 busy processes" in benchmark.contention_table([slow])
+    assert "MISSED: 2 threads beside 1 busy processes" in contention.report([slow])
 
 
 def test_run_prints_a_table_and_keeps_the_numbers(tmp_path, capsys):

@@ -90,13 +90,15 @@ def test_visualize_warns_about_random_weights(photo: str, tmp_path: Path, capsys
     assert "weights are random" in capsys.readouterr().err
 
 
-def test_visualize_takes_schedules_as_rows(photo: str, tmp_path: Path) -> None:
-    heights = []
+def test_visualize_takes_schedules_side_by_side(photo: str, tmp_path: Path) -> None:
+    widths = []
     for schedules in (["stages:0.5@2"], ["stages:0.5@2", "linear:4", "counts:40,20@1,4"]):
         output = tmp_path / f"{len(schedules)}.png"
         assert exit_code("visualize", photo, *MODEL, "--schedule", *schedules, "-o", str(output)) == 0
-        heights.append(Image.open(output).height)
-    assert heights[1] > 2.5 * heights[0]
+        with Image.open(output) as sheet:
+            widths.append(sheet.width)
+    # The input and one stage; the input and the last stage of each of three schedules.
+    assert 1.8 * widths[0] < widths[1] < 2.2 * widths[0]
 
 
 def test_visualize_warns_about_a_method_that_was_never_trained(

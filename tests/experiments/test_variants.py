@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import agglo
-from agglo.classification.evaluation.record import Record
+from agglo.classification.evaluation.record import Record, processor
 from agglo.experiments.variants import describe_budget, variants_of
 from agglo.methods import create
 
@@ -66,5 +66,5 @@ def test_committed_results_are_continued(name: str, tmp_path: Path) -> None:
         like = next(r for r in results if (r["name"], r["keep_rate"]) == (variant.name, variant.keep_rate))
         known = {key: like[key] for key in ("blocks", "proportional", "counts")}
         cell = {"name": variant.name, "method": variant.method_text, **variant.budget, **known}
-        assert record.find(cell) == like
+        assert record.find(cell) == {"processor": processor(about["machine"]), **like}
     assert record.find({**cell, "schedule": "linear:16"}) is None

@@ -94,7 +94,7 @@ def _require_one(arguments: argparse.Namespace, variants: list[Variant]) -> None
     for given, number in (("images", len(arguments.images)), ("methods or keep rates", len(variants))):
         if number > 1:
             raise ValueError(f"{output} is an animation of one image and one method, not of {number} {given}")
-    if arguments.threshold or arguments.removed or arguments.after is not None or len(arguments.blocks or [0]) > 1:
+    if arguments.threshold or arguments.schedule or arguments.after is not None or len(arguments.blocks or [0]) > 1:
         raise ValueError(f"{output} is an animation; it takes --keep-rate and one block, nothing else about how far")
 
 

@@ -65,8 +65,11 @@ class ReducedModule:
         return (_blank, (self.agglo_mixin, self.agglo_original), *state)
 
     def __setstate__(self, state: Any) -> None:
+        if not isinstance(self, nn.Module):  # a pipeline, which is no module
+            self.__dict__.update(state)
+            return
         super().__setstate__(state)  # type: ignore[misc]
-        _note_holder(cast(nn.Module, self))
+        _note_holder(self)
 
 
 # The module that holds a method that learns. Weak on both sides, and apart from them: copies hold their own.

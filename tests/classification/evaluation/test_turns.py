@@ -34,7 +34,7 @@ def test_every_variant_runs_each_batch_before_the_next_one(model: nn.Module) -> 
     def note(module: Any, inputs: tuple[Tensor, ...]) -> None:
         assert not module.training and not torch.is_grad_enabled()
         found = reduction(module)
-        ran.append(("dense" if found is None else found.method.partition("(")[0], len(inputs[0])))
+        ran.append(("dense" if found is None else found.method.partition("(")[0].lower(), len(inputs[0])))
 
     model.register_forward_pre_hook(note)
     batches = [torch.rand(n, 3, 160, 160) for n in (3, 2)]

@@ -296,4 +296,4 @@ def test_command_line_is_told_what_is_wrong(capsys: pytest.CaptureFixture[str]) 
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
     assert main(["finetune", "--list"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["deit", "fashion_mnist", "mae"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["deit", "fashion_mnist", "mae"]

@@ -10,6 +10,7 @@ import torch
 
 import agglo
 from agglo.hosts.diffusion.plan import asked_for
+from agglo.methods import split_method_text
 from tests.support.diffusion import dit, flux, pipeline, run, sd3, unet, unet_of_maps
 from tests.support.host_contract import assert_same
 
@@ -25,11 +26,12 @@ def test_variants_are_named_sets_of_options() -> None:
     assert not torch.equal(own, paper)
 
 
-@pytest.mark.parametrize("method", ["atc", "tome", "pool", "random", "l2"])
-def test_methods_that_group_tokens(method: str) -> None:
+@pytest.mark.parametrize("described", ["atc", "tome", "pool", "random", "l2", "kmedoids:weights=equal"])
+def test_methods_that_group_tokens(described: str) -> None:
     model, inputs = unet()
     dense = run(model, inputs)
-    agglo.apply(model, method, keep_rate=0.6)
+    method, options = split_method_text(described)
+    agglo.apply(model, method, keep_rate=0.6, **options)
     result = run(model, inputs)
     assert result.isfinite().all()
     assert not torch.equal(result, dense)

@@ -220,7 +220,7 @@ def test_groups_of_a_step(generator: EmbeddedGenerator, monkeypatch: pytest.Monk
     assert all(len(step.total.labels.unique()) == 128 for step in steps)
     # Those of the prompted half at the second step, by hand.
     agglo.apply(generator.reduced, **CELLS[2].options)
-    with agglo.trace(generator.reduced) as trace:
+    with agglo.trace(generator.reduced, passes=generator.steps) as trace:
         generator(REQUESTS[:1])
     agglo.remove(generator.reduced)
     assert torch.equal(trace.passes[1][3].total.labels[1], steps[3].total.labels[0])

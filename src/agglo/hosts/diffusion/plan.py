@@ -121,7 +121,6 @@ def _require_grouping(method: Method) -> None:
         "asks what the class token attends to": method.needs_class_attention or isinstance(method, RememberingMethod),
         "asks for attention weights": method.needs_attention_received,
         "lets tokens skip whole blocks": method.tokens_return != "never",
-        "makes tokens of its own before a block": method.acts == "before block",
     }
     for reason, holds in reasons.items():
         if holds:

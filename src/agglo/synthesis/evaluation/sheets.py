@@ -65,7 +65,7 @@ def groups_sheet(generator: Generator, cell: Cell, requests: Sequence[Request], 
     cell.apply(generator.reduced)
     try:
         for request in requests:
-            with patching.trace(generator.reduced) as trace:
+            with patching.trace(generator.reduced, passes=generator.steps) as trace:
                 image = timed(generator, [request])[1][0]
             chosen = Trace([[_of_prompted(entry) for entry in trace.passes[step]]])
             pixels = torch.from_numpy(panel_pixels(generator.canvas(image)).copy()).permute(2, 0, 1)[None]
