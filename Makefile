@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint types pytest bench-clustering bench-model off-the-shelf off-the-shelf-page mini-study train-generator mini-synthesis readme-figures lock clean
+.PHONY: help setup demo test lint types pytest bench-clustering clustering-page bench-model off-the-shelf off-the-shelf-page mini-study train-generator mini-synthesis readme-figures lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -32,8 +32,12 @@ types: $(READY)  ## mypy
 pytest: $(READY)  ## the tests alone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
-bench-clustering: $(READY)  ## the clustering against scikit-learn, SciPy and fastcluster, in one run
-	$(BIN)/agglo bench clustering --output benchmarks/results/clustering.json
+bench-clustering: $(READY)  ## the clustering against scikit-learn, SciPy and fastcluster, and beside busy processes
+	$(BIN)/agglo bench clustering --repeats 15 --output benchmarks/results/clustering.json
+	$(BIN)/agglo bench clustering --contended --output benchmarks/results/clustering-contended.json
+
+clustering-page: $(READY)  ## write the results of the one above into docs/clustering.md
+	$(BIN)/python -m benchmarks.clustering_table
 
 # The longer studies. CHECKPOINT and IMAGES are a DeiT-Tiny and ImageNet's validation images, DATA is Fashion-MNIST's folder.
 CHECKPOINT ?= deit_tiny_patch16_224.safetensors

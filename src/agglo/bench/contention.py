@@ -57,8 +57,8 @@ def measure_contention(batch: int, n: int, threads: int, busy_processes: int, re
     return result
 
 
-def report(results: list[Contention]) -> str:
-    """A table, and for each goal whether it was met."""
+def report(results: list[Contention], bullet: str = "") -> str:
+    """A table, and for each goal whether it was met, each line behind a bullet."""
     columns = [Column("busy processes"), Column("B x N"), Column("1 thread, ms per image", ".3f"), Column("threads")]
     columns += [Column("ms per image", ".3f"), Column("ratio", ".2f")]
     rows, goals = [], []
@@ -69,8 +69,8 @@ def report(results: list[Contention]) -> str:
         if result.busy_processes:
             met = "met" if result.ratio() <= AT_MOST else "MISSED"
             where = f"{result.threads} threads beside {result.busy_processes} busy processes, {size}"
-            goals.append(f"{met}: {where}: {result.ratio():.2f}x one thread (at most {AT_MOST:g}x)")
-    return "\n".join([Table(columns, rows).markdown(), *goals])
+            goals.append(f"{bullet}{met}: {where}: {result.ratio():.2f}x one thread (at most {AT_MOST:g}x)")
+    return "\n".join([Table(columns, rows).markdown(), *(["", *goals] if goals else [])])
 
 
 def run_contended(arguments: argparse.Namespace) -> int:
