@@ -36,9 +36,11 @@ from agglo.experiments.progress import progress
 from agglo.experiments.variants import Variant
 from agglo.methods import create
 from benchmarks import mini_study_report
+from benchmarks.marks import write_between_marks
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "mini-study"
+PAGE = HERE.parent / "docs" / "mini-study.md"
 KEEP_RATES = (0.25, 0.5, 0.7, 0.9)
 IMAGES = {"train": 6000, "t10k": 10_000}
 
@@ -132,6 +134,8 @@ def fine_tuned(data: Path, runs: Path, jobs: int, only: Collection[str]) -> dict
         progress(len(CELLS), "fine-tuned", start=len(results)) as advance,
     ):
         missing = [number for number in range(len(CELLS)) if number not in results]
+        if only:
+            missing.sort(key=lambda number: list(only).index(CELLS[number][0].name))  # as they were typed
         futures = {pool.submit(train, number, data, runs): number for number in missing}
         try:
             for future in as_completed(futures):
@@ -221,6 +225,7 @@ def main() -> None:
     shelf = off_the_shelf(data)
     tuned = fine_tuned(data, arguments.runs, arguments.jobs, arguments.only)
     print(mini_study_report.write(shelf, tuned, RESULTS))
+    write_between_marks(PAGE, "tables", mini_study_report.page(shelf, tuned))
 
 
 if __name__ == "__main__":

@@ -115,6 +115,19 @@ def write(shelf: dict[str, Any], tuned: dict[str, Any], folder: Path) -> str:
     return text
 
 
+def page(shelf: dict[str, Any], tuned: dict[str, Any]) -> str:
+    """What docs/mini-study.md shows of it."""
+    rates = sorted({result["keep_rate"] for result in shelf["results"]} - {None})
+    machines = " and ".join(dict.fromkeys(report["machine"]["cpu"] for report in (shelf, tuned)))
+    parts = [f"({machines}, {tuned['machine']['date'][:10]})"]
+    for title, report in (("Off the shelf", shelf), ("Fine-tuned", tuned)):
+        dense, found = cells(report)
+        parts += [f"{title}, top-1 (%); dense {dense:.2f}", _markdown("keep rate", found, rates)]
+    parts.append("Fine-tuned, points above the best prior method that merges hard (K-Medoids, DPC-KNN, ToMe)")
+    parts.append(_markdown("keep rate", differences(found, rates, HARD), rates, sign="+"))
+    return "\n\n".join(parts)
+
+
 def _plot_accuracy(
     both: dict[str, tuple[float, Cells]], rates: Sequence[float], images: dict[str, int], path: Path
 ) -> None:

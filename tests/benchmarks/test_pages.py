@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from agglo.bench.model_report import table as speed_table
-from benchmarks import clustering_table
+from benchmarks import clustering_table, mini_study, mini_study_report
 from benchmarks.off_the_shelf_table import PAGE, RESULTS, tables
 
 
@@ -21,3 +21,11 @@ def test_clustering() -> None:
     page = clustering_table.PAGE.read_text(encoding="utf-8")
     assert clustering_table.against_peers(clustering_table.load("clustering.json")) in page
     assert clustering_table.contended(clustering_table.load("clustering-contended.json")) in page
+
+
+def test_mini_study() -> None:
+    shelf, tuned = (
+        json.loads((mini_study.RESULTS / name).read_text(encoding="utf-8"))
+        for name in ("off-the-shelf.json", "fine-tuned.json")
+    )
+    assert mini_study_report.page(shelf, tuned) in mini_study.PAGE.read_text(encoding="utf-8")
