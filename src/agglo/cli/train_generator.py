@@ -30,13 +30,14 @@ examples:
 def add_to(commands: Any) -> None:
     from dataclasses import fields
 
-    from agglo.synthesis.training.settings import GeneratorSettings, explanations
+    from agglo.experiments.training.settings import explanations
+    from agglo.synthesis.training.settings import GeneratorSettings
 
     parser = add_command(commands, "train-generator", about=_ABOUT, details=_DETAILS, examples=_EXAMPLES)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of Fashion-MNIST's idx files")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the run")
     group = parser.add_argument_group("settings")
-    meanings = explanations()
+    meanings = explanations(GeneratorSettings)
     for field in fields(GeneratorSettings):
         flag, told = "--" + field.name.replace("_", "-"), f"{meanings[field.name]} (default: %(default)s)"
         if isinstance(field.default, bool):

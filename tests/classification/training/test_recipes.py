@@ -13,8 +13,9 @@ import timm
 import agglo
 from agglo.classification.data import dataset_names
 from agglo.classification.training import recipe as recipes
-from agglo.classification.training.settings import BUDGETS, TrainingSettings, explanations
+from agglo.classification.training.settings import BUDGETS, TrainingSettings
 from agglo.cli import main
+from agglo.experiments.training.settings import explanations
 
 # Warm-up epochs, backbone rate, frozen epochs, as the paper's table has them.
 SELECTED = {
@@ -279,7 +280,7 @@ def test_what_is_shown_is_a_recipe_of_the_same_settings(capsys: pytest.CaptureFi
 
 
 def test_explanations_are_found() -> None:
-    meanings = explanations()
+    meanings = explanations(TrainingSettings)
     assert meanings["model"] == "as timm knows it"
     assert set(meanings) <= {item.name for item in fields(TrainingSettings)} and len(meanings) > 30
 

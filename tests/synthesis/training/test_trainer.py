@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from agglo.embedded import generator
 from agglo.experiments import files
 from agglo.experiments.training.batches import Share
-from agglo.synthesis.training.settings import GeneratorSettings, explanations
+from agglo.experiments.training.settings import explanations
+from agglo.synthesis.training.settings import GeneratorSettings
 from agglo.synthesis.training.trainer import Generation, cut, random_windows, taking, train_generator
 from tests.support.fashion import write_fashion
 
@@ -131,4 +132,4 @@ def test_wrong_settings_are_told(changes: dict[str, Any], told: str) -> None:
 
 
 def test_every_setting_is_explained() -> None:
-    assert explanations().keys() == GeneratorSettings.__dataclass_fields__.keys()
+    assert explanations(GeneratorSettings).keys() == GeneratorSettings.__dataclass_fields__.keys()

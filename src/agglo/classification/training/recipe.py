@@ -17,8 +17,8 @@ from agglo.classification.training.settings import (
     OF_METHOD,
     TrainingSettings,
     checked,
-    explanations,
 )
+from agglo.experiments.training.settings import explanations
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -183,7 +183,7 @@ def _alternatives(table: Mapping[str, Any], source: str) -> dict[str, list[Any]]
 def shown(settings: TrainingSettings, notes: Sequence[str]) -> str:
     """Settings as they would stand in a recipe, after their notes, each with what it means."""
     lines = [f"# {note}" for note in notes]
-    meanings = explanations()
+    meanings = explanations(TrainingSettings)
     for name, value in asdict(settings).items():
         assigned = f"{name} = {_toml('none' if value is None else value)}"
         lines.append(f"{assigned:<40} # {meanings[name]}" if name in meanings else assigned)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
-import inspect
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
+from agglo.experiments.training.settings import (
+    Amount,
+    AtLeastOne,
+    Precision,
+    Share,
+    Whole,
+    choices,
+    require_limits,
+)
 from agglo.methods import create
 from agglo.schedule import Stages, parse_schedule
-
-# Numbers with the least and the most that they may be.
-AtLeastOne = Annotated[int, (1, math.inf)]
-Whole = Annotated[int, (0, math.inf)]
-Amount = Annotated[float, (0, math.inf)]
-Share = Annotated[float, (0, 1)]
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class TrainingSettings:
 
     # Running
     seed: Whole = 0
-    precision: Literal["no", "bf16", "fp16", "auto"] = "no"
+    precision: Precision = "no"
     """mixed precision: no, bf16, fp16, or auto: fp16 on GPUs and none on CPUs"""
     evaluate_first: bool = True
     """before training too: a row of the log, never the best one"""
@@ -140,13 +139,7 @@ class TrainingSettings:
     """besides log.csv: tensorboard, wandb, or any other that Accelerate knows"""
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _LIMITS.items():
-            if not least <= getattr(self, name) <= most:
-                accepted = f"in {least} to {most}" if most < math.inf else f"at least {least}"
-                raise ValueError(f"{name}={getattr(self, name)!r} must be {accepted}")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
+        require_limits(self)
         self._require_coherence()
 
     @property
@@ -205,23 +198,7 @@ MAY_DIFFER = frozenset({"workers", "checkpoint_minutes", "tracker", "evaluation_
 AUGMENTATION_SETTINGS = ("randaugment", "colour_jitter", "erasing", "cutout", "flip", "shift")
 
 _TYPES = get_type_hints(TrainingSettings)
-_LIMITS: dict[str, tuple[float, float]] = {
-    name: hint.__metadata__[0]
-    for name, hint in get_type_hints(TrainingSettings, include_extras=True).items()
-    if get_origin(hint) is Annotated
-}
-_CHOICES = {name: get_args(hint) for name, hint in _TYPES.items() if get_origin(hint) is Literal}
-
-
-def explanations() -> dict[str, str]:
-    """What each setting means, from the text below it in the class."""
-    body = cast(ast.ClassDef, ast.parse(inspect.getsource(TrainingSettings)).body[0]).body
-    return {
-        item.target.id: text.value.value
-        for item, text in pairwise(body)
-        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
-    }
+_CHOICES = choices(TrainingSettings)
 
 
 def checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
