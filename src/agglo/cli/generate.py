@@ -18,8 +18,8 @@ _DETAILS = """\
 Generate the same images, prompt by prompt and seed by seed, with a diffusion model as it is and with its tokens merged
 by several methods at several keep rates.
 
-MODEL is a pipeline of diffusers (a folder, or a name on the hub), or `embedded`, the small model that comes with
-agglo, which makes clothes of ten classes instead of prompts.
+MODEL is a pipeline of diffusers (a folder, or a name on the hub), or `embedded`, a small model that
+makes clothes of ten classes instead of prompts: `agglo train-generator` trains it, and --weights names what it wrote.
 The folder gets one folder of PNGs for each method and keep rate, for `agglo fid`; each PNG holds its prompt, its seed
 and the seconds it took. record.json holds the settings and the times, sheet.png the first images side by side. The same
 command goes on where an earlier one was stopped or killed; other methods and keep rates are added, other settings are

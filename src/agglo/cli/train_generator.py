@@ -1,4 +1,4 @@
-"""agglo train-generator: train the diffusion model that comes with agglo."""
+"""agglo train-generator: train the small diffusion model that `agglo generate embedded` uses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from agglo.cli.arguments import add_command
 
-_ABOUT = "train the small diffusion model that comes with agglo"
+_ABOUT = "train a small diffusion model on Fashion-MNIST, for agglo generate"
 
 _DETAILS = """\
 Train the embedded generator, a class-conditional diffusion transformer with 256 tokens, on Fashion-MNIST.
