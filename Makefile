@@ -47,7 +47,7 @@ SHELF      := $(BIN)/agglo evaluate deit_tiny_patch16_224 --checkpoint $(CHECKPO
 	--json benchmarks/results/off-the-shelf.json --keep-rate 0.9 0.7 0.5 0.25
 
 bench-model: $(READY)  ## images per second of DeiT-Tiny: dense, ToMe, ATC and the ceiling (CHECKPOINT=)
-	$(BIN)/agglo bench model --checkpoint $(CHECKPOINT) --keep-rate 1 0.5 0.25 --repeats 11 \
+	$(BIN)/agglo bench model --checkpoint $(CHECKPOINT) --keep-rate 1 0.5 0.25 --repeats 9 \
 		--json benchmarks/results/model.json --plot docs/images/model-speed.png
 
 off-the-shelf: $(READY)  ## accuracy of every method without parameters on DeiT-Tiny (CHECKPOINT=, IMAGES=; 20 minutes)

@@ -15,6 +15,7 @@ import torch
 import agglo
 from agglo.bench import model as benchmark_model
 from agglo.cli import main
+from agglo.cli.arguments import method_options
 from agglo.experiments.devices import best_device
 from agglo.experiments.models import ModelSpec, build
 from tests.support.data import data_path
@@ -315,3 +316,12 @@ def test_a_module_that_cannot_be_imported_is_named(
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert exit_code("sweep", "deit", "--import", name) == 2
     assert f"agglo: error: module {name!r} {message}" in capsys.readouterr().err
+
+
+def test_option_values_are_read_as_in_a_methods_text() -> None:
+    assert method_options(["released=false", "weights=equal", "iterations=2", "seed=none"]) == {
+        "released": False,
+        "weights": "equal",
+        "iterations": 2,
+        "seed": None,
+    }

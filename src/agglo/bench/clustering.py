@@ -125,7 +125,7 @@ GOALS: dict[tuple[int, int], list[tuple[str, tuple[str, ...], float]]] = {
 
 @dataclass
 class Case:
-    """One linkage on one set of tokens: seconds a call of every contestant, and whether partitions agree."""
+    """One linkage on one set of tokens: seconds per call of every contestant, and whether partitions agree."""
 
     tokens: str
     batch: int

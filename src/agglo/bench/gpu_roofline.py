@@ -15,11 +15,11 @@ import numpy as np
 from agglo.clustering.triton_rounds import Launch, launch_for
 from agglo.experiments.tables import Column, Table
 
-BYTES_A_SECOND = 1.555e12  # A100 40 GB, memory
+BYTES_PER_SECOND = 1.555e12  # A100 40 GB, memory
 MULTIPROCESSORS = 108
-PROGRAMS_A_MULTIPROCESSOR = 4  # of 4 warps with 128 registers a thread
+PROGRAMS_PER_MULTIPROCESSOR = 4  # of 4 warps with 128 registers per thread
 CLOCK = 1.41e9
-CYCLES_A_STEP = 1200  # assumed: two dependent loads that miss the caches (about 500 each), then arithmetic
+CYCLES_PER_STEP = 1200  # assumed: two dependent loads that miss the caches (about 500 each), then arithmetic
 
 
 @dataclass
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> None:
     n = arguments.side**2
     generator = np.random.default_rng(0)
     images = [cosine_distances(correlated_tokens(arguments.side, 64, generator)) for _ in range(arguments.images)]
-    fitting = MULTIPROCESSORS * max(PROGRAMS_A_MULTIPROCESSOR * 4 // launch_for(n).num_warps, 1)
+    fitting = MULTIPROCESSORS * max(PROGRAMS_PER_MULTIPROCESSOR * 4 // launch_for(n).num_warps, 1)
     waves = math.ceil(arguments.batch / fitting)
     print(f"B={arguments.batch}, N={n}, {arguments.images} images, {waves} wave(s) of up to {fitting} programs\n")
     columns = [Column("linkage", left=True), Column("keep"), Column("rounds (min, median, max)")]
@@ -132,6 +132,6 @@ def run(arguments: argparse.Namespace) -> None:
             traffic = float(np.mean([work.traffic for work in done]))
             slowest = max(work.steps for work in done)
             of_batch = traffic * arguments.batch
-            memory, latency = of_batch / BYTES_A_SECOND * 1e3, slowest * CYCLES_A_STEP / CLOCK * waves * 1e3
+            memory, latency = of_batch / BYTES_PER_SECOND * 1e3, slowest * CYCLES_PER_STEP / CLOCK * waves * 1e3
             rows.append([linkage, keep, counted, traffic / 1e6, of_batch / 1e9, memory, slowest, latency])
     print(Table(columns, rows).markdown())

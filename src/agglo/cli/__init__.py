@@ -19,7 +19,11 @@ from agglo.version import __version__
 _TRACEBACKS = "AGGLO_TRACEBACK"
 _INTERRUPTED = 130
 _PACKAGE = Path(__file__).parents[1]
-_OF_TRAINING = ("accelerate", "datasets", "torchmetrics", "tensorboard")
+_EXTRAS = {
+    **dict.fromkeys(("accelerate", "datasets", "torchmetrics", "tensorboard", "tqdm", "tomli", "safetensors"), "train"),
+    **dict.fromkeys(("diffusers", "transformers"), "diffusion"),
+    **dict.fromkeys(("torchvision", "open_clip", "timm")),
+}
 
 _EXAMPLES = f"""\
 examples:
@@ -94,6 +98,6 @@ def _own_warnings_in_one_line() -> Iterator[None]:
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
-        extra = "train" if error.name in _OF_TRAINING else "bench"
+        extra = _EXTRAS.get(error.name or "", "bench") or error.name
         return f"{error.name} is not installed and needed for this; pip install 'agglo[{extra}]' brings it"
     return " ".join(str(error).split()) or type(error).__name__

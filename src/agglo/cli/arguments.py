@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -129,6 +130,19 @@ def device(arguments: argparse.Namespace) -> str:
     if os.environ.get("RANK", "0") == "0":
         print(f"agglo: running on {found}; --device chooses another", file=sys.stderr)
     return str(found)
+
+
+def method_options(given: Sequence[str]) -> dict[str, Any]:
+    """What --option NAME=VALUE says; values are read as in a method's text (`released=false` is no word but false)."""
+    from agglo.methods import option_value
+
+    options = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise ValueError(f"--option {text!r} is not NAME=VALUE")
+        options[name] = option_value(value)
+    return options
 
 
 def add_model(

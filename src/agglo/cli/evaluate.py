@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from agglo.cli.arguments import (
     add_where,
     budgets,
     device,
+    method_options,
     model_spec,
     number,
     positive,
@@ -147,7 +147,7 @@ def run(arguments: argparse.Namespace) -> None:
         features=arguments.features,
         blocks=arguments.blocks,
         proportional=None if arguments.proportional is None else arguments.proportional == "on",
-        options=dict(map(_option, arguments.option)),
+        options=method_options(arguments.option),
     )
     settings = EvaluationSettings(
         model=model_spec(arguments),
@@ -182,13 +182,3 @@ def _require_nothing_typed(arguments: argparse.Namespace) -> None:
     for option in ("method", "linkage", "features", "blocks", "proportional", "option"):
         if getattr(arguments, option):
             raise ValueError(f"--{option} says nothing without one of --keep-rate, --threshold and --schedule")
-
-
-def _option(given: str) -> tuple[str, Any]:
-    name, equals, value = given.partition("=")
-    if not name or not equals:
-        raise ValueError(f"--option {given!r} is not NAME=VALUE")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value

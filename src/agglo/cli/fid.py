@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agglo.cli.arguments import add_command, positive
+from agglo.cli.arguments import add_command, device, positive
 
 _ABOUT = "Frechet distance between two sets of images"
 
@@ -38,7 +38,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--weights", type=Path, metavar="F", help="TorchScript of Inception (default: downloaded)")
     parser.add_argument("--keep", type=Path, metavar="F.npz", help="keep the statistics of A in a file")
     parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: %(default)s)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps (default: the best there is)")
     parser.set_defaults(run=run)
 
 
@@ -54,9 +54,9 @@ def run(arguments: argparse.Namespace) -> None:
             raise ValueError(f"{str(source)!r} does not exist; a folder of images or an .npz file is accepted")
     if arguments.keep is not None:
         require_output(arguments.keep)
-    device = require_device(arguments.device)
+    chosen = require_device(device(arguments))
     # Two files of statistics need no features, so no download of what computes them.
-    features = cache(lambda: features_named(arguments.features, weights=arguments.weights, device=device))
+    features = cache(lambda: features_named(arguments.features, weights=arguments.weights, device=chosen))
     size = arguments.batch_size
     a = statistics_of(arguments.a, features, batch_size=size, keep=arguments.keep)
     b = statistics_of(arguments.b, features, batch_size=size)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agglo.cli.arguments import add_command, number, positive, whole
+from agglo.cli.arguments import add_command, device, method_options, number, positive, whole
 
 if TYPE_CHECKING:
     from agglo.synthesis.data.requests import Request
@@ -54,7 +54,9 @@ def add_to(commands: Any) -> None:
     how.add_argument("--scheduler", metavar="S", help="a scheduler of diffusers (default: the pipeline's own)")
     how.add_argument("--size", type=positive, nargs=2, metavar=("H", "W"), help="in pixels (default: the model's own)")
     how.add_argument("--batch-size", type=positive, default=1, metavar="N", help="(default: %(default)s)")
-    how.add_argument("--device", help="cpu, cuda, cuda:1, mps (default: of this process under accelerate, else cpu)")
+    how.add_argument(
+        "--device", help="cpu, cuda, cuda:1, mps (default: this process's under accelerate, else the best)"
+    )
     how.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 (default: %(default)s)")
     pictures = parser.add_argument_group("pictures")
     pictures.add_argument(
@@ -113,14 +115,13 @@ _COMMON = ("max_downsample", "merge", "share", "every", "drift")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from agglo.classification.training.recipe import assignment
     from agglo.synthesis.evaluation.cells import cells_of
     from agglo.synthesis.evaluation.grid import Workers, generate
 
     common = {name: getattr(arguments, name) for name in _COMMON if getattr(arguments, name) is not None}
     if arguments.proportional is not None:
         common["proportional"] = arguments.proportional == "on"
-    of_method = dict(assignment(text) for text in arguments.option)
+    of_method = method_options(arguments.option)
     if arguments.features is not None:
         of_method["features"] = arguments.features
     cells = cells_of(
@@ -132,15 +133,16 @@ def run(arguments: argparse.Namespace) -> None:
         of_method=of_method,
     )
     requests = _requests(arguments)
-    workers, device = Workers(), arguments.device or "cpu"
-    if _is_distributed():
+    if not _is_distributed():
+        workers, chosen = Workers(), device(arguments)
+    else:
         import torch
         from accelerate import PartialState
 
         # Unless told, Accelerate takes each of several processes without a GPU for a run of its own.
         state = PartialState(cpu=not torch.accelerator.is_available())
-        workers, device = Workers(state.num_processes, state.process_index), arguments.device or str(state.device)
-    generator = _generator(arguments, device)
+        workers, chosen = Workers(state.num_processes, state.process_index), arguments.device or str(state.device)
+    generator = _generator(arguments, chosen)
     generate(generator, cells, requests, arguments.output, batch_size=arguments.batch_size, workers=workers)
     if workers.index == 0:
         _draw(arguments, generator, cells, requests)

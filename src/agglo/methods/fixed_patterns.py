@@ -37,7 +37,7 @@ class FixedPattern(Method):
     acts = "before block"
     proportional: ClassVar[bool] = False
     kind: ClassVar[Kind] = "prunes"
-    reach: ClassVar[str] = "whole rings around the centre; the count nearest to the keep rate is taken"
+    reach: ClassVar[str] = "rings around the centre, some split by rounding; the nearest count is taken"
     reference: ClassVar[str] = "Haurum et al., Which Tokens to Use?, ICCV workshops 2023"
 
     def __init__(self, released: bool = True) -> None:

@@ -22,7 +22,7 @@ from agglo.clustering.cpu.rounds import certain_merges, find_nearest, lay_out_ro
 from agglo.clustering.cpu.spanning import spanning_tree
 from agglo.clustering.cpu.workspace import start
 
-# Which way on, by estimated nanoseconds; measured on 2 cores of a Xeon (Sapphire Rapids), see benchmarks/clustering.py.
+# Which way on, by estimated nanoseconds; measured on 2 cores of a Xeon (Sapphire Rapids), see `agglo bench clustering`.
 _ROUND_ROW, _ROUND_KEY = 150.0, 0.4
 _PAIR, _PAIR_KEY, _PAIR_CACHE_MISS = 150.0, 1.5, 0.0022
 _MIRROR_KEY = 0.7

@@ -52,7 +52,7 @@ def split_method_text(described: str) -> tuple[str, dict[str, Any]]:
             raise ValueError(f"{item!r} in {described!r} is no option; accepted: option=value, separated by commas")
         if option in options:
             raise ValueError(f"{described!r} gives {option!r} twice")
-        options[option] = _value(value)
+        options[option] = option_value(value)
     return name, options
 
 
@@ -86,7 +86,7 @@ def _from_table(table: Mapping[str, Any]) -> Method:
     return create(name, **options)
 
 
-def _value(text: str) -> Any:
+def option_value(text: str) -> Any:
     """A number or one of true, false, none and inf if it reads like one, else the text itself."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
@@ -103,5 +103,5 @@ def _word(method: Method, name: str, value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, str) and value.strip() == value != "" and "," not in value:
-        return value if _value(value) == value else repr(value)
+        return value if option_value(value) == value else repr(value)
     raise ValueError(f"{name}={value!r} of {method.name} cannot be written in a text; a table can hold it")
