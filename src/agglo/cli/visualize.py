@@ -96,7 +96,7 @@ def _require_one(arguments: argparse.Namespace, variants: list[Variant]) -> None
             raise ValueError(f"{output} is an animation of one image and one method, not of {number} {given}")
     if arguments.threshold or arguments.schedule or arguments.after is not None or len(arguments.blocks or [0]) > 1:
         raise ValueError(
-            f"{output} is an animation: it takes --keep-rate and one of --blocks, not --threshold, --schedule or --after"
+            f"{output} is an animation: it takes --keep-rate and one block, not --threshold, --schedule or --after"
         )
 
 

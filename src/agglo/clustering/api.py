@@ -73,7 +73,7 @@ def cluster(
 
     For many tokens on a grid (what the clustering then finds is in docs/clustering.md):
         grid: (height, width) of the tokens, row by row, with one of:
-        window: cluster exactly within windows of so many tokens a side, an int or (height, width).
+        window: cluster exactly within windows of so many tokens per side, an int or (height, width).
         connectivity: "grid" lets only groups merge that touch, as scikit-learn's connectivity does.
 
     To tinker with:

@@ -19,7 +19,7 @@ OPTIONS = frozenset({"window", "connectivity", "spread"})  # any of them asks fo
 class LocalATC(ATC):
     """Bottom-up clustering within windows of the grid, or of neighbouring groups only.
 
-    window: tokens a side, an int or (rows, columns).
+    window: tokens per side, an int or (rows, columns).
     connectivity: "grid", instead of a window.
     spread: groups over windows: "even", or by "need".
     """
@@ -42,7 +42,7 @@ class LocalATC(ATC):
             raise ValueError(f"connectivity={connectivity!r} is not known; accepted: 'grid'")
         sides = window if isinstance(window, tuple) else (window, window)
         if window is not None and (len(sides) != 2 or any(not isinstance(side, int) or side < 1 for side in sides)):
-            raise ValueError(f"window={window!r} must be a whole number of tokens a side, or two of them")
+            raise ValueError(f"window={window!r} must be a whole number of tokens per side, or two of them")
         self.window, self.connectivity, self.spread = window, connectivity, spread
 
     def options(self) -> dict[str, Any]:
