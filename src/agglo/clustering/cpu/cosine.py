@@ -11,7 +11,7 @@ from agglo.clustering.cpu.threads import available, run
 
 # Squares within these sum up without overflow, and without losing digits to subnormal numbers.
 _LEAST, _MOST = np.float32(1e-25), np.float32(1e25)
-_NUMBERS_A_THREAD = 300_000  # for fewer, waking one takes longer than the work
+_NUMBERS_PER_THREAD = 300_000  # for fewer, waking one takes longer than the work
 
 
 @inner_sum
@@ -62,6 +62,6 @@ def unit_rows(features: Tensor) -> Tensor:
     """Float32 features (B, N, D) with every token of length 1."""
     rows = features.reshape(-1, features.shape[-1]).contiguous()
     units = torch.empty_like(rows)
-    parts = max(1, min(available(), rows.numel() // _NUMBERS_A_THREAD))
+    parts = max(1, min(available(), rows.numel() // _NUMBERS_PER_THREAD))
     run(write_units, parts, rows.numpy(), units.numpy())
     return units.view(features.shape)

@@ -9,7 +9,7 @@ from torch import Tensor
 from agglo.clustering.cpu.jit import kernel
 from agglo.clustering.cpu.threads import available, run
 
-_NUMBERS_A_THREAD = 300_000  # for fewer, waking one takes longer than the work
+_NUMBERS_PER_THREAD = 300_000  # for fewer, waking one takes longer than the work
 _NOBODY = np.empty((0, 0), np.float32)
 
 
@@ -41,7 +41,7 @@ def group_means(x: Tensor, labels: Tensor, weights: Tensor | None, sizes: Tensor
     """Means (B, G, C) of float32 x (B, T, C) by labels (B, T), where sizes (B, G) are the summed weights (B, T)."""
     batch, _, channels = x.shape
     means = torch.empty(batch, sizes.shape[1], channels)
-    parts = max(1, min(available(), batch, x.numel() // _NUMBERS_A_THREAD))
+    parts = max(1, min(available(), batch, x.numel() // _NUMBERS_PER_THREAD))
     pulls = _NOBODY if weights is None else weights.contiguous().numpy()
     tokens, groups = x.contiguous().numpy(), labels.contiguous().numpy()
     run(write_means, parts, tokens, groups, pulls, sizes.contiguous().numpy(), means.numpy())
