@@ -39,11 +39,11 @@ def add_to(commands: Any) -> None:
     group = parser.add_argument_group("settings")
     meanings = explanations(GeneratorSettings)
     for field in fields(GeneratorSettings):
-        flag, told = "--" + field.name.replace("_", "-"), f"{meanings[field.name]} (default: %(default)s)"
+        flag, help_text = "--" + field.name.replace("_", "-"), f"{meanings[field.name]} (default: %(default)s)"
         if isinstance(field.default, bool):
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default, help=told)
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default, help=help_text)
         else:
-            group.add_argument(flag, type=type(field.default), default=field.default, metavar="V", help=told)
+            group.add_argument(flag, type=type(field.default), default=field.default, metavar="V", help=help_text)
     parser.set_defaults(run=run)
 
 

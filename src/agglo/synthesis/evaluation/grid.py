@@ -103,8 +103,8 @@ def _continued(path: Path, settings: Mapping[str, Any], cells: Sequence[Cell]) -
     now = json.loads(json.dumps(dict(settings)))
     for name in {**then, **now}:
         if then.get(name) != now.get(name):
-            told = "" if name == "requests" else f" ({then.get(name)!r} then, {now.get(name)!r} now)"
-            raise ValueError(f"output={str(path.parent)!r} holds images of other {name}{told}; give another folder")
+            change = "" if name == "requests" else f" ({then.get(name)!r} then, {now.get(name)!r} now)"
+            raise ValueError(f"output={str(path.parent)!r} holds images of other {name}{change}; give another folder")
     for name, entry in wanted.items():
         options = json.loads(json.dumps(entry["options"]))
         if name in there and there[name]["options"] != options:
