@@ -25,6 +25,7 @@ import torch
 
 import agglo
 from agglo.classification.evaluation import grid
+from agglo.classification.evaluation.record import processor
 from agglo.classification.training import recipe as recipes
 from agglo.classification.training.trainer import finetune
 from agglo.demo.show import EMBEDDED
@@ -139,7 +140,8 @@ def fine_tuned(data: Path, runs: Path, jobs: int, only: Collection[str]) -> dict
         futures = {pool.submit(train, number, data, runs): number for number in missing}
         try:
             for future in as_completed(futures):
-                results[futures[future]] = result = future.result()
+                result = {**future.result(), "processor": processor(machine())}
+                results[futures[future]] = result
                 ordered = [results[number] for number in sorted(results)]
                 write_json(path, {"machine": machine(), "images": IMAGES, "jobs": jobs, "results": ordered})
                 rate = "" if result["keep_rate"] is None else f"{result['keep_rate']:.0%} "
@@ -155,7 +157,9 @@ def _kept(path: Path, only: Collection[str]) -> dict[int, dict[str, Any]]:
     before = json.loads(path.read_text(encoding="utf-8"))
     if before["images"] != IMAGES:
         raise ValueError(f"{str(path)!r} is of {before['images']} images, not {IMAGES}: train every entry")
-    found = {(result["name"], result["keep_rate"]): result for result in before["results"]}
+    # Results of before they said so ran on the processor of their file.
+    ran_on = {"processor": processor(before["machine"])}
+    found = {(result["name"], result["keep_rate"]): {**ran_on, **result} for result in before["results"]}
     kept = {
         number: found.get((entry.name, rate)) for number, (entry, rate) in enumerate(CELLS) if entry.name not in only
     }

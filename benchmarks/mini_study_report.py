@@ -68,11 +68,17 @@ def differences(found: Cells, rates: Sequence[float], prior: Sequence[str]) -> C
     return {name: {rate: found[name][rate] - best[rate] for rate in rates} for name in ATC}
 
 
+def _processors(*reports: dict[str, Any]) -> str:
+    """All that the results ran on: accuracies do not depend on it, but a reader may want to know."""
+    found = {result.get("processor") or report["machine"]["cpu"] for report in reports for result in report["results"]}
+    return " and ".join(sorted(found))
+
+
 def _head(tuned: dict[str, Any]) -> str:
     images, machine = tuned["images"], tuned["machine"]
     return (
         f"# The study in miniature\n\n`make mini-study`: {images['t10k']} test images; fine-tuned on {images['train']} "
-        f"training images. {machine['cpu']}, {machine['date'][:10]}."
+        f"training images. {_processors(tuned)}, {machine['date'][:10]}."
     )
 
 
@@ -118,8 +124,7 @@ def write(shelf: dict[str, Any], tuned: dict[str, Any], folder: Path) -> str:
 def page(shelf: dict[str, Any], tuned: dict[str, Any]) -> str:
     """What docs/mini-study.md shows of it."""
     rates = sorted({result["keep_rate"] for result in shelf["results"]} - {None})
-    machines = " and ".join(dict.fromkeys(report["machine"]["cpu"] for report in (shelf, tuned)))
-    parts = [f"({machines}, {tuned['machine']['date'][:10]})"]
+    parts = [f"({_processors(shelf, tuned)}, {tuned['machine']['date'][:10]})"]
     for title, report in (("Off the shelf", shelf), ("Fine-tuned", tuned)):
         dense, found = cells(report)
         parts += [f"{title}, top-1 (%); dense {dense:.2f}", _markdown("keep rate", found, rates)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ def results(values: dict[str, dict[float, float]], dense: float = 90.0) -> dict[
     cells = [
         {"name": name, "keep_rate": rate, "top1": top1} for name, row in values.items() for rate, top1 in row.items()
     ]
-    about = {"machine": {"cpu": "a processor", "date": "2026-11-16T00:00"}, "images": {"train": 60, "t10k": 10}}
+    about = {
+        "machine": {"gpu": None, "cpu": "a processor", "date": "2026-11-16T00:00"},
+        "images": {"train": 60, "t10k": 10},
+    }
     return {**about, "results": [{"name": "dense", "keep_rate": None, "top1": dense}, *cells]}
 
 
@@ -65,3 +69,15 @@ def test_idx_files_come_back(tmp_path: Path, shape: tuple[int, ...]) -> None:
     values = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     write_idx(tmp_path / "some.gz", values)
     assert np.array_equal(read_idx(tmp_path / "some.gz", len(shape)), values)
+
+
+def test_entries_that_are_not_measured_anew_stay_with_their_processor(tmp_path: Path) -> None:
+    recorded = results({"tome": {0.5: 90.0}, "atc average": {0.5: 91.0}})
+    path = tmp_path / "fine-tuned.json"
+    path.write_text(json.dumps({**recorded, "images": mini_study.IMAGES}))
+    kept = mini_study._kept(path, ["tome"])
+    names = {(mini_study.CELLS[number][0].name, result["processor"]) for number, result in kept.items()}
+    assert names == {("dense", "a processor"), ("atc average", "a processor")}
+    path.write_text(json.dumps({**recorded, "images": {"train": 1, "t10k": 1}}))
+    with pytest.raises(ValueError, match="train every entry"):
+        mini_study._kept(path, ["tome"])
