@@ -191,6 +191,13 @@ def test_threads_come_back_when_they_pay_again_and_attempts_get_rarer():
     assert pauses[-1] == pytest.approx(1.0, abs=0.002)
 
 
+def test_torch_threads_that_fall_during_a_call_take_nothing_back():
+    pace = Pace()
+    pace.note(4, 1, 0.2, 1.0, 0.0)  # began on four threads; torch.set_num_threads(1) meanwhile
+    assert pace.halvings == 0
+    assert pace.threads(MOST, 0.0) == MOST
+
+
 def test_calls_too_short_to_judge_change_nothing():
     pace = Pace()
     for _ in range(9):

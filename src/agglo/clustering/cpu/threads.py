@@ -62,17 +62,19 @@ class Pace:
         self._pause, self._until = self._FIRST_PAUSE, 0.0
 
     def threads(self, most: int, now: float) -> int:
-        halvings = self.halvings - (self.halvings > 0 and now >= self._until)
-        return max(1, most >> halvings)
+        halvings = self.halvings  # read once: another caller may change it meanwhile
+        return max(1, most >> (halvings - (halvings > 0 and now >= self._until)))
 
     def note(self, threads: int, most: int, elapsed: float, processor_time: float, now: float) -> None:
         """Learn from a call on so many threads."""
         if processor_time < self._TOO_SHORT:
             return
         paid = elapsed < self._PAID * processor_time
-        is_attempt = threads > max(1, most >> self.halvings)
+        # More threads than the halvings allow is an attempt, unless there are none: then torch's number has fallen since
+        # the call began.
+        is_attempt = self.halvings > 0 and threads > max(1, most >> self.halvings)
         if is_attempt and paid:
-            self.halvings -= 1
+            self.halvings = max(0, self.halvings - 1)  # two callers may both have found one to take back
             self._pause, self._until = self._FIRST_PAUSE, now
         elif is_attempt:
             self._pause = min(2 * self._pause, self._LONGEST_PAUSE)
