@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import agglo
-from agglo.clustering import ops
+from agglo.clustering import local, ops
 from tests.support.clusters import LINKAGES, distinct_distances, tokens
 
 
@@ -31,6 +31,21 @@ def test_compile_full_graph(linkage, threshold):
         assert torch.equal(compiled(x), model(x))
 
 
+def test_compile_and_export_with_weights():
+    class Weighted(torch.nn.Module):
+        def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            return agglo.cluster(x * 2, x.shape[1] // 2, weights=weights.half() + 1) + 1
+
+    model, weights = Weighted(), 50 * torch.rand(5, 20, generator=torch.Generator().manual_seed(0))
+    x = tokens(5, 20)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, weights), model(x, weights))
+    assert not torch.equal(model(x, weights), model(x, torch.zeros(5, 20)))
+    batch = torch.export.Dim("batch", min=1)
+    program = torch.export.export(model, (x[:2], weights[:2]), dynamic_shapes=({0: batch}, {0: batch}))
+    assert torch.equal(program.module()(x, weights), model(x, weights))
+
+
 def test_compile_tree_and_cut():
     def cut_tree(x: torch.Tensor) -> torch.Tensor:
         return agglo.cut(agglo.linkage(x), 4)
@@ -55,3 +70,12 @@ def test_operators_keep_their_contract():
     ):
         torch.library.opcheck(ops.cluster, arguments)
     torch.library.opcheck(ops.linkage, (features, "euclidean", "complete", True, "cpu"))
+
+
+def test_operators_keep_their_contract_with_weights():
+    features, weights = tokens(2, 12), torch.rand(2, 12, generator=torch.Generator().manual_seed(0))
+    torch.library.opcheck(ops.cluster, (features, "cosine", "average", 3, None, None, True, "cpu", weights))
+    torch.library.opcheck(ops.linkage, (features, "euclidean", "complete", True, "cpu", weights))
+    for window in ([2, 2], []):
+        arguments = (features, "cosine", "average", 3, 4, window, "even", 6, None, None, True, "", weights)
+        torch.library.opcheck(local.cluster_local, arguments)

@@ -63,6 +63,15 @@ def chain(n: int) -> Tensor:
     return (at[:, None] - at[None, :]).abs().float()[None]
 
 
+def light_and_heavy(batch: int, n: int, seed: int = 0) -> Tensor:
+    return 100 ** (2 * torch.rand(batch, n, generator=torch.Generator().manual_seed(seed)) - 1)
+
+
+def few_weights(batch: int, n: int, seed: int = 0) -> Tensor:
+    """Zeros and small numbers, whose products with integers are exact: ties stay ties."""
+    return torch.randint(0, 3, (batch, n), generator=torch.Generator().manual_seed(seed)) / 2
+
+
 # --- in the interpreter ---------------------------------------------------------------------------------------------
 
 
@@ -70,16 +79,19 @@ def compare(linkage: str) -> Iterator[str]:
     """What differs from the reference, over all cases of one linkage."""
     from agglo.clustering import reference, triton_rounds
 
-    def check(name: str, distances: Tensor, *cuts: Tensor | float | None) -> Iterator[str]:
+    def check(
+        name: str, distances: Tensor, *cuts: Tensor | float | None, weights: Tensor | None = None
+    ) -> Iterator[str]:
         before = distances.clone()
         for cut in cuts:
             if cut is None:
-                same = torch.equal(triton_rounds.tree(distances, linkage), reference.tree(distances, linkage))
+                found = triton_rounds.tree(distances, linkage, weights)
+                same = torch.equal(found, reference.tree(distances, linkage, weights))
             else:
                 k, threshold = (cut, None) if isinstance(cut, Tensor) else (None, cut)
-                found = triton_rounds.labels(distances, linkage, k, threshold)
+                found = triton_rounds.labels(distances, linkage, k, threshold, weights)
                 same = found.dtype == torch.int64
-                same = same and torch.equal(found, reference.labels(distances, linkage, k, threshold))
+                same = same and torch.equal(found, reference.labels(distances, linkage, k, threshold, weights))
             if not same:
                 yield f"{name}, {tuple(distances.shape)}, cut {cut}"
         if not torch.equal(distances.nan_to_num(-1.0), before.nan_to_num(-1.0)):
@@ -107,6 +119,15 @@ def compare(linkage: str) -> Iterator[str]:
     yield from check("one token", torch.zeros(2, 1, 1), groups(1, 1), None, 0.5)
     yield from check("no item", torch.zeros(0, 5, 5), torch.ones(0, dtype=torch.int64), None, 0.5)
 
+    for n in (2, 5, 17, 33):
+        yield from check("weighted", real(2, n), groups(1, n), groups((n + 1) // 2, 2), weights=light_and_heavy(2, n))
+    yield from check("weighted", real(1, 17), None, 1.5, weights=light_and_heavy(1, 17))
+    yield from check("weighted and tied", tied(2, 19), groups(6, 11), None, 1.0, weights=few_weights(2, 19))
+    yield from check("weighted and negative", real(1, 12) - 2.0, groups(6), None, weights=few_weights(1, 12))
+    yield from check("no weight at all", real(1, 13), groups(7), None, 0.0, weights=torch.zeros(1, 13))
+    strided = light_and_heavy(2, 22)[:, ::2]
+    yield from check("strided weights", real(2, 11), groups(4, 5), weights=strided)
+
     ordinary = triton_rounds.launch_for
     triton_rounds.launch_for = lambda n_tokens: triton_rounds.Launch(2, 4, 8, ordinary(n_tokens).tokens, 4)
     yield from check("many blocks", tied(1, 19), groups(6), None)
@@ -117,6 +138,10 @@ def compare(linkage: str) -> Iterator[str]:
         distances[0, 3, :] = distances[0, 5, 9:] = value
         if int(triton_rounds.labels(distances, linkage, groups(6), None).max()) != 5:
             yield f"not 6 groups where distances are {value}"
+        weights = torch.ones(1, 12)
+        weights[0, 3] = value
+        if int(triton_rounds.labels(real(1, 12), linkage, groups(6), None, weights).max()) != 5:
+            yield f"not 6 groups where a weight is {value}"
 
 
 @needs_triton
@@ -128,7 +153,7 @@ def test_interpreted_as_the_reference(linkage: str) -> None:
 # --- compiled ahead of time -----------------------------------------------------------------------------------------
 
 
-def compiled_resources(n: int, linkage: str, cut: str, arch: int) -> dict[str, object]:
+def compiled_resources(n: int, linkage: str, cut: str, weighted: bool, arch: int) -> dict[str, object]:
     """What one thread and one program of the kernel take on an architecture; needs no GPU."""
     import triton
     from triton import knobs
@@ -141,6 +166,7 @@ def compiled_resources(n: int, linkage: str, cut: str, arch: int) -> dict[str, o
     launch = launch_for(n)
     precision = "*fp64" if linkage == "average" else "*fp32"
     constants = {
+        "WEIGHTED": weighted,
         "LINKAGE": linkage,
         "CUT": cut,
         "ROWS": launch.rows,
@@ -150,6 +176,7 @@ def compiled_resources(n: int, linkage: str, cut: str, arch: int) -> dict[str, o
     }
     signature = {
         "distances": "*fp32",
+        "weights": "*fp32",
         "work": precision,
         "ints": "*i32",
         "floats": precision,
@@ -172,7 +199,7 @@ def compiled_resources(n: int, linkage: str, cut: str, arch: int) -> dict[str, o
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     used = {name.lower(): int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     return {
-        "case": f"sm_{arch} N={n} {linkage} {cut}",
+        "case": f"sm_{arch} N={n} {linkage} {cut}{' weighted' if weighted else ''}",
         "threads": launch.num_warps * 32,
         "shared": kernel.metadata.shared,
         "read_only_loads": kernel.asm["ptx"].count("ld.global.nc"),
@@ -184,7 +211,7 @@ def compiled_resources(n: int, linkage: str, cut: str, arch: int) -> dict[str, o
 @pytest.mark.parametrize("arch", [80, 90])
 def test_compiles_without_spills(arch: int) -> None:
     results = in_own_process("compile", str(arch), interpret=False)
-    assert len(results) == 8
+    assert len(results) == 10
     for used in results:
         registers, threads, shared = (int(str(used[name])) for name in ("reg", "threads", "shared"))
         assert used["stack"] == used["local"] == 0, f"spills: {used}"
@@ -250,6 +277,8 @@ if __name__ == "__main__":
         for difference in compare(sys.argv[2]):
             print(json.dumps({"differs": difference}))
     else:
-        cases = [(n, linkage, "k") for n in (196, 4096) for linkage in LINKAGES]
-        for n, linkage, cut in [*cases, (196, "average", "threshold"), (4096, "average", "tree")]:
-            print(json.dumps(compiled_resources(n, linkage, cut, int(sys.argv[2]))))
+        cases = [(n, linkage, "k", False) for n in (196, 4096) for linkage in LINKAGES]
+        cases += [(196, "average", "threshold", False), (4096, "average", "tree", False)]
+        cases += [(4096, "single", "k", True), (4096, "average", "k", True)]
+        for case in cases:
+            print(json.dumps(compiled_resources(*case, int(sys.argv[2]))))

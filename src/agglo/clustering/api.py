@@ -19,6 +19,7 @@ def cluster(
     linkage: str = ...,
     *,
     distances: Tensor | None = ...,
+    weights: Tensor | None = ...,
     metric: str = ...,
     grid: tuple[int, int] | None = ...,
     window: int | tuple[int, int] | None = ...,
@@ -37,6 +38,7 @@ def cluster(
     *,
     threshold: float,
     distances: Tensor | None = ...,
+    weights: Tensor | None = ...,
     metric: str = ...,
     grid: tuple[int, int] | None = ...,
     window: int | tuple[int, int] | None = ...,
@@ -54,6 +56,7 @@ def cluster(
     *,
     threshold: float | None = None,
     distances: Tensor | None = None,
+    weights: Tensor | None = None,
     metric: str = "cosine",
     grid: tuple[int, int] | None = None,
     window: int | tuple[int, int] | None = None,
@@ -70,6 +73,8 @@ def cluster(
         linkage: "average", "single" or "complete".
         threshold: instead of k: merge while the closest two groups are at most this far apart.
         distances: instead of features: (B, N, N) or (N, N), symmetric; only the upper triangle is used.
+        weights: one number >= 0 per token, (B, N) or (N,), floating point: the distance of two tokens is multiplied by
+            the larger one of their weights, in float32, before anything else. Heavy tokens merge late.
 
     For many tokens on a grid (what the clustering then finds is in docs/clustering.md):
         grid: (height, width) of the tokens, row by row, with one of:
@@ -80,9 +85,9 @@ def cluster(
         metric: "cosine" or "euclidean", for features.
         spread: k groups over windows "even"ly, in proportion to their tokens, or by "need", closest groups first.
         backend: one of `agglo.backends()`; None takes the fastest that runs, or what AGGLO_BACKEND names.
-        check: look for NaN, infinities, zero vectors (cosine) and asymmetry, and raise ValueError. None checks on
-            the CPU only: elsewhere the look at the result would make the host wait for the device on every call.
-            Unchecked bad values give some k groups (or any number, with a threshold) without meaning.
+        check: look for NaN, infinities, zero vectors (cosine), asymmetry and negative weights, and raise ValueError.
+            None checks on the CPU only: elsewhere the look at the result would make the host wait for the device on
+            every call. Unchecked bad values give some k groups (or any number, with a threshold) without meaning.
 
     Returns:
         Labels (B, N) or (N,), int64, groups numbered by their first member. With a threshold also the number of
@@ -96,8 +101,11 @@ def cluster(
     tensor([0, 0, 1])
     >>> cluster(features, threshold=0.2)
     (tensor([0, 0, 1]), tensor(2))
+    >>> cluster(features, k=2, weights=torch.tensor([1000.0, 1.0, 1.0]))
+    tensor([0, 1, 1])
     """
     data, metric, single = arguments.data_and_metric(features, distances, metric)
+    own_weights = arguments.token_weights(weights, data, single)
     arguments.choice("linkage", linkage, arguments.LINKAGES)
     if (k is None) == (threshold is None):
         raise ValueError(f"give either k or threshold, not {'neither' if k is None else 'both'}")
@@ -111,13 +119,14 @@ def cluster(
     one_k, many_k = (None, count) if isinstance(count, Tensor) else (count, None)
     if grid is None and window is None and connectivity is None and spread == "even":
         one_k = 1 if one_k is None else one_k
-        labels, counts = ops.cluster(data, metric, linkage, one_k, many_k, limit, check, backend or "")
+        labels, counts = ops.cluster(data, metric, linkage, one_k, many_k, limit, check, backend or "", own_weights)
     else:
         asked_k = None if k is None else count
         (height, width), sides = local.grid_arguments(grid, window, connectivity, spread, n_tokens, asked_k)
         where = height, width, [] if sides is None else list(sides), spread
         one_k = None if k is None else one_k
-        labels, counts = local.cluster_local(data, metric, linkage, *where, one_k, many_k, limit, check, backend or "")
+        asked = one_k, many_k, limit, check, backend or "", own_weights
+        labels, counts = local.cluster_local(data, metric, linkage, *where, *asked)
     if single:
         labels, counts = labels[0], counts[0]
     return labels if threshold is None else (labels, counts)
@@ -128,6 +137,7 @@ def linkage(
     linkage: str = "average",
     *,
     distances: Tensor | None = None,
+    weights: Tensor | None = None,
     metric: str = "cosine",
     backend: str | None = None,
     check: bool | None = None,
@@ -142,7 +152,8 @@ def linkage(
     """
     data, metric, single = arguments.data_and_metric(features, distances, metric)
     arguments.choice("linkage", linkage, arguments.LINKAGES)
-    tree = ops.linkage(data, metric, linkage, check, backend or "")
+    own_weights = arguments.token_weights(weights, data, single)
+    tree = ops.linkage(data, metric, linkage, check, backend or "", own_weights)
     return tree[0] if single else tree
 
 

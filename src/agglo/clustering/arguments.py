@@ -41,6 +41,24 @@ def data_and_metric(features: Tensor | None, distances: Tensor | None, metric: s
     return (data.unsqueeze(0) if single else data), (metric if name == "features" else "precomputed"), single
 
 
+def token_weights(weights: Tensor | None, data: Tensor, single: bool) -> Tensor | None:
+    """Weights (B, N) in float32 for data (B, N, ...), without gradient; `single` says that one item was given."""
+    if weights is None:
+        return None
+    if not isinstance(weights, Tensor):
+        raise ValueError(f"weights must be a torch.Tensor, got {type(weights).__name__}")
+    if not weights.is_floating_point():
+        raise ValueError(f"weights must hold real floating point numbers, got dtype {weights.dtype}")
+    wanted = data.shape[1:2] if single else data.shape[:2]
+    if weights.shape != wanted:
+        names = "(N,)" if single else "(B, N)"
+        raise ValueError(f"weights must be one per token, {names} = {tuple(wanted)}, got shape {tuple(weights.shape)}")
+    if weights.device != data.device:
+        raise ValueError(f"weights are on {weights.device}, what they weigh is on {data.device}; both must be on one")
+    weights = weights.detach().to(torch.float32)
+    return weights.unsqueeze(0) if single else weights
+
+
 def group_count(k: int | Sequence[int] | Tensor, batch: int, n_tokens: int, device: torch.device) -> int | Tensor:
     """k as one int, or one per item as an int64 tensor (B,) on the device; more than N means N."""
     if isinstance(k, Tensor) and k.dim() == 0 and k.device.type == "cpu":
@@ -99,6 +117,37 @@ def require_clusterable_distances(found: tuple[Tensor, Tensor, Tensor] | None, d
             f"{float(asymmetry[item]):.3g}, accepted are differences from rounding, "
             f"up to {tolerance * float(scale[item]):.3g}"
         )
+
+
+def require_sound_weights(weights: Tensor, data: Tensor, metric: str) -> None:
+    """Raise for weights (B, N) that are NaN, infinite or negative, or that take a distance out of float32's range."""
+    sound = weights.isfinite() & (weights >= 0)
+    if not bool(sound.all()):
+        item = _first(~sound.all(dim=1))
+        token = _first(~sound[item])
+        raise ValueError(
+            f"weights of batch item {item} hold {float(weights[item, token])} at token {token}; "
+            "they must be finite and at least 0"
+        )
+    if weights.numel() == 0:
+        return
+    farthest = _farthest(data, metric).to(torch.float64)
+    largest = weights.amax(dim=1).to(torch.float64)
+    beyond = farthest.isfinite() & (largest * farthest > torch.finfo(torch.float32).max)
+    if bool(beyond.any()):
+        item = _first(beyond)
+        raise ValueError(
+            f"weights of batch item {item} reach {float(largest[item]):.3g}: times distances of up to "
+            f"{float(farthest[item]):.3g} that is out of the range of float32; scale them down"
+        )
+
+
+def _farthest(data: Tensor, metric: str) -> Tensor:
+    """No distance of an item is larger than this, (B,)."""
+    if metric == "cosine":
+        return torch.full((len(data),), 2.0, device=data.device)
+    magnitude = data.to(torch.float32).abs().flatten(1).amax(dim=1)
+    return magnitude if metric == "precomputed" else magnitude * (2 * data.shape[-1] ** 0.5)
 
 
 def _first(mask: Tensor) -> int:

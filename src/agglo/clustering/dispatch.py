@@ -2,11 +2,12 @@
 
 A backend is a module with two functions over float32 distances (B, N, N), whose upper triangle alone counts:
 
-    labels(distances, linkage, k, threshold) -> (B, N) int64
+    labels(distances, linkage, k, threshold, weights=None) -> (B, N) int64
         k (B,) int64 groups per item, or every merge at or below threshold; the other one is None
-    tree(distances, linkage) -> (B, N-1, 4) float64 (float32 where the device has no float64)
+    tree(distances, linkage, weights=None) -> (B, N-1, 4) float64 (float32 where the device has no float64)
 
-Both leave `distances` as it was. `reference` says what they must return; ties included.
+Weights (B, N) are float32. Both functions leave `distances` as it was. `reference` says what they must return;
+ties included.
 """
 
 from __future__ import annotations

@@ -31,6 +31,11 @@ def products(features: Tensor) -> Tensor:
         return torch.bmm(unit, unit.transpose(1, 2))
 
 
+def weighted(distances: Tensor, weights: Tensor) -> Tensor:
+    """Float32 distances (B, N, N), each times the larger one of the weights (B, N) of its two tokens."""
+    return distances * torch.maximum(weights.unsqueeze(2), weights.unsqueeze(1))
+
+
 def unit_rows(features: Tensor) -> Tensor:
     """Every token at length 1; the same numbers for every backend that runs on a device."""
     if features.device.type == "cpu":

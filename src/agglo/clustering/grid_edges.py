@@ -28,11 +28,20 @@ def _has_neighbour(height: int, width: int, device: torch.device | str) -> Tenso
     return exists
 
 
-def edge_distances(data: Tensor, metric: str, height: int, width: int) -> Tensor:
+def edge_distances(data: Tensor, metric: str, height: int, width: int, weights: Tensor | None = None) -> Tensor:
     """Distances (B, E) in float32 of the neighbours, from features (B, N, D) or distances (B, N, N).
 
+    Float32 weights (B, N) make every one of them larger or smaller: times the larger weight of the two neighbours.
     There is never an N x N matrix besides one that is given.
     """
+    lengths = _unweighted(data, metric, height, width)
+    if weights is None:
+        return lengths
+    first, second = neighbours(height, width, data.device)
+    return lengths * torch.maximum(weights[:, first], weights[:, second])
+
+
+def _unweighted(data: Tensor, metric: str, height: int, width: int) -> Tensor:
     if metric == "precomputed":
         first, second = neighbours(height, width, data.device)
         return data[:, first, second].to(torch.float32)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from agglo.clustering import dispatch, windows
-from agglo.clustering.arguments import choice, require_clusterable_features
-from agglo.clustering.distances import pairwise
+from agglo.clustering.arguments import choice
+from agglo.clustering.distances import pairwise, weighted
 from agglo.clustering.grid_edges import edge_distances
-from agglo.clustering.ops import check_distances
+from agglo.clustering.ops import check_distances, check_features_and_weights
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -96,21 +96,25 @@ def cluster_local(
     threshold: float | None,
     check: bool | None,
     backend: str,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Labels (B, N) and group counts (B,) of tokens on a grid; window [] lets neighbouring groups merge only."""
+    """Labels (B, N) and group counts (B,) of tokens on a grid, with float32 weights (B, N) if any.
+
+    window [] lets neighbouring groups merge only.
+    """
     if check or (check is None and data.device.type == "cpu"):
+        check_features_and_weights(data, metric, weights)
         if metric == "precomputed":
             check_distances(data.to(torch.float32).contiguous(), data.dtype)
-        else:
-            require_clusterable_features(data, metric)
     if window:
         labels = _in_windows(
-            data, metric, linkage, (height, width), (window[0], window[1]), spread, k, threshold, backend
+            data, metric, linkage, (height, width), (window[0], window[1]), spread, k, threshold, backend, weights
         )
     else:
         if k is not None:
             ks = torch.full((len(data),), k, dtype=torch.int64, device=data.device)
-        lengths = edge_distances(data, metric, height, width).nan_to_num(nan=1e38, posinf=1e38, neginf=-1e38)
+        lengths = edge_distances(data, metric, height, width, weights)
+        lengths = lengths.nan_to_num(nan=1e38, posinf=1e38, neginf=-1e38)
         labels = _on_grid(backend, data.device).labels(lengths, height, width, linkage, ks, threshold)
     return labels, labels.amax(dim=1) + 1
 
@@ -129,6 +133,7 @@ def _(
     threshold: float | None,
     check: bool | None,
     backend: str,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     batch, n_tokens = data.shape[:2]
     labels = data.new_empty((batch, n_tokens), dtype=torch.int64)
@@ -145,10 +150,11 @@ def _in_windows(
     k: int | None,
     threshold: float | None,
     backend: str,
+    weights: Tensor | None,
 ) -> Tensor:
     module = dispatch.load(backend, data.device)
     return windows.labels(
-        partial(_distances_within, data, metric),
+        partial(_distances_within, data, metric, weights),
         len(data),
         data.device,
         grid,
@@ -160,8 +166,10 @@ def _in_windows(
     )
 
 
-def _distances_within(data: Tensor, metric: str, tokens: Tensor) -> Tensor:
+def _distances_within(data: Tensor, metric: str, weights: Tensor | None, tokens: Tensor) -> Tensor:
     """Float32 distances (B * W, T, T) within windows of tokens (W, T), from features or distances of all tokens."""
     if metric == "precomputed":
-        return data[:, tokens.unsqueeze(2), tokens.unsqueeze(1)].to(torch.float32).flatten(0, 1).contiguous()
-    return pairwise(data[:, tokens].flatten(0, 1), metric)
+        distances = data[:, tokens.unsqueeze(2), tokens.unsqueeze(1)].to(torch.float32).flatten(0, 1).contiguous()
+    else:
+        distances = pairwise(data[:, tokens].flatten(0, 1), metric)
+    return distances if weights is None else weighted(distances, weights[:, tokens].flatten(0, 1))

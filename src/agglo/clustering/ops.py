@@ -10,15 +10,20 @@ import torch
 from torch import Tensor
 
 from agglo.clustering import dispatch
-from agglo.clustering.arguments import require_clusterable_distances, require_clusterable_features
-from agglo.clustering.distances import pairwise, products
+from agglo.clustering.arguments import (
+    require_clusterable_distances,
+    require_clusterable_features,
+    require_sound_weights,
+)
+from agglo.clustering.distances import pairwise
 
 
-def _checked(data: Tensor, metric: str, check: bool) -> Tensor:
-    """The data itself; features are checked if asked for."""
-    if check and metric != "precomputed":
+def check_features_and_weights(data: Tensor, metric: str, weights: Tensor | None) -> None:
+    """Distances are checked apart, by `check_distances` or on the way."""
+    if metric != "precomputed":
         require_clusterable_features(data, metric)
-    return data
+    if weights is not None:
+        require_sound_weights(weights, data, metric)
 
 
 def _distances(data: Tensor, metric: str) -> Tensor:
@@ -41,24 +46,29 @@ def cluster(
     threshold: float | None,
     check: bool | None,
     backend: str,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Labels (B, N) and group counts (B,) of features or distances; k is used where ks and threshold are None."""
+    """Labels (B, N) and group counts (B,) of features or distances, with float32 weights (B, N) if any.
+
+    k is used where ks and threshold are None.
+    """
     check = data.device.type == "cpu" if check is None else check
-    data = _checked(data, metric, check)
+    if check:
+        check_features_and_weights(data, metric, weights)
     if threshold is None and ks is None:
         ks = torch.full((data.shape[0],), k, dtype=torch.int64, device=data.device)
     module = dispatch.load(backend, data.device)
     on_cpu = module is dispatch.module("cpu")
-    if on_cpu and metric == "cosine":
-        labels = module.labels_by_cosine(products(data), linkage, ks, threshold)
+    if on_cpu and metric != "precomputed":
+        labels = module.labels_of_features(data, metric, linkage, ks, threshold, weights)
     elif on_cpu and metric == "precomputed" and check:
-        labels, found = module.labels_and_inspection(_distances(data, metric), linkage, ks, threshold)
+        labels, found = module.labels_and_inspection(_distances(data, metric), linkage, ks, threshold, weights)
         require_clusterable_distances(found, data.dtype)
     else:
         distances = _distances(data, metric)
         if check and metric == "precomputed":
             check_distances(distances, data.dtype)
-        labels = module.labels(distances, linkage, ks, threshold)
+        labels = module.labels(distances, linkage, ks, threshold, weights)
     counts = labels.amax(dim=1) + 1 if ks is None else ks.clone()
     return labels, counts
 
@@ -73,6 +83,7 @@ def _(
     threshold: float | None,
     check: bool | None,
     backend: str,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     batch, n_tokens = data.shape[:2]
     labels = data.new_empty((batch, n_tokens), dtype=torch.int64)
@@ -85,16 +96,22 @@ def tree_dtype(device: torch.device) -> torch.dtype:
 
 
 @torch.library.custom_op("agglo::linkage", mutates_args=())
-def linkage(data: Tensor, metric: str, linkage: str, check: bool | None, backend: str) -> Tensor:
-    """The linkage matrices (B, N-1, 4) of features or distances."""
+def linkage(
+    data: Tensor, metric: str, linkage: str, check: bool | None, backend: str, weights: Tensor | None = None
+) -> Tensor:
+    """The linkage matrices (B, N-1, 4) of features or distances, with float32 weights (B, N) if any."""
     check = data.device.type == "cpu" if check is None else check
-    distances = _distances(_checked(data, metric, check), metric)
+    if check:
+        check_features_and_weights(data, metric, weights)
+    distances = _distances(data, metric)
     if check and metric == "precomputed":
         check_distances(distances, data.dtype)
-    return dispatch.load(backend, data.device).tree(distances, linkage).to(tree_dtype(data.device))
+    return dispatch.load(backend, data.device).tree(distances, linkage, weights).to(tree_dtype(data.device))
 
 
 @linkage.register_fake
-def _(data: Tensor, metric: str, linkage: str, check: bool | None, backend: str) -> Tensor:
+def _(
+    data: Tensor, metric: str, linkage: str, check: bool | None, backend: str, weights: Tensor | None = None
+) -> Tensor:
     batch, n_tokens = data.shape[:2]
     return data.new_empty((batch, n_tokens - 1, 4), dtype=tree_dtype(data.device))

@@ -7,11 +7,19 @@ to do. How far two groups I and J are apart is what the linkage says:
     complete   d(I, J) = max   D[i, j]
     average    d(I, J) = mean  D[i, j]   (every token counts once)
 
+Weights. With a weight w[i] >= 0 per token, all of this acts on weighted distances in place of D:
+
+    D[i, j] * max(w[i], w[j])            one float32 product of float32 numbers, rounded once
+
+Single, average and complete linkage never bring a merged group closer to a third one than the nearer of its parts was,
+whatever symmetric numbers they start from. So what the other backends rely on holds with weights as without.
+
 Rounding. Distances are float32. Single and complete linkage only compare them. A mean is the float64 quotient of the
 sum of the distances, taken in float64, and their number. Such a sum is exact (as long as the distances, as multiples of
 one power of two, add up to less than 2**53), so the mean of two groups depends on their members alone and not on the
 order in which they came together. That holds for cosine distances of up to 16 384 tokens and for small integers;
-elsewhere means may differ in their sixteenth digit. A threshold is compared in float32.
+elsewhere (weighted distances of very different magnitude among them) means may differ in their sixteenth digit. A
+threshold is compared in float32.
 
 Ties. Of several closest pairs the first one merges:
     single              the first pair of tokens (i, j), i < j, that is that close
@@ -43,8 +51,10 @@ def _mirror_upper(distances: np.ndarray) -> np.ndarray:
     return upper + upper.T
 
 
-def merges_of(distances: np.ndarray, linkage: str) -> list[tuple[int, int, float]]:
+def merges_of(distances: np.ndarray, linkage: str, weights: np.ndarray | None = None) -> list[tuple[int, int, float]]:
     """All N-1 merges of one (N, N) matrix in order: (first member of I, first member of J, d(I, J))."""
+    if weights is not None:
+        distances = distances.astype(np.float32) * np.maximum.outer(weights, weights).astype(np.float32)
     tokens = _mirror_upper(distances.astype(np.float64))
     between = _BETWEEN_GROUPS[linkage]
     groups = {i: [i] for i in range(len(tokens))}  # first member -> all members
@@ -82,12 +92,19 @@ def labels_after(merges: list[tuple[int, int, float]], n_tokens: int) -> list[in
     return [number[group] for group in group_of]
 
 
-def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
+def _merges_of_item(distances: Tensor, linkage: str, weights: Tensor | None, item: int) -> list[tuple[int, int, float]]:
+    own_weights = None if weights is None else weights[item].cpu().numpy()
+    return merges_of(distances[item].cpu().numpy(), linkage, own_weights)
+
+
+def labels(
+    distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None, weights: Tensor | None = None
+) -> Tensor:
     """Labels (B, N) of distances (B, N, N), for k groups per item (B,) or all merges within a threshold."""
     batch, n_tokens, _ = distances.shape
     result = torch.empty(batch, n_tokens, dtype=torch.int64)
     for b in range(batch):
-        merges = merges_of(distances[b].cpu().numpy(), linkage)
+        merges = _merges_of_item(distances, linkage, weights, b)
         if k is not None:
             merges = merges[: n_tokens - int(k[b])]
         elif threshold is not None:
@@ -96,13 +113,13 @@ def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float |
     return result.to(distances.device)
 
 
-def tree(distances: Tensor, linkage: str) -> Tensor:
+def tree(distances: Tensor, linkage: str, weights: Tensor | None = None) -> Tensor:
     """Linkage matrices (B, N-1, 4) of distances (B, N, N), float64, in SciPy's layout."""
     batch, n_tokens, _ = distances.shape
     result = torch.empty(batch, n_tokens - 1, 4, dtype=torch.float64)
     for b in range(batch):
         node, size = list(range(n_tokens)), [1] * n_tokens
-        for row, (i, j, height) in enumerate(merges_of(distances[b].cpu().numpy(), linkage)):
+        for row, (i, j, height) in enumerate(_merges_of_item(distances, linkage, weights, b)):
             size[i] += size[j]
             children = sorted((node[i], node[j]))
             result[b, row] = torch.tensor([*children, height, size[i]], dtype=torch.float64)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from agglo.clustering.distances import weighted
 from agglo.clustering.tree import number_by_first_member
 
 INF = float("inf")
@@ -55,8 +56,10 @@ def within(height: Tensor, threshold: float) -> Tensor:
     return height.to(torch.float32) <= threshold
 
 
-def _working_copy(distances: Tensor) -> Tensor:
+def _working_copy(distances: Tensor, weights: Tensor | None) -> Tensor:
     """What is merged on. Unchecked NaN and infinities become very far, so that there are always pairs left to merge."""
+    if weights is not None:
+        distances = weighted(distances, weights)
     return _symmetric_from_upper(distances.nan_to_num(nan=1e38, posinf=1e38, neginf=-1e38))
 
 
@@ -97,11 +100,13 @@ def _certain(merges: Merges, closest: Tensor, nearest: Tensor, neighbour: Tensor
     return before.sum(dim=1)
 
 
-def _merge_mutual_neighbours(distances: Tensor, average: bool, target: Tensor, threshold: float) -> Merges:
+def _merge_mutual_neighbours(
+    distances: Tensor, weights: Tensor | None, average: bool, target: Tensor, threshold: float
+) -> Merges:
     """Merges of distances (B, N, N) until the first `target` (B,), or all within the threshold, are among them."""
     batch, n, _ = distances.shape
     here = _positions(batch, n, distances.device)
-    matrix = _working_copy(distances)
+    matrix = _working_copy(distances, weights)
     if average:  # sums of distances, which are exact: see reference.py
         matrix = matrix.to(sum_dtype(distances.device))
     size = torch.ones(batch, n, dtype=matrix.dtype, device=distances.device)
@@ -142,14 +147,14 @@ def _jump_to_roots(parent: Tensor) -> Tensor:
     return parent
 
 
-def _spanning_edges(distances: Tensor, threshold: float) -> Merges:
+def _spanning_edges(distances: Tensor, weights: Tensor | None, threshold: float) -> Merges:
     """The edges within the threshold of the minimum spanning trees of distances (B, N, N).
 
     Edges compare by (distance, first token, second token), which makes the tree unique.
     """
     batch, n, _ = distances.shape
     here = _positions(batch, n, distances.device)
-    matrix = _working_copy(distances)
+    matrix = _working_copy(distances, weights)
     group = here.clone()
     edges = Merges(torch.full((batch, n), INF, device=distances.device), here.clone(), here.clone())
     while True:
@@ -198,7 +203,9 @@ def connected(edges: Merges) -> Tensor:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
+def labels(
+    distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None, weights: Tensor | None = None
+) -> Tensor:
     """Labels (B, N) of distances (B, N, N); see `dispatch`."""
     batch, n, _ = distances.shape
     if batch == 0 or n == 1:
@@ -207,15 +214,15 @@ def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float |
     limit = INF if threshold is None else float(torch.tensor(threshold, dtype=torch.float32))
     target = torch.full((batch,), n - 1, device=distances.device) if k is None else n - k
     if linkage == "single":
-        merges = _spanning_edges(distances, limit).sorted()
+        merges = _spanning_edges(distances, weights, limit).sorted()
     else:
-        merges = _merge_mutual_neighbours(distances, linkage == "average", target, limit).sorted()
+        merges = _merge_mutual_neighbours(distances, weights, linkage == "average", target, limit).sorted()
     wanted = _positions(batch, n, distances.device) < target.unsqueeze(1)
     wanted &= within(merges.height, limit)
     return number_by_first_member(connected(merges._replace(height=merges.height.masked_fill(~wanted, INF))))
 
 
-def tree(distances: Tensor, linkage: str) -> Tensor:
+def tree(distances: Tensor, linkage: str, weights: Tensor | None = None) -> Tensor:
     """Linkage matrices (B, N-1, 4) of distances (B, N, N); see `dispatch`."""
     batch, n, _ = distances.shape
     device = distances.device
@@ -224,10 +231,10 @@ def tree(distances: Tensor, linkage: str) -> Tensor:
     if rows.numel() == 0:
         return rows
     if linkage == "single":
-        merges = _spanning_edges(distances, INF).sorted()
+        merges = _spanning_edges(distances, weights, INF).sorted()
     else:
         target = torch.full((batch,), n - 1, device=device)
-        merges = _merge_mutual_neighbours(distances, linkage == "average", target, INF).sorted()
+        merges = _merge_mutual_neighbours(distances, weights, linkage == "average", target, INF).sorted()
     node = _positions(batch, n, device).clone()  # the node each token is in
     for row in range(n - 1):
         one = node.gather(1, merges.first[:, row : row + 1])

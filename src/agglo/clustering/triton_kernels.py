@@ -37,7 +37,7 @@ def _pair_code(a, b, n):
 
 
 @triton.jit
-def _prim(distances, parent, height, n, TOKENS: tl.constexpr):
+def _prim(distances, weights, parent, height, n, WEIGHTED: tl.constexpr, TOKENS: tl.constexpr):
     """Single linkage: the minimum spanning tree from token 0, every distance read once.
 
     Chosen over Boruvka's rounds because the candidates stay in registers, one int64 per token, and there is nothing to
@@ -51,7 +51,11 @@ def _prim(distances, parent, height, n, TOKENS: tl.constexpr):
     newest = v * 0
     for _ in range(1, n):
         lower, higher = tl.minimum(v, newest), tl.maximum(v, newest)
-        distance = _not_nan(tl.load(distances + lower * n + higher, mask=outside, other=0.0))
+        distance = tl.load(distances + lower * n + higher, mask=outside, other=0.0)
+        if WEIGHTED:  # read anew in every step, from cache: registers are what this loop is short of
+            own_weight = tl.load(weights + v, mask=outside, other=0.0)
+            distance *= tl.maximum(own_weight, tl.load(weights + newest))
+        distance = _not_nan(distance)
         bits = tl.where(distance == 0.0, 0.0, distance).to(tl.int32, bitcast=True)  # one zero, not two
         bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
         edge = (bits << 31) | (lower << 16).to(tl.int64) | (higher << 1).to(tl.int64) | (v == higher).to(tl.int64)
@@ -69,12 +73,13 @@ def _prim(distances, parent, height, n, TOKENS: tl.constexpr):
 
 @triton.jit
 def _find_nearest(
-    distances, work, size, rows, n_rows, live, n_live, nearest, nearest_distance, n,
-    MIRROR: tl.constexpr, LINKAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    distances, weights, work, size, rows, n_rows, live, n_live, nearest, nearest_distance, n,
+    MIRROR: tl.constexpr, WEIGHTED: tl.constexpr, LINKAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Of every group in `rows` the nearest live group; of equally near ones the first.
 
-    With MIRROR the working matrix is not there yet, and is filled from the upper triangle of the input on the way.
+    With MIRROR the working matrix is not there yet, and is filled from the upper triangle of the input, weighted if so
+    asked for, on the way.
     """
     for row_start in range(0, n_rows, ROWS):
         row_at = row_start + tl.arange(0, ROWS)
@@ -88,6 +93,10 @@ def _find_nearest(
             other = (row_at < n_rows)[:, None] & (column_at < n_live)[None, :] & (r[:, None] != c[None, :])
             if MIRROR:
                 distance = tl.load(distances + _pair_code(r[:, None], c[None, :], n), mask=other, other=0.0)
+                if WEIGHTED:
+                    row_weight = tl.load(weights + r, mask=row_at < n_rows, other=0.0)
+                    column_weight = tl.load(weights + c, mask=column_at < n_live, other=0.0)
+                    distance *= tl.maximum(row_weight[:, None], column_weight[None, :])
                 distance = distance.to(work.dtype.element_ty)
                 tl.store(work + r[:, None] * n + c[None, :], distance, mask=other)
             else:
@@ -244,8 +253,9 @@ def _all_found(
 
 @triton.jit
 def _rounds(
-    distances, work, ints, nearest_distance, parent, height, k, threshold, n,
-    LINKAGE: tl.constexpr, CUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr,
+    distances, weights, work, ints, nearest_distance, parent, height, k, threshold, n,
+    WEIGHTED: tl.constexpr, LINKAGE: tl.constexpr, CUT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Average and complete linkage: rounds in which all mutually nearest pairs merge.
 
@@ -261,7 +271,8 @@ def _rounds(
         tl.store(parent + v, v * 0 - 1, mask=v < n)
     tl.debug_barrier()
     _find_nearest(
-        distances, work, size, live, n, live, n, nearest, nearest_distance, n, True, LINKAGE, ROWS, COLUMNS
+        distances, weights, work, size, live, n, live, n, nearest, nearest_distance, n,
+        True, WEIGHTED, LINKAGE, ROWS, COLUMNS,
     )  # fmt: skip
     tl.debug_barrier()
     n_live = n
@@ -274,8 +285,8 @@ def _rounds(
         n_live = n_survivors
         if n_live > 1:
             _find_nearest(
-                distances, work, size, stale, n_stale, live, n_live, nearest, nearest_distance, n,
-                False, LINKAGE, ROWS, COLUMNS,
+                distances, weights, work, size, stale, n_stale, live, n_live, nearest, nearest_distance, n,
+                False, WEIGHTED, LINKAGE, ROWS, COLUMNS,
             )  # fmt: skip
             tl.debug_barrier()
             if _all_found(
@@ -363,20 +374,22 @@ def _write_tree(parent, height, rank, by_rank, tree, n, TOKENS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def cluster_kernel(
-    distances, work, ints, floats, groups, result, threshold, n,
-    LINKAGE: tl.constexpr, CUT: tl.constexpr,
+    distances, weights, work, ints, floats, groups, result, threshold, n,
+    WEIGHTED: tl.constexpr, LINKAGE: tl.constexpr, CUT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Cluster batch item `program_id(0)`.
 
-    distances (B, N, N) float32, read only. work (B, N, N): float64 for average, float32 for complete, unused for
-    single. ints (B, INT_ROWS, N) int32 and floats (B, FLOAT_ROWS, N) of the type of work (float32 for single):
-    scratch. groups (B,) int64, used where CUT is "k". result: labels (B, N) int64, or (B, N-1, 4) float64 where CUT
-    is "tree". threshold is used where CUT is "threshold". Matrices are gone over in tiles of ROWS x COLUMNS, vectors
-    LANES at a time; what stays in registers takes TOKENS, at least N. All are powers of two.
+    distances (B, N, N) float32, and weights (B, N) float32, used where WEIGHTED: read only. work (B, N, N): float64 for
+    average, float32 for complete, unused for single. ints (B, INT_ROWS, N) int32 and floats (B, FLOAT_ROWS, N) of the
+    type of work (float32 for single): scratch. groups (B,) int64, used where CUT is "k". result: labels (B, N) int64,
+    or (B, N-1, 4) float64 where CUT is "tree". threshold is used where CUT is "threshold". Matrices are gone over in
+    tiles of ROWS x COLUMNS, vectors LANES at a time; what stays in registers takes TOKENS, at least N. All are powers
+    of two.
     """
     item = tl.program_id(0).to(tl.int64)  # B * N * N may pass 2**31
     distances += item * n * n
+    weights += item * n
     work += item * n * n
     ints += item * n * INT_ROWS
     nearest_distance = floats + item * n * FLOAT_ROWS
@@ -386,11 +399,11 @@ def cluster_kernel(
     if CUT == "k":
         k = tl.load(groups + item).to(tl.int32)
     if LINKAGE == "single":
-        _prim(distances, parent, height, n, TOKENS)
+        _prim(distances, weights, parent, height, n, WEIGHTED, TOKENS)
     else:
         _rounds(
-            distances, work, ints, nearest_distance, parent, height, k, threshold, n,
-            LINKAGE, CUT, ROWS, COLUMNS, LANES,
+            distances, weights, work, ints, nearest_distance, parent, height, k, threshold, n,
+            WEIGHTED, LINKAGE, CUT, ROWS, COLUMNS, LANES,
         )  # fmt: skip
     tl.debug_barrier()
     if CUT != "threshold":

@@ -44,9 +44,15 @@ def launch_for(n_tokens: int) -> Launch:
 
 
 def _run(
-    distances: Tensor, linkage: str, cut: str, result: Tensor, k: Tensor | None = None, threshold: float = 0.0
+    distances: Tensor,
+    weights: Tensor | None,
+    linkage: str,
+    cut: str,
+    result: Tensor,
+    k: Tensor | None = None,
+    threshold: float = 0.0,
 ) -> Tensor:
-    """Fill `result` from distances (B, N, N) as `cluster_kernel` says."""
+    """Fill `result` from distances (B, N, N), and weights (B, N) if any, as `cluster_kernel` says."""
     batch, n_tokens, _ = distances.shape
     if n_tokens > MAX_TOKENS:
         raise ValueError(f"the triton backend takes up to {MAX_TOKENS} tokens, got {n_tokens}; 'torch' takes more")
@@ -59,6 +65,7 @@ def _run(
     with torch.cuda.device_of(distances):
         cluster_kernel[(batch,)](
             distances,
+            distances if weights is None else weights.contiguous(),
             work,
             ints,
             floats,
@@ -66,6 +73,7 @@ def _run(
             result,
             threshold,
             n_tokens,
+            WEIGHTED=weights is not None,
             LINKAGE=linkage,
             CUT=cut,
             ROWS=launch.rows,
@@ -78,22 +86,24 @@ def _run(
     return result
 
 
-def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
+def labels(
+    distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None, weights: Tensor | None = None
+) -> Tensor:
     """Labels (B, N) of distances (B, N, N), for k groups per item (B,) or all merges within a threshold."""
     batch, n_tokens, _ = distances.shape
     result = distances.new_zeros((batch, n_tokens), dtype=torch.int64)
     if batch == 0 or n_tokens < 2:
         return result
     if threshold is None:
-        return _run(distances, linkage, "k", result, k=k)
+        return _run(distances, weights, linkage, "k", result, k=k)
     in_float32 = torch.tensor(threshold, dtype=torch.float32, device="cpu").item()  # a host tensor: nobody waits
-    return _run(distances, linkage, "threshold", result, threshold=in_float32)
+    return _run(distances, weights, linkage, "threshold", result, threshold=in_float32)
 
 
-def tree(distances: Tensor, linkage: str) -> Tensor:
+def tree(distances: Tensor, linkage: str, weights: Tensor | None = None) -> Tensor:
     """Linkage matrices (B, N-1, 4) of distances (B, N, N), float64, in SciPy's layout."""
     batch, n_tokens, _ = distances.shape
     result = distances.new_empty((batch, n_tokens - 1, 4), dtype=torch.float64)
     if batch == 0 or n_tokens < 2:
         return result
-    return _run(distances, linkage, "tree", result)
+    return _run(distances, weights, linkage, "tree", result)

@@ -4,13 +4,15 @@ A batch is spread over the threads image by image. A few large images are instea
 by row. The number of threads is torch's (`torch.set_num_threads`), or fewer while other processes take the cores.
 
 What to read: `keys` (distances as integers), then `rounds`, `one_at_a_time` and `spanning` (three ways to merge), then
-`image` (which of them when), `certainty` and `exact_average` (what rounding may not decide), `labels_and_trees`. Tokens
-on a grid have a file of their own, `grid`.
+`image` (which of them when) and `large` (the same for large images, in little memory), `certainty` and `exact_average`
+(what rounding may not decide), `labels_and_trees`. Weights come before all of it, in `weighting`. Tokens on a grid have
+a file of their own, `grid`.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -19,80 +21,83 @@ from torch import Tensor
 
 from agglo.clustering.cpu.cosine import become_distances
 from agglo.clustering.cpu.exact_average import finish_exactly
-from agglo.clustering.cpu.image import finish, pairs_are_cheaper, record_merges, rounds_pay
+from agglo.clustering.cpu.image import record_merges
 from agglo.clustering.cpu.inspection import measure_asymmetry, weigh_rows
-from agglo.clustering.cpu.keys import FAR, any_negative, encode, key_of
-from agglo.clustering.cpu.labels_and_trees import label_images, number_groups, tree_rows, write_heights
-from agglo.clustering.cpu.rounds import certain_merges, find_nearest, join_parts, lay_out_rows, plan_round, write_round
+from agglo.clustering.cpu.keys import FAR, key_of
+from agglo.clustering.cpu.labels_and_trees import (
+    label_images,
+    number_certainly,
+    number_exactly,
+    number_groups,
+    tree_rows,
+    write_heights,
+)
+from agglo.clustering.cpu.large import merge_large
 from agglo.clustering.cpu.spanning import compare_halves
 from agglo.clustering.cpu.threads import available, run
-from agglo.clustering.cpu.workspace import PAD, Workspace, padded, start, workspace
+from agglo.clustering.cpu.weighting import become_weighted_distances, write_weighted
+from agglo.clustering.cpu.workspace import PAD, Workspace, padded, workspace
+from agglo.clustering.distances import pairwise, products
 
 Inspection = tuple[Tensor, Tensor, Tensor]
 
-_TOGETHER_FROM = 1024  # tokens; below, handing rows to threads costs more than it saves
+_LARGE = 1024  # tokens from which threads share an image; below, handing out rows costs more than it saves
+_FEW = 4  # images per thread up to which scratch memory of half a matrix per thread counts, beside one for every image
 _DISTANCES_AT_ONCE = 320_000  # how many a thread takes in turn: enough to be worth a call, few enough to share fairly
 _ROUNDING = 3e-5  # of the largest distance: what sums over a symmetric matrix may differ by, ten times over
 
 
-def _merge_together(
-    distances: np.ndarray, target: int, limit: np.int32, average: bool, parts: int
-) -> tuple[int, Workspace]:
-    """`merge_image` of one large image with the rows of every round spread over the threads."""
-    n = distances.shape[0]
-    work = workspace(n, parts)
-    keys = distances.view(np.int32)
-    start(n, work)
-    if any_negative(keys):
-        if average:
-            work.in_doubt[0] = True
-            return 0, work
-        encode(distances, work.encoded)
-        work.is_encoded[0] = True
-        keys = work.encoded
-    flat, row, side = keys.reshape(-1), work.row[0], 1
-    certain = recorded = 0
-    pays = not pairs_are_cheaper(n, target, parts)
-    if pays:
-        run(find_nearest, parts, keys, work)
-        join_parts(n, parts, work)
-    while pays:
-        before, checked = recorded, average and work.deepest[0] > 0
-        m, n_joined, recorded = plan_round(n, limit, recorded, work)
-        out, out_row = work.packed[side], work.row[side]
-        lay_out_rows(m, out_row)
-        run(write_round, parts, flat, row, n, m, n_joined, average, checked, out, out_row, work)
-        if checked and work.close.sum() != n_joined:
-            work.in_doubt[0] = True
-            return before, work
-        join_parts(m, parts, work)
-        flat, row, side, n = out, out_row, 1 - side, m
-        certain, smallest = certain_merges(n, recorded, work)
-        if certain >= target or smallest > limit or n == 1:
-            work.left[0] = smallest
-            return recorded, work
-        pays = rounds_pay(n, n_joined) and not pairs_are_cheaper(n, target - certain, parts)
-    return finish(flat, row, n, target, certain, limit, average, recorded, work), work
-
-
-def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
+def labels(
+    distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None, weights: Tensor | None = None
+) -> Tensor:
     """Labels (B, N) of distances (B, N, N); see `dispatch`."""
-    return _labels(distances, linkage, k, threshold, None)
+    return _labels(distances, linkage, k, threshold, weights, None)
 
 
-def labels_by_cosine(products: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
-    """`labels` of the cosine distances that belong to products (B, N, N) of unit vectors, which are written over: an
-    image's just before it is clustered, while it is in cache."""
-    return _labels(products, linkage, k, threshold, None, are_products=True)
+def labels_of_features(
+    features: Tensor,
+    metric: str,
+    linkage: str,
+    k: Tensor | None,
+    threshold: float | None,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """`labels` of the distances between the tokens of features (B, N, D). A few large images are clustered in the
+    memory of their distances, which are all measured again should one of them need exact sums."""
+    are_products = metric == "cosine"
+
+    def measure() -> Tensor:
+        return products(features) if are_products else pairwise(features, metric)
+
+    batch, n, _ = features.shape
+    if linkage == "single" or n < _LARGE or batch > _FEW * available():
+        return _labels(measure(), linkage, k, threshold, weights, None, are_products)
+    return _labels_within(measure, are_products, linkage == "average", k, threshold, weights)
 
 
 def labels_and_inspection(
-    distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None
+    distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None, weights: Tensor | None = None
 ) -> tuple[Tensor, Inspection | None]:
     """`labels` and `inspect` in one go, an image being inspected just before it is clustered, while it is in cache."""
     batch, n, _ = distances.shape
     differences = np.zeros((available(), batch, n))
-    return _labels(distances, linkage, k, threshold, differences), _judge(distances.numpy(), differences)
+    return _labels(distances, linkage, k, threshold, weights, differences), _judge(distances.numpy(), differences)
+
+
+def _clusterable(
+    given: np.ndarray, weights: np.ndarray | None, are_products: bool, apart: np.ndarray | None, parts: int = 1
+) -> np.ndarray:
+    """The distances (B, N, N) to cluster. Products are written over, an image's just before it is clustered, while it
+    is in cache; distances go into the first items of `apart` if there are weights (B, N) to multiply with."""
+    if are_products and weights is not None:
+        run(become_weighted_distances, parts, given, weights)
+    elif are_products:
+        run(become_distances, parts, given)
+    elif weights is not None:
+        assert apart is not None
+        run(write_weighted, parts, given, weights, apart)
+        return apart[: len(given)]
+    return given
 
 
 def _labels(
@@ -100,31 +105,36 @@ def _labels(
     linkage: str,
     k: Tensor | None,
     threshold: float | None,
+    weights: Tensor | None,
     differences: np.ndarray | None,
     are_products: bool = False,
 ) -> Tensor:
     """Labels (B, N), with the images weighed into differences (parts, B, N) if given."""
     batch, n, _ = distances.shape
     matrices = distances.numpy()
+    per_token = None if weights is None else weights.contiguous().numpy()
     limit = FAR if threshold is None else key_of(np.float32(threshold))
     counts = np.ones(batch, np.int64) if k is None else k.numpy()
     single, average = linkage == "single", linkage == "average"
     result = np.empty((batch, n), np.int64)
     threads = available()
 
-    if batch < threads and n >= _TOGETHER_FROM:
-        if are_products:
-            run(become_distances, threads, matrices)
+    def scratch(images: int) -> np.ndarray | None:
+        return None if per_token is None or are_products else np.empty((images, n, n), np.float32)
+
+    if batch < threads and n >= _LARGE:
         if differences is not None:
             _weigh(matrices, differences)
+        matrices = _clusterable(matrices, per_token, are_products, scratch(batch), threads)
         for b in range(batch):
             if single:
                 work = workspace(n, threads)
                 run(compare_halves, threads, matrices[b].view(np.int32), work)
-                label_images(matrices, b, b + 1, counts, limit, True, False, True, result, work)
+                here = slice(b, b + 1)
+                label_images(matrices[here], counts[here], limit, True, False, True, result[here], work)
             else:
                 target = n - int(counts[b])
-                recorded, work = _merge_together(matrices[b], target, limit, average, threads)
+                recorded, work = merge_large(matrices[b], target, limit, average, threads, write_over=False)
                 number_groups(matrices[b], recorded, target, limit, average, result[b], work)
         return torch.from_numpy(result)
 
@@ -134,22 +144,82 @@ def _labels(
     def label_chunks(_part: int, _parts: int) -> None:
         work = workspace(n)
         stripe = np.empty((1, n), np.float32)
+        apart = scratch(at_once)
         while (begin := next(chunks)) < batch:
-            end = min(begin + at_once, batch)
-            if are_products:
-                become_distances(0, 1, matrices[begin:end])
+            here = slice(begin, min(begin + at_once, batch))
             if differences is not None:
-                weigh_rows(0, 1, matrices[begin:end], _random_weights(n), stripe, differences[:1, begin:end])
-            label_images(matrices, begin, end, counts, limit, single, average, False, result, work)
+                weigh_rows(0, 1, matrices[here], _random_weights(n), stripe, differences[:1, here])
+            own_weights = None if per_token is None else per_token[here]
+            images = _clusterable(matrices[here], own_weights, are_products, apart)
+            label_images(images, counts[here], limit, single, average, False, result[here], work)
 
     run(label_chunks, max(1, min(threads, -(-batch // at_once))))
     return torch.from_numpy(result)
 
 
-def tree(distances: Tensor, linkage: str) -> Tensor:
+def _labels_within(
+    measure: Callable[[], Tensor],
+    are_products: bool,
+    average: bool,
+    k: Tensor | None,
+    threshold: float | None,
+    weights: Tensor | None,
+) -> Tensor:
+    """Labels (B, N) of large images by average or complete linkage, each in the memory of its distances or products
+    (B, N, N), which every call of `measure` makes anew."""
+    matrices = measure().numpy()
+    batch, n, _ = matrices.shape
+    per_token = None if weights is None else weights.contiguous().numpy()
+    limit = FAR if threshold is None else key_of(np.float32(threshold))
+    counts = np.ones(batch, np.int64) if k is None else k.numpy()
+    result = np.empty((batch, n), np.int64)
+    threads = available()
+    in_doubt: dict[int, tuple[int, Workspace]] = {}
+
+    def distances_of(b: int, parts: int) -> np.ndarray:
+        here = slice(b, b + 1)
+        own_weights = None if per_token is None else per_token[here]
+        return _clusterable(matrices[here], own_weights, are_products, matrices[here], parts)[0]
+
+    def label(b: int, parts: int) -> None:
+        target = n - int(counts[b])
+        recorded, work = merge_large(distances_of(b, parts), target, limit, average, parts, write_over=True)
+        if not number_certainly(recorded, target, limit, average, result[b], work):
+            in_doubt[b] = recorded, work
+
+    def label_exactly(b: int, parts: int) -> None:
+        recorded, work = in_doubt[b]
+        left = n - recorded
+        work = work._replace(sums=np.empty(left * padded(left)))
+        number_exactly(distances_of(b, parts), recorded, n - int(counts[b]), limit, result[b], work)
+
+    def for_each(images: list[int], do: Callable[[int, int], None]) -> None:
+        if batch < threads:
+            for b in images:
+                do(b, threads)
+            return
+        places = itertools.count()
+
+        def take(_part: int, _parts: int) -> None:
+            while (place := next(places)) < len(images):
+                do(images[place], 1)
+
+        run(take, min(threads, len(images)))
+
+    for_each([b for b in range(batch) if counts[b] < n], label)
+    result[counts >= n] = np.arange(n)
+    if in_doubt:
+        del matrices  # before the next are made
+        matrices = measure().numpy()
+        for_each(sorted(in_doubt), label_exactly)
+    return torch.from_numpy(result)
+
+
+def tree(distances: Tensor, linkage: str, weights: Tensor | None = None) -> Tensor:
     """Linkage matrices (B, N-1, 4) of distances (B, N, N); see `dispatch`."""
     batch, n, _ = distances.shape
     matrices = distances.numpy()
+    per_token = None if weights is None else weights.contiguous().numpy()
     single, average = linkage == "single", linkage == "average"
     rows = np.empty((batch, n - 1, 4))
     threads = available()
@@ -157,10 +227,13 @@ def tree(distances: Tensor, linkage: str) -> Tensor:
 
     def grow(_part: int, _parts: int) -> None:
         work = workspace(n)
+        apart = None if per_token is None else np.empty((1, n, n), np.float32)
         while (b := next(images)) < batch:
-            recorded = record_merges(matrices[b], n - 1, FAR, single, average, False, work)
+            own_weights = None if per_token is None else per_token[b : b + 1]
+            matrix = _clusterable(matrices[b : b + 1], own_weights, False, apart)[0]
+            recorded = record_merges(matrix, n - 1, FAR, single, average, False, work)
             if average:
-                recorded = finish_exactly(matrices[b], recorded, FAR, work)
+                recorded = finish_exactly(matrix, recorded, FAR, work)
             else:
                 write_heights(recorded, work)
             order = np.lexsort((work.merges[2, :recorded], work.merges[1, :recorded], work.heights[:recorded]))

@@ -7,6 +7,7 @@ spatial tokens, halved, 10 were. Tied distances go there as a rule.
 
 How much rounding can do: a mean of two keys is off by at most 3 units in the last place (the share, the product, the
 sum), besides what the two were off before. Keys are float bits, so a unit in the last place is a difference of 1.
+Nothing is off at the start: the distances given, times weights if there are any, are what the rule is about.
 """
 
 from __future__ import annotations

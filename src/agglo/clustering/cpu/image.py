@@ -78,7 +78,7 @@ def merge_image(keys, target, limit, average, work):
     while pays:
         before, checked = recorded, average and work.deepest[0] > 0
         m, n_joined, recorded = plan_round(n, limit, recorded, work)
-        lay_out_rows(m, work.row[side])
+        lay_out_rows(m, 0, work.row[side])
         write_round(0, 1, flat, row, n, m, n_joined, average, checked, work.packed[side], work.row[side], work)
         if checked and work.close[0] != n_joined:
             work.in_doubt[0] = True

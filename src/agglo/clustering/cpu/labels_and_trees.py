@@ -97,23 +97,44 @@ def cut_is_close(last, recorded, target, limit, work):
     return close > (0 if limit != FAR else 1) or np.int64(work.left[0]) - at <= units
 
 
-@kernel
-def number_groups(distances, recorded, target, limit, average, labels, work):
-    """Labels (N,) of an (N, N) matrix after the first `target` recorded merges that lie within the limit."""
-    n = labels.shape[0]
-    last = unite_first(work.merges[0], work.lines[0, 0], recorded, target, limit, n, work)
-    if average and (work.in_doubt[0] or cut_is_close(last, recorded, target, limit, work)):
-        recorded = finish_exactly(distances, recorded, limit, work)
-        write_order_keys(recorded, work)
-        unite_first(work.order_keys[0], work.order_keys[1], recorded, target, _FINITE, n, work)
-    parent = work.parent
+@inner
+def number_by_first(parent, labels):
     count = 0
-    for i in range(n):
+    for i in range(labels.shape[0]):
         if parent[i] == i:
             labels[i] = count
             count += 1
         else:
             labels[i] = labels[parent[i]]
+
+
+@kernel
+def number_certainly(recorded, target, limit, average, labels, work):
+    """Labels (N,) after the first `target` recorded merges that lie within the limit.
+
+    Returns False, and writes none, where rounding leaves them in doubt: `number_exactly` must go on from there.
+    """
+    last = unite_first(work.merges[0], work.lines[0, 0], recorded, target, limit, labels.shape[0], work)
+    if average and (work.in_doubt[0] or cut_is_close(last, recorded, target, limit, work)):
+        return False
+    number_by_first(work.parent, labels)
+    return True
+
+
+@kernel
+def number_exactly(distances, recorded, target, limit, labels, work):
+    """Labels (N,) of an (N, N) matrix with average linkage, on exact sums, from the merges recorded so far."""
+    recorded = finish_exactly(distances, recorded, limit, work)
+    write_order_keys(recorded, work)
+    unite_first(work.order_keys[0], work.order_keys[1], recorded, target, _FINITE, labels.shape[0], work)
+    number_by_first(work.parent, labels)
+
+
+@kernel
+def number_groups(distances, recorded, target, limit, average, labels, work):
+    """Labels (N,) of an (N, N) matrix after the first `target` recorded merges that lie within the limit."""
+    if not number_certainly(recorded, target, limit, average, labels, work):
+        number_exactly(distances, recorded, target, limit, labels, work)
 
 
 @kernel
@@ -145,10 +166,10 @@ def tree_rows(order, heights, rows, work):
 
 
 @kernel
-def label_images(distances, begin, end, k, limit, single, average, compared, labels, work):
-    """Labels (B, N) of images begin..end of distances (B, N, N), for k (B,) groups or all merges within the limit."""
-    n = distances.shape[1]
-    for b in range(begin, end):
+def label_images(distances, k, limit, single, average, compared, labels, work):
+    """Labels (B, N) of distances (B, N, N), for k (B,) groups or all merges within the limit."""
+    batch, n, _ = distances.shape
+    for b in range(batch):
         target = n - k[b]
         if target == 0:
             for i in range(n):

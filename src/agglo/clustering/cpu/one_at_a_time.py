@@ -36,8 +36,8 @@ def mirror(flat, row, n, work):
     smallest = FAR
     for a in range(n):
         line = square[a * stride : (a + 1) * stride]
-        copy_into(line[a:n], flat[row[a] + a : row[a] + n])
         line[a] = FAR
+        copy_into(line[a + 1 : n], flat[row[a] + a + 1 : row[a] + n])
         smallest = min(smallest, smallest_key(line[a:n]))
     for a in range(n):
         for b in range(n, stride):

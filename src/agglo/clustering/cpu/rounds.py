@@ -5,7 +5,7 @@ while a row is still in cache: memory is only read and written in order, apart f
 row. Rows are independent of each other, so threads can share an image: a `part` is one thread's stripes of rows.
 
 Only pairs a < b are stored, at flat[row[a] + b]; this reads the upper triangle of a square matrix (row[a] = a * N) and
-a packed one alike.
+a packed one alike. Both may lie in the same array (see `large`), as long as none of these places is shared.
 """
 
 from __future__ import annotations
@@ -132,10 +132,10 @@ def plan_round(n, limit, recorded, work):
 
 
 @kernel
-def lay_out_rows(m, target):
-    """Offsets of the rows of a packed upper triangle of m groups."""
+def lay_out_rows(m, begin, target):
+    """Offsets of the rows of an upper triangle of m groups that is packed from place `begin` on."""
     for a in range(m):
-        target[a] = a * m - (a * (a + 1)) // 2 - a
+        target[a] = begin + a * m - (a * (a + 1)) // 2 - a
 
 
 @kernel

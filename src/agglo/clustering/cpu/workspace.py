@@ -57,7 +57,9 @@ class Workspace(NamedTuple):
     members: np.ndarray  # (2, N) int64: the next member of a token's group; the last member of a first one's
 
 
-def workspace(n_tokens: int, parts: int = 1) -> Workspace:
+def workspace(n_tokens: int, parts: int = 1, with_matrices: bool = True) -> Workspace:
+    """Scratch shared by so many threads; without matrices, `packed`, `square`, `encoded` and `sums` are empty."""
+
     def ints(*shape: int) -> np.ndarray:
         return np.empty(shape, np.int32)
 
@@ -66,8 +68,9 @@ def workspace(n_tokens: int, parts: int = 1) -> Workspace:
 
     n = n_tokens
     lines = padded(n)
+    most = n if with_matrices else 0  # groups that a matrix has room for
     return Workspace(
-        packed=ints(2, n * (n + 1) // 2),
+        packed=ints(2, most * (most + 1) // 2),
         row=np.empty((2, n), np.int64),
         nearest=ints(parts, lines + _APART),
         neighbour=ints(parts, lines + _APART),
@@ -81,9 +84,9 @@ def workspace(n_tokens: int, parts: int = 1) -> Workspace:
         merges=ints(3, n),
         parent=np.empty(n, np.int64),
         codes=np.empty(n, np.int64),
-        square=ints(n * lines),
+        square=ints(most * lines),
         gone=ints(lines),
-        encoded=ints(n, n),
+        encoded=ints(most, most),
         is_encoded=np.zeros(1, np.bool_),
         asymmetric=np.zeros(parts, np.bool_),
         depth=ints(n),
@@ -92,7 +95,7 @@ def workspace(n_tokens: int, parts: int = 1) -> Workspace:
         close=np.zeros(parts, np.int64),
         in_doubt=np.zeros(1, np.bool_),
         left=ints(1),
-        sums=np.empty(n * lines),
+        sums=np.empty(most * lines),
         heights=np.empty(n),
         order_keys=np.empty((2, lines), np.int64),
         absent=np.empty(lines, np.int64),
