@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import agglo
-from agglo.classification.evaluation.record import Record, processor
+from agglo.experiments.evaluation.record import Record, processor
 from agglo.experiments.variants import describe_budget, variants_of
 from agglo.methods import create
 
@@ -31,6 +31,30 @@ def test_every_method_at_every_budget() -> None:
     for variant in variants:
         assert sum(value is not None for value in variant.budget.values()) == 1
         assert describe_budget(json.loads(json.dumps(variant.budget))) == variant.budget_text
+
+
+def test_options_per_reduction_are_written_in_brackets() -> None:
+    lists = "[single,average]"
+    variants = variants_of(
+        ["atc:importance=[class,none],mean=preserve_norm", "tome", "atc:linkage=[complete,single]"],
+        keep_rates=[0.5],
+        linkages=["single", lists, lists],
+        features="[tokens,keys]",
+    )
+    weighing = {"features": ["tokens", "keys"], "importance": ["class", None], "mean": "preserve_norm"}
+    expected = {
+        "atc single importance=[class,none],mean=preserve_norm": create("atc", **weighing, linkage="single"),
+        "atc [single,average] importance=[class,none],mean=preserve_norm": create(
+            "atc", **weighing, linkage=["single", "average"]
+        ),
+        "tome": create("tome", features=["tokens", "keys"]),
+        "atc [complete,single]": create("atc", features=["tokens", "keys"], linkage=["complete", "single"]),
+    }
+    assert {variant.name: variant.method for variant in variants} == expected
+    assert all(agglo.parse_method(variant.method_text) == variant.method for variant in variants)
+    given = {"linkage": ["single", "average"], "importance": "received"}
+    (variant,) = variants_of(["atc"], keep_rates=[0.5], options=given)
+    assert (variant.name, variant.method) == ("atc [single,average]", create("atc", **given))
 
 
 @pytest.mark.parametrize(

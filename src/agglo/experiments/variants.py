@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from agglo import patching
-from agglo.methods import Method, create, method_text, parse_method, split_method_text
+from agglo import patching, tuned
+from agglo.methods import Method, create, method_text, option_text, option_value, parse_method, split_method_text
+from agglo.methods.base import Place
 from agglo.schedule import Schedule, Stages, as_schedule
+
+# Of the arguments of `agglo.apply`, those that are neither the method nor its options nor the schedule.
+_HOW = ("keep_rate", "threshold", "blocks", "proportional", "acts", "unread")
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,7 @@ class Variant:
     """One way to reduce a model. One of keep_rate, threshold and schedule is given.
 
     name: the method and what distinguishes it, as a person would type it.
+    proportional, acts, unread: as in `agglo.apply`; None is what it does by itself.
     """
 
     name: str
@@ -30,6 +36,8 @@ class Variant:
     schedule: Schedule | None = None
     blocks: tuple[int, ...] | None = None
     proportional: bool | None = None
+    acts: Place | None = None
+    unread: str | None = None
 
     @property
     def budget(self) -> dict[str, Any]:
@@ -56,6 +64,8 @@ class Variant:
             schedule=self.schedule,
             blocks=self.blocks,
             proportional=self.proportional,
+            acts=self.acts,
+            **({} if self.unread is None else {"unread": self.unread}),
         )
 
 
@@ -82,12 +92,14 @@ def variants_of(
     features: str | None = None,
     blocks: Sequence[int] | None = None,
     proportional: bool | None = None,
+    acts: Place | None = None,
+    unread: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> list[Variant]:
     """Every method at every budget, repeated values once; ValueError for what is not known or goes with no method.
 
     methods: names, or texts such as "atc:features=values".
-    linkages: for the methods that have one; None is their default.
+    linkages, features: as in a method's text, for the methods that have them; None is their default.
     blocks: of keep rates and thresholds; a schedule has its own.
     options: further ones, by name, for the methods that have them.
     """
@@ -96,7 +108,7 @@ def variants_of(
     parsed = [as_schedule(schedule) for schedule in schedules]
     if parsed and blocks is not None:
         raise ValueError(f"blocks={tuple(blocks)} go with keep rates and thresholds, and not with schedule={parsed[0]}")
-    given = {**(options or {}), **({} if features is None else {"features": features})}
+    given = {**(options or {}), **({} if features is None else {"features": option_value(features)})}
     chosen = [method for name in dict.fromkeys(methods) for method in _instances(name, linkages, given)]
     for option, value in {"linkage": linkages, **given}.items():
         if value is not None and not any(option in method.options() for _, method in chosen):
@@ -105,7 +117,19 @@ def variants_of(
     budgets += [{"threshold": threshold} for threshold in dict.fromkeys(thresholds)]
     budgets += [{"schedule": schedule} for schedule in dict.fromkeys(parsed)]
     where = None if blocks is None else tuple(blocks)
-    return [Variant(n, m, **budget, blocks=where, proportional=proportional) for budget in budgets for n, m in chosen]
+    how: dict[str, Any] = {"blocks": where, "proportional": proportional, "acts": acts, "unread": unread}
+    return [Variant(name, method, **budget, **how) for budget in budgets for name, method in chosen]
+
+
+def tuned_variant(source: str) -> Variant:
+    """What `agglo tune` found: source is its file, or the name of a ready-made result."""
+    given = tuned.arguments(source)
+    how = {name: given.pop(name) for name in _HOW if name in given}
+    schedule = given.pop("schedule", None)
+    method = create(given.pop("method"), **given)
+    return Variant(
+        f"tuned {Path(source).stem}", method, schedule=None if schedule is None else as_schedule(schedule), **how
+    )
 
 
 def _instances(text: str, linkages: Sequence[str] | None, given: Mapping[str, Any]) -> list[tuple[str, Method]]:
@@ -117,7 +141,7 @@ def _instances(text: str, linkages: Sequence[str] | None, given: Mapping[str, An
     base = {**method.options(), **options}
     if "linkage" not in base:
         return [(text, create(method.name, **base))]
-    each = [base["linkage"]] if "linkage" in written else dict.fromkeys(linkages or [base["linkage"]])
+    each = [base["linkage"]] if "linkage" in written or not linkages else map(option_value, dict.fromkeys(linkages))
     found = [create(method.name, **{**base, "linkage": linkage}) for linkage in each]
-    others = ",".join(f"{name}={method.options()[name]}" for name in sorted(written - {"linkage"}))
-    return [(f"{method.name} {one.options()['linkage']}{others and f' {others}'}", one) for one in found]
+    others = ",".join(f"{name}={option_text(method.options()[name])}" for name in sorted(written - {"linkage"}))
+    return [(f"{method.name} {option_text(one.options()['linkage'])}{others and f' {others}'}", one) for one in found]

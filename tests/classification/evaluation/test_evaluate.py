@@ -28,6 +28,7 @@ from agglo.classification.evaluation.one_pass import evaluate
 from agglo.classification.evaluation.report import sampling_error
 from agglo.cli import main
 from agglo.experiments.checkpoints import read_checkpoint
+from agglo.tuned import FORMAT
 from tests.support.data import data_path
 
 timm = pytest.importorskip("timm")
@@ -375,6 +376,42 @@ def test_options_reach_the_methods(
     assert atc["counts"] == [100, 100, 50, 50, 50, 50] and atc["blocks"] == [2] and atc["proportional"] is False
     options = {"features": "values", "proportional": False, "blocks": [2]}
     assert atc["top1"] == pytest.approx(reference(checkpoint, data, keep_rate=0.5, **options))
+
+
+def test_where_methods_act_and_what_the_head_reads(
+    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "found.json"
+    usual = ["--keep-rate", "0.5", "--features", "tokens", "--no-dense", "--json", str(path)]
+    how = ["--acts", "before block", "--unread", "drop"]
+    run(capsys, *command(data, checkpoint, *usual))
+    out, _ = run(capsys, *command(data, checkpoint, *usual, *how))
+    assert "before block, unread patches dropped" in out
+    plain, moved = json.loads(path.read_text())["results"]  # two cells, not one found again
+    assert "acts" not in plain and (moved["acts"], moved["unread"]) == ("before block", "drop")
+    assert moved["gflops"] < plain["gflops"] and moved["counts"] == plain["counts"]
+    options = {"features": "tokens", "acts": "before block"}
+    assert moved["top1"] == pytest.approx(reference(checkpoint, data, keep_rate=0.5, **options))
+
+
+def test_what_tune_found_is_evaluated_beside_the_others(
+    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"method": "atc", "schedule": "counts:60,30@2,4", "linkage": "complete", "features": "tokens"}
+    tuned, path = tmp_path / "fast.json", tmp_path / "found.json"
+    tuned.write_text(json.dumps({"format": FORMAT, "apply": {**found, "acts": "before block"}}))
+    out, _ = run(capsys, *command(data, checkpoint, "--tuned", str(tuned), "--no-dense", "--json", str(path)))
+    assert "tuned fast" in out
+    run(capsys, *command(data, checkpoint, "--keep-rate", "0.5", "--tuned", str(tuned), "--json", str(path)))
+    results = {result["name"]: result for result in json.loads(path.read_text())["results"]}
+    assert results.keys() == {"dense", "atc average", "tuned fast"}
+    assert results["tuned fast"]["counts"] == [100, 100, 60, 60, 30, 30]
+    options = {"linkage": "complete", "features": "tokens", "acts": "before block", "schedule": "counts:60,30@2,4"}
+    assert results["tuned fast"]["top1"] == pytest.approx(reference(checkpoint, data, **options))
+    assert main(command(data, checkpoint, "--tuned", str(tmp_path / "none.json"))) == 2
+    assert "is neither a file nor a ready-made result" in capsys.readouterr().err
+    assert main(command(data, checkpoint, "--tuned", str(tuned), "--linkage", "single")) == 2
+    assert "--linkage says nothing without" in capsys.readouterr().err
 
 
 def test_a_learned_method_needs_its_weights_and_uses_them(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,9 +94,3 @@ def test_an_animation_cuts_one_tree_ever_lower(monkeypatch: pytest.MonkeyPatch) 
     with torch.no_grad():
         dense = model(pictures.prepared(model, [pictures.open_image(PHOTO)])[0]).softmax(-1)
     assert seen["first"].caption == f"palace, {float(dense.max()):.0%}" and int(dense.argmax()) == 698
-
-
-def test_a_path_of_no_picture_is_refused(tmp_path: Path) -> None:
-    assert pictures.require_image_name(tmp_path / "a.gif") == tmp_path / "a.gif"
-    with pytest.raises(ValueError, match="is no image file"):
-        pictures.require_image_name(tmp_path / "a.txt")

@@ -13,8 +13,9 @@ import timm
 import agglo
 from agglo.classification.data import dataset_names
 from agglo.classification.training import recipe as recipes
-from agglo.classification.training.settings import BUDGETS, TrainingSettings
+from agglo.classification.training.settings import TrainingSettings
 from agglo.cli import main
+from agglo.experiments.training.reduction import BUDGETS
 from agglo.experiments.training.settings import explanations
 
 # Warm-up epochs, backbone rate, frozen epochs, as the paper's table has them.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import resource
 import signal
 import time
@@ -20,6 +19,7 @@ from agglo.classification.training.trainer import finetune
 from agglo.experiments import files as checkpoints
 from agglo.experiments.training.loop import NonFiniteLossError
 from tests.support.fashion import quick, write_fashion
+from tests.support.killing import die_at_replacement, require_equal
 
 _SPAWN = multiprocessing.get_context("forkserver")
 _SPAWN.set_forkserver_preload(["agglo.classification.training.trainer", "tests.support.fashion", "accelerate", "timm"])
@@ -57,37 +57,6 @@ def train(settings: TrainingSettings, data: Path, output: Path) -> dict[str, Any
     state = checkpoints.load_state(output / "last" / "state.pt")
     assert state is not None
     return state
-
-
-def die_at_replacement(number: int) -> None:
-    """Die by SIGKILL with half of the number-th file written, before it takes the place of the one before."""
-    calls = iter(range(1, number + 1))
-    replace = os.replace
-
-    def dying(source: Any, target: Any) -> None:
-        if next(calls) == number:
-            os.truncate(source, os.path.getsize(source) // 2)
-            os.kill(os.getpid(), signal.SIGKILL)
-        replace(source, target)
-
-    os.replace = dying
-
-
-def require_equal(one: Any, other: Any, where: str = "") -> None:
-    """The same to the last bit."""
-    assert type(one) is type(other), where
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), where
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), where
-        for key in one:
-            require_equal(one[key], other[key], f"{where}.{key}")
-    elif isinstance(one, list):
-        assert len(one) == len(other), where
-        for index, (left, right) in enumerate(zip(one, other, strict=True)):
-            require_equal(left, right, f"{where}[{index}]")
-    else:
-        assert one == other, where
 
 
 @pytest.fixture(scope="module")

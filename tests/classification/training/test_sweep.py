@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agglo.classification.training import recipe as recipes
-from agglo.classification.training.recipe import assignments
 from agglo.classification.training.sweep import cell_name, sweep
 from agglo.experiments.models import ModelSpec, build
+from agglo.experiments.training.recipes import assignments
 from tests.support.fashion import plain, write_fashion
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from agglo.classification.data.augmentation import Augmentation
-from agglo.classification.data.base import BadImageError, ClassificationData, Files, Listing
+from agglo.classification.data.base import ClassificationData, Listing
 from agglo.classification.data.recognition import detect
 from agglo.classification.data.registry import DataSet, dataset_named, dataset_names, register
+from agglo.experiments.image_files import BadImageError, Files
 
 __all__ = [
     "Augmentation",

@@ -4,77 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-_SHOWN = 5
+from agglo.experiments.image_files import Images, listed, unreadable
+
 _SAMPLED = 256
-
-
-class BadImageError(ValueError):
-    """A file that cannot be decoded; the message names it."""
-
-    def __init__(self, message: str) -> None:
-        # A loader's worker hands errors on with its traceback in front; its last line is the message.
-        super().__init__(message.strip().rpartition(f"{type(self).__name__}: ")[2])
-
-
-class Images(Protocol):
-    """Pictures by number."""
-
-    def __len__(self) -> int: ...
-
-    def open(self, index: int) -> Any:
-        """A decoded PIL image; BadImageError if there is none."""
-
-    def name(self, index: int) -> str:
-        """A name for messages and fingerprints, the same on every machine."""
-
-    def size(self, index: int) -> int:
-        """Bytes of the stored image; 0 if they are known only after decoding."""
-
-    def content(self, index: int) -> bytes:
-        """The stored bytes of an image, or its pixels."""
-
-
-@dataclass(frozen=True)
-class Files:
-    """Image files, as RGB. paths: relative to root, with forward slashes."""
-
-    root: Path
-    paths: Sequence[str]
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def open(self, index: int) -> Any:
-        from PIL import Image
-
-        path = self.root / self.paths[index]
-        try:
-            with Image.open(path) as image:
-                return image.convert("RGB")
-        # A decoder meets whatever bytes there are, and fails in as many ways.
-        except Exception as error:
-            raise BadImageError(f"image {str(path)!r} cannot be read: {error}") from None
-
-    def name(self, index: int) -> str:
-        return self.paths[index]
-
-    def size(self, index: int) -> int:
-        return (self.root / self.paths[index]).stat().st_size
-
-    def content(self, index: int) -> bytes:
-        return (self.root / self.paths[index]).read_bytes()
 
 
 @dataclass
@@ -114,12 +55,12 @@ class ClassificationData(Dataset[tuple[Any, Any]]):
         self.transform, self.remarks, self.skipped = transform, listing.remarks, list(listing.bad)
         self._images, self._targets = listing.images, listing.targets
         if listing.bad and not skip_bad:
-            raise ValueError(f"{name}: {_listed(listing.bad)}; --skip-bad goes on without")
+            raise ValueError(f"{name}: {listed(listing.bad)}; --skip-bad goes on without")
         self._chosen: Sequence[int] = range(len(self._images))
         if skip_bad:
             self._chosen = self._readable()
         if self.skipped:
-            warnings.warn(f"{name}: {len(self.skipped)} skipped: {_listed(self.skipped)}", stacklevel=3)
+            warnings.warn(f"{name}: {len(self.skipped)} skipped: {listed(self.skipped)}", stacklevel=3)
         if not self._chosen:
             raise ValueError(f"{name}: {place} holds no images")
 
@@ -150,27 +91,6 @@ class ClassificationData(Dataset[tuple[Any, Any]]):
     def _readable(self) -> list[int]:
         """The images that can be decoded. All are tried before any batch is made, so that every process leaves out the
         same ones."""
-
-        def complaint(index: int) -> str | None:
-            try:
-                self._images.open(index)
-            except BadImageError as error:
-                return str(error)
-            return None
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            complaints = list(pool.map(complaint, range(len(self._images))))
+        complaints = unreadable(len(self._images), self._images.open)
         self.skipped += [text for text in complaints if text is not None]
         return [index for index, text in enumerate(complaints) if text is None]
-
-
-def _listed(problems: Sequence[str]) -> str:
-    more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-    return "; ".join(problems[:_SHOWN]) + more
-
-
-def require_file(path: Path) -> Path:
-    """The path itself, if it is a file."""
-    if not path.is_file():
-        raise ValueError(f"{str(path)!r} is missing")
-    return path

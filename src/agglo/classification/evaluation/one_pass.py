@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from agglo.classification.evaluation.metrics import MeanAveragePrecision, TopK
-from agglo.classification.evaluation.turns import timed_pass
+from agglo.experiments.evaluation.turns import timed_pass
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -18,7 +18,7 @@ from agglo.drawing.sheet import Panel, Row, compose
 from agglo.embedded import classifier as embedded
 from agglo.experiments.checkpoints import Checkpoint, load_method, split_method
 from agglo.experiments.fashion_mnist import CLASSES as FASHION_CLASSES
-from agglo.experiments.files import require_output
+from agglo.experiments.image_files import open_image
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.variants import Variant
 from agglo.methods import Method
@@ -230,28 +230,3 @@ def _name(variant: Variant, variants: Sequence[Variant]) -> str:
     """The variant's name, with its budget where that is not the same for all."""
     alike = len({other.budget_text for other in variants}) == 1
     return variant.name if alike else _full_name(variant)
-
-
-def open_image(path: Path) -> Image:
-    """An image file as RGB, the right way up."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
-    if not path.is_file():
-        raise ValueError(f"image={str(path)!r} is not a file")
-    try:
-        with Image.open(path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
-    except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"image={str(path)!r} cannot be read as an image: {error}") from error
-
-
-def require_image_name(path: Path) -> Path:
-    """The path itself, if a picture can be written there; checked before any work is done."""
-    from PIL import Image
-
-    writable = sorted(
-        suffix for suffix, kind in Image.registered_extensions().items() if kind in ("GIF", "PNG", "JPEG", "WEBP")
-    )
-    if path.suffix.lower() not in writable:
-        raise ValueError(f"output={str(path)!r} is no image file; accepted: {', '.join(writable)}")
-    return require_output(path)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from agglo.classification.training.settings import TrainingSettings
-from agglo.patching import reduction, trace
+from agglo.experiments.training.reduction import heard, method_loss
 from agglo.tracing import Trace
 
 
@@ -36,7 +36,6 @@ class Objective:
                 "for data with several labels an image both must be 0"
             )
         self.model, self.teacher, self.multi_label = model, teacher, multi_label
-        self.reduced = reduction(model) is not None
         self.mixup = None if multi_label else _mixup(settings, classes)
         self.criterion = _criterion(settings, multi_label, mixed=self.mixup is not None)
 
@@ -45,13 +44,13 @@ class Objective:
         if self.mixup is not None:
             inputs, targets = self.mixup(inputs, targets)
         with (
-            trace(self.model) if self.reduced else nullcontext() as record,
+            heard(self.model) as record,
             _final_tokens(self.model, wanted=self.teacher is not None) as tokens,
         ):
             logits = forward(inputs).float()
         loss: Tensor = self.criterion(logits, targets)
-        if record is not None and record.loss is not None:
-            loss = loss + record.loss.float()
+        if (extra := method_loss(record)) is not None:
+            loss = loss + extra
         if self.teacher is not None and record is not None:
             loss = loss + self._distillation(record, inputs, logits, tokens[0])
         return loss

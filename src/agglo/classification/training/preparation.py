@@ -24,8 +24,7 @@ from agglo.experiments.checkpoints import Checkpoint, load_method
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.randomness import seed_everything
 from agglo.experiments.training.batches import ImageBatches, MemoryBatches, Share, TrainingData
-from agglo.patching import apply
-from agglo.schedule import parse_schedule
+from agglo.experiments.training.reduction import reduce
 
 
 def starting_weights(settings: TrainingSettings) -> Checkpoint | None:
@@ -84,19 +83,6 @@ def _known_classes(settings: TrainingSettings, model: Any, checkpoint: Checkpoin
     if checkpoint is not None:
         return checkpoint.head_classes
     return int(model.pretrained_cfg["num_classes"]) if settings.pretrained else None
-
-
-def reduce(model: nn.Module, settings: TrainingSettings) -> None:
-    """Apply the settings' reduction to a model."""
-    apply(
-        model,
-        settings.method,
-        keep_rate=settings.keep_rate,
-        threshold=settings.threshold,
-        schedule=None if settings.schedule is None else parse_schedule(settings.schedule),
-        proportional=settings.proportional,
-        **settings.all_method_options,
-    )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,8 @@ from agglo.experiments.progress import progress
 from agglo.experiments.randomness import seed_everything
 from agglo.experiments.run_folder import RunFolder
 from agglo.experiments.training.batches import Batch, Share, TrainingData
-from agglo.experiments.training.optimisation import RateSettings, optimiser_and_rates
+from agglo.experiments.training.loop_settings import LoopSettings
+from agglo.experiments.training.optimisation import RatesOf, cosine, optimiser_and_rates
 
 BEST = "best_metric"  # in a row of the log: what it is ranked by, of the weights or their average
 
@@ -32,39 +33,13 @@ class NonFiniteLossError(ValueError):
     """Training went astray: the loss or its gradient is no number."""
 
 
-class LoopSettings(RateSettings, Protocol):
-    """The settings that the loop itself reads; a task's settings hold more."""
-
-    @property
-    def seed(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def accumulation(self) -> int: ...
-    @property
-    def clip_grad(self) -> float: ...
-    @property
-    def ema_decay(self) -> float: ...
-    @property
-    def ema_warmup(self) -> bool: ...
-    @property
-    def precision(self) -> str: ...
-    @property
-    def evaluate_first(self) -> bool: ...
-    @property
-    def evaluate_every(self) -> int: ...
-    @property
-    def checkpoint_minutes(self) -> float: ...
-    @property
-    def tracker(self) -> str: ...
-
-
 class TrainingTask(ABC):
     """What a task brings to the loop.
 
     model: to be trained. data: its batches. groups: its parameters, as `optimiser_and_rates` takes them.
     companions: further modules that the loss runs, to be put on the model's device.
     ranked_by: the number of an evaluation that says which weights are best; lower ones if lower_is_better.
+    rates: how rates follow from the settings, step by step.
     """
 
     model: nn.Module
@@ -73,10 +48,12 @@ class TrainingTask(ABC):
     companions: Sequence[nn.Module] = ()
     ranked_by: str
     lower_is_better: bool = False
+    rates: RatesOf = staticmethod(cosine)
 
     @abstractmethod
-    def loss(self, forward: nn.Module, inputs: Any, targets: Any) -> Tensor:
-        """The loss of forward(inputs), where `forward` is the model, perhaps in Accelerate's wrapping."""
+    def loss(self, forward: nn.Module, inputs: Any, targets: Any) -> Tensor | Mapping[str, Tensor]:
+        """The loss of forward(inputs), where `forward` is the model, perhaps in Accelerate's wrapping; or its parts by
+        name, which are added up, and each of which gets a column of the log."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -110,6 +87,8 @@ def train(
     defaults: LoopSettings,
     may_differ: frozenset[str],
     name: str,
+    loss_scale: float | None = None,
+    some_unused: bool = False,
 ) -> dict[str, Any]:
     """Train as the settings say, or go on where an earlier call with the same settings stopped.
 
@@ -117,9 +96,11 @@ def train(
     prepare: makes the task, of the accelerator and this process's share of a batch.
     defaults: what settings are that did not exist yet when a run began; may_differ: those that decide nothing.
     name: of the work, for the progress bar.
+    loss_scale: that fp16 starts with; None is torch's own.
+    some_unused: whether a step may leave some parameters out, which several processes must then look for.
     Returns the best row of the log. Started by `accelerate launch` or `torchrun`, all processes call this.
     """
-    accelerator = _accelerator(settings, output)
+    accelerator = _accelerator(settings, output, loss_scale, some_unused)
     folder = RunFolder(output)
     values = _values(settings)
     processes = accelerator.num_processes
@@ -146,8 +127,9 @@ def _values(settings: Any) -> dict[str, Any]:
     return asdict(settings)
 
 
-def _accelerator(settings: LoopSettings, output: Path) -> Any:
+def _accelerator(settings: LoopSettings, output: Path, loss_scale: float | None, some_unused: bool) -> Any:
     from accelerate import Accelerator
+    from accelerate.utils import DistributedDataParallelKwargs, GradScalerKwargs
 
     has_device = torch.accelerator.is_available()
     if settings.precision == "fp16" and not has_device:
@@ -162,6 +144,10 @@ def _accelerator(settings: LoopSettings, output: Path) -> Any:
         mixed_precision=automatic if settings.precision == "auto" else settings.precision,
         log_with=None if settings.tracker == "none" else settings.tracker,
         project_dir=output,
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(find_unused_parameters=some_unused),
+            *([] if loss_scale is None else [GradScalerKwargs(init_scale=loss_scale)]),
+        ],
     )
     kind = accelerator.distributed_type.value
     if kind != "NO" and not kind.startswith("MULTI_"):
@@ -174,13 +160,15 @@ def _accelerator(settings: LoopSettings, output: Path) -> Any:
 class Position:
     """Where a run stands: what a checkpoint holds besides weights and moments.
 
-    step: optimiser steps done. loss_sum: of the steps since the latest evaluation.
+    step: optimiser steps done. loss_sum: of the steps since the latest evaluation; part_sums: of the loss's parts, if
+    it has any.
     rows: of the log, one per evaluation; the first may be of epoch 0, before training.
     """
 
     step: int = 0
     loss_sum: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
+    part_sums: dict[str, float] = field(default_factory=dict)
 
     @property
     def evaluated(self) -> int:
@@ -212,7 +200,9 @@ class Loop:
         self.average = (
             ModelEmaV3(model, settings.ema_decay, use_warmup=settings.ema_warmup) if settings.ema_decay else None
         )
-        self.optimiser, self.scheduler = optimiser_and_rates(settings, task.groups, share.total, self.steps_per_epoch)
+        self.optimiser, self.scheduler = optimiser_and_rates(
+            settings, task.groups, share.total, self.steps_per_epoch, task.rates
+        )
         self.wrapped, self.stepper = accelerator.prepare(model, self.optimiser)
         for other in (*task.companions, *([] if self.average is None else [self.average])):
             other.to(accelerator.device)
@@ -249,22 +239,25 @@ class Loop:
         self.task.begin_epoch(epoch)
         batches = self.task.data.batches(epoch, first, self.steps_per_epoch)
         for _ in range(first, self.steps_per_epoch):
-            loss = self._step(epoch, batches)
+            loss, parts = self._step(epoch, batches)
             self.position.step += 1
             self.position.loss_sum += loss
+            for name, value in parts.items():
+                self.position.part_sums[name] = self.position.part_sums.get(name, 0.0) + value
             self.tell(f"epoch {epoch + 1}/{self.settings.epochs} loss {loss:.3f}")
             if time.monotonic() - self.saved_at >= 60 * self.settings.checkpoint_minutes:
                 self._save()
         if not self._is_evaluation_due(epoch + 1):
             self._save()
 
-    def _step(self, epoch: int, batches: Iterator[Batch]) -> float:
-        """One step of the optimiser; its loss, a mean over all processes."""
+    def _step(self, epoch: int, batches: Iterator[Batch]) -> tuple[float, dict[str, float]]:
+        """One step of the optimiser; its loss and the loss's parts, means over all processes."""
         from accelerate.utils import send_to_device
 
         self.scheduler.step_update(self.position.step)
         self.task.begin_step(epoch, self.optimiser.param_groups)
         total = torch.zeros((), device=self.accelerator.device)
+        sums: dict[str, Tensor] = {}
         for part in range(self.settings.accumulation):
             inputs, targets = send_to_device(next(batches), self.accelerator.device, non_blocking=True)
             # Batches draw too where no worker processes do: seed after them.
@@ -272,18 +265,24 @@ class Loop:
             last = part == self.settings.accumulation - 1
             with nullcontext() if last else self.accelerator.no_sync(self.wrapped):
                 with self.accelerator.autocast():
-                    loss = self.task.loss(self.wrapped, inputs, targets) / self.settings.accumulation
+                    found = self.task.loss(self.wrapped, inputs, targets)
+                    parts = {} if isinstance(found, Tensor) else found
+                    whole = found if isinstance(found, Tensor) else torch.stack(list(found.values())).sum()
+                    loss = whole / self.settings.accumulation
                 self.accelerator.backward(loss)
             total += loss.detach()
+            for name, value in parts.items():
+                sums[name] = sums.get(name, 0.0) + value.detach().float() / self.settings.accumulation
         # One process's loss that is not a number spoils everybody's gradients: all of them stop.
-        mean = float(self.accelerator.reduce(total, "mean"))
+        means = self.accelerator.reduce(torch.stack([total, *sums.values()]), "mean").tolist()
+        mean = means[0]
         self._require_finite("loss", mean, epoch)
         self._require_finite("gradient's norm", self._clipped_norm(), epoch)
         self.stepper.step()
         self.stepper.zero_grad()
         if self.average is not None:
             self.average.update(self.model, step=self.position.step + 1 if self.settings.ema_warmup else None)
-        return mean
+        return mean, dict(zip(sums, means[1:], strict=True))
 
     def _clipped_norm(self) -> float:
         """The norm of the gradient before it is clipped; 0 under a scaler, which leaves out steps that overflow."""
@@ -311,15 +310,17 @@ class Loop:
         if epoch:
             steps = (epoch - max(self.position.evaluated, 0)) * self.steps_per_epoch
             row |= {"train_loss": self.position.loss_sum / steps, "lr": self._rate()}
+            row |= {f"train_{name}": value / steps for name, value in self.position.part_sums.items()}
         candidates = [("", self.model)] + ([] if self.average is None else [("ema_", self.average.module)])
         for prefix, model in candidates:
+            self._share_buffers(model)
             row |= {prefix + name: value for name, value in self.task.evaluate(model).items()}
         choose = min if self.task.lower_is_better else max
         prefix, model = choose(candidates, key=lambda candidate: row[candidate[0] + self.task.ranked_by])
         row |= {BEST: row[prefix + self.task.ranked_by]}
         self.position.rows.append(row)
         better = epoch > 0 and self.position.best_row(self.task.lower_is_better) is row
-        self.position.loss_sum = 0.0
+        self.position.loss_sum, self.position.part_sums = 0.0, {}
         self.accelerator.log({name: value for name, value in row.items() if name != "epoch"}, step=epoch)
         if self.accelerator.is_main_process:
             if better:
@@ -328,6 +329,15 @@ class Loop:
             self.folder.save_log(self.position.rows)
         # Last, so that a run killed before this does all of the above again.
         self._save()
+
+    def _share_buffers(self, model: nn.Module) -> None:
+        """Let every process have the first one's buffers, which are those that are saved: batch norms that are not
+        synchronised have seen other images in each."""
+        if self.accelerator.num_processes > 1:
+            from accelerate.utils import broadcast
+
+            for buffer in model.buffers():
+                broadcast(buffer)
 
     def _rate(self) -> float:
         return max(group["lr"] for group in self.optimiser.param_groups)

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 from agglo.classification.data.augmentation import SEVERAL_LABELS
-from agglo.classification.data.base import Files, Listing, require_file
+from agglo.classification.data.base import Listing
 from agglo.classification.data.registry import DataSet, register
+from agglo.experiments.image_files import Files, require_file
 
 
 def read_coco(root: Path, split: str) -> Listing:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from agglo.classification.data.base import Files, Listing
+from agglo.classification.data.base import Listing
 from agglo.classification.data.registry import DataSet, register
+from agglo.experiments.image_files import Files
 
 _SPLITS = {"train": ("train",), "val": ("val", "validation", "test")}
 

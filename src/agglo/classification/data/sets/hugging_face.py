@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agglo.classification.data.base import BadImageError, Listing
+from agglo.classification.data.base import Listing
 from agglo.classification.data.registry import DataSet, register
+from agglo.experiments.image_files import BadImageError
 
 _SPLITS = {"train": ("train",), "val": ("validation", "val", "valid", "test")}
 

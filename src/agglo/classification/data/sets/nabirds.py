@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from agglo.classification.data.augmentation import Augmentation
-from agglo.classification.data.base import Files, Listing, require_file
+from agglo.classification.data.base import Listing
 from agglo.classification.data.registry import DataSet, register
+from agglo.experiments.image_files import Files, require_file
 
 _FLAG = {"train": "1", "val": "0"}
 

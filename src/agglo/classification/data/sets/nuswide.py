@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from agglo.classification.data.augmentation import SEVERAL_LABELS
-from agglo.classification.data.base import Files, Listing, require_file
+from agglo.classification.data.base import Listing
 from agglo.classification.data.registry import DataSet, register
+from agglo.experiments.image_files import Files, require_file
 
 _FILE = "nus_wid_data.csv"
 _COLUMNS = ("filepath", "label", "splitname")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agglo.classification.evaluation import turns
-from agglo.classification.evaluation.turns import speeds_in_turns
+from agglo.experiments.evaluation import turns
+from agglo.experiments.evaluation.turns import speeds_in_turns
 from agglo.experiments.variants import variants_of
 from agglo.patching import reduction
 

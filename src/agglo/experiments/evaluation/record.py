@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 _MUST_AGREE = {
     "model": ("name", "fingerprint"),
     "data": ("name", "images", "fingerprint"),
-    "inputs": ("image_size", "mean", "std", "interpolation", "crop", "squash"),
     "settings": ("batch_size", "dtype", "device", "threads", "processes"),
 }
-_CELL = ("name", "method", "keep_rate", "threshold", "schedule", "blocks", "proportional", "counts")
+_CELL = ("name", "method", "keep_rate", "threshold", "schedule", "blocks", "proportional", "acts", "unread", "counts")
 
 
 def processor(machine: Mapping[str, Any]) -> str:
@@ -33,11 +32,20 @@ class Record:
     """Results in the order they were found, written to the JSON file after each.
 
     about: everything that is the same for all of them. An existing file must agree with it.
+    inputs: the names of its part "inputs", which says how images are prepared, that must be the same too.
     """
 
-    def __init__(self, about: Mapping[str, Any], path: Path | None, accelerator: Accelerator | None = None) -> None:
+    def __init__(
+        self,
+        about: Mapping[str, Any],
+        path: Path | None,
+        accelerator: Accelerator | None = None,
+        *,
+        inputs: Sequence[str] = (),
+    ) -> None:
         self.about: dict[str, Any] = json.loads(json.dumps(about))
         self._path, self._accelerator = path, accelerator
+        self._must_agree = {**_MUST_AGREE, "inputs": tuple(inputs)}
         self._results: list[dict[str, Any]] = []
         self._cannot: list[dict[str, Any]] = []
         if path is not None and require_output(path).exists():
@@ -55,6 +63,14 @@ class Record:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         ran = {"processor": processor(self.about["machine"]), "date": now}
         self._results.append(json.loads(json.dumps({**result, **ran})))
+        self._write()
+
+    def change(self, cell: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        """Add to the result of a cell, or put other numbers in place of those it has."""
+        result = self.find(cell)
+        if result is None:
+            raise ValueError(f"there is no result of {cell.get('name')!r} to be changed")
+        result.update(json.loads(json.dumps(found)))
         self._write()
 
     def add_cannot(self, cells: Sequence[Mapping[str, Any]]) -> None:
@@ -75,7 +91,7 @@ class Record:
             cannot = list(before.get("cannot", []))
             differs = [
                 f"{part} {name}: {before[part][name]!r} there, {self.about[part][name]!r} now"
-                for part, names in _MUST_AGREE.items()
+                for part, names in self._must_agree.items()
                 for name in names
                 if before[part][name] != self.about[part][name]
             ]
