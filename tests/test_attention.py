@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from agglo import attention
 from agglo.attention import (
     Path,
     attention_received,
+    attention_with_received,
     class_attention,
     fastest_path,
     flash_kernel_runs,
@@ -97,6 +102,81 @@ def test_attention_weights_are_float32_under_autocast(sized: bool) -> None:
             actual = weigh(q, k, given)
         assert actual.dtype == torch.float32
         assert torch.equal(actual, wanted)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 9**6),
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 17), st.integers(1, 9)),
+    scale=st.sampled_from([None, 0.3]),
+    sized=st.booleans(),
+    cache=st.sampled_from([1, 4 * 17, 4 * 17 * 17, 4 * 3 * 17 * 17, 2**21]),
+)
+def test_received_attention_is_the_sum_over_queries(
+    seed: int, shape: tuple[int, ...], scale: float | None, sized: bool, cache: int
+) -> None:
+    """However few images and heads are written out at once, and padding does not ask."""
+    q, k, v, sizes = random_case(seed, *shape)
+    given_sizes = sizes if sized else None
+    counted = (sizes if sized else torch.ones_like(sizes)).double()
+    n = shape[2]
+    rows = explicit(
+        q.double(), k.double(), torch.eye(n).double().expand(*shape[:2], n, n), counted, scale or shape[-1] ** -0.5
+    )
+    wanted = (rows * (counted > 0)[:, None, :, None]).sum(dim=(1, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "_CACHE", cache)
+        received = attention_received(q, k, given_sizes, scale=scale)
+        attended, too = attention_with_received(q, k, v, given_sizes, scale=scale)
+    assert received.dtype == too.dtype == torch.float32
+    torch.testing.assert_close(received.double(), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(too.double(), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        attended, proportional_attention(q, k, v, given_sizes, scale=scale), rtol=1e-4, atol=1e-5
+    )
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that any result had."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.elements = max([self.elements, *(t.numel() for t in tree_leaves(result) if isinstance(t, Tensor))])
+        return result
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_received_attention_never_holds_all_weights(together: bool) -> None:
+    q, k, v, sizes = random_case(5, 16, 3, 130, 16)
+    with Largest() as largest, torch.no_grad():
+        if together:
+            attention_with_received(q, k, v, sizes)
+        else:
+            attention_received(q, k, sizes)
+    assert largest.elements <= max(2**21 // 4, q.numel())
+    assert 2**21 // 4 < 16 * 3 * 130 * 130
+
+
+def test_received_attention_beside_gradients_dropout_and_half_precision() -> None:
+    q, k, v, sizes = random_case(6, 2, 3, 9, 8)
+    wanted = attention_received(q, k, sizes)
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    attended, received = attention_with_received(*leaves, sizes)
+    assert not received.requires_grad
+    torch.testing.assert_close(received, wanted)
+    attended.square().sum().backward()
+    expected = [t.clone().requires_grad_() for t in (q, k, v)]
+    proportional_attention(*expected, sizes).square().sum().backward()
+    for actual, reference in zip(leaves, expected, strict=True):
+        torch.testing.assert_close(actual.grad, reference.grad)
+    attended, received = attention_with_received(q, k, v, sizes, dropout=0.9)
+    assert not torch.allclose(attended, proportional_attention(q, k, v, sizes), atol=1e-2)
+    torch.testing.assert_close(received, wanted)
+    attended, received = attention_with_received(q.bfloat16(), k.bfloat16(), v.bfloat16(), sizes)
+    assert (attended.dtype, received.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(received, wanted, rtol=0.05, atol=0.05)
 
 
 AMPERE, TURING = (8, 0), (7, 5)

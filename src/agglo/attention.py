@@ -111,24 +111,103 @@ def class_attention(q: Tensor, k: Tensor, sizes: Tensor | None, *, scale: float 
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with torch.autocast(q.device.type, enabled=False):
-        logits = (q[:, :, :1].float() @ k.float().transpose(-2, -1)).squeeze(2) * scale
+        first = q[:, :, :1]
+        if q.device.type == "cpu":
+            # Head by head the keys are read where they lie; one product of all heads copies them first, which takes
+            # twice as long.
+            pairs = zip(first.unbind(dim=1), k.unbind(dim=1), strict=True)
+            logits = torch.cat([one.float() @ keys.float().transpose(1, 2) for one, keys in pairs], dim=1)
+        else:
+            logits = (first.float() @ k.float().transpose(-2, -1)).squeeze(2)
+        logits = logits * scale
         if sizes is not None:
             logits = logits + sizes.float().log().unsqueeze(1)
         return logits.softmax(dim=-1)
 
 
+@torch.no_grad()
 def attention_received(q: Tensor, k: Tensor, sizes: Tensor | None, *, scale: float | None = None) -> Tensor:
     """How much attention each key of k (B, H, N, d) gets from all queries of q (B, H, M, d), summed over heads: (B, N).
 
-    In float32, under autocast too. Padding, of size 0, does not ask.
+    In float32, under autocast too, and without gradient. Padding, of size 0, does not ask. Weights are written out for
+    a few images and heads at a time only.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    received = torch.zeros(k.shape[0], k.shape[2], device=k.device)
     with torch.autocast(q.device.type, enabled=False):
-        logits = (q.float() @ k.float().transpose(-2, -1)) * scale
-        if sizes is None:
-            return logits.softmax(dim=-1).sum(dim=(1, 2))
-        weights = (logits + sizes.float().log()[:, None, None]).softmax(dim=-1)
-        return (weights * (sizes > 0)[:, None, :, None]).sum(dim=(1, 2))
+        for images, heads in _pieces(q, k):
+            weights = _weights(q[images, heads], k[images, heads], None if sizes is None else sizes[images], scale)
+            received[images] += _column_sums(weights, None if sizes is None else sizes[images])
+    return received
+
+
+def attention_with_received(
+    q: Tensor, k: Tensor, v: Tensor, sizes: Tensor | None, *, scale: float | None = None, dropout: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """`proportional_attention` and, of the same queries and keys, `attention_received`.
+
+    On a CPU one pass gives both: the weights of a few images are written out, summed, and multiplied with the values
+    while they are in the cache. At (64, 3, 197, 64) float32 that takes 1.3 to 1.4 times as long as attention alone,
+    where a second pass for the sums takes 0.8 to 0.9 of it more; at 99 tokens 1.5 times, and 1.0 more.
+    """
+    if not _may_write_weights(q, k, v, dropout):
+        attended = proportional_attention(q, k, v, sizes, scale=scale, dropout=dropout)
+        return attended, attention_received(q, k, sizes, scale=scale)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    batch, n_heads, n_queries, _ = q.shape
+    attended = q.new_empty(batch, n_queries, n_heads, v.shape[-1]).transpose(1, 2)  # as blocks join the heads
+    received = torch.zeros(batch, k.shape[2])
+    for images, heads in _pieces(q, k):
+        here = None if sizes is None else sizes[images]
+        weights = _weights(q[images, heads], k[images, heads], here, scale)
+        received[images] += _column_sums(weights, here)
+        attended[images, heads] = weights @ v[images, heads]
+    return attended, received
+
+
+_CACHE = 2 * 2**20  # bytes of attention weights at once: what stays in a core's cache
+_MEMORY = 256 * 2**20  # and on other devices, where few large steps are faster
+
+
+def _pieces(q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
+    """Slices of images and heads whose weights in float32 fit into the cache; all at once in a graph."""
+    batch, n_heads = int(q.shape[0]), int(q.shape[1])
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return [(slice(None), slice(None))]
+    at_once = max(1, (_CACHE if q.device.type == "cpu" else _MEMORY) // (4 * q.shape[2] * k.shape[2]))
+    images, heads = max(1, at_once // n_heads), min(at_once, n_heads)
+    return [
+        (slice(image, image + images), slice(head, head + heads))
+        for image in range(0, batch, images)
+        for head in range(0, n_heads, heads)
+    ]
+
+
+def _weights(q: Tensor, k: Tensor, sizes: Tensor | None, scale: float) -> Tensor:
+    """The attention weights (B, H, M, N) in float32, of tensors that nobody differentiates."""
+    logits = (q.float() * scale) @ k.float().transpose(-2, -1)
+    if sizes is not None:
+        logits += sizes.float().log()[:, None, None]
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return logits.softmax(dim=-1)
+    return torch.softmax(logits, dim=-1, out=logits)
+
+
+def _column_sums(weights: Tensor, sizes: Tensor | None) -> Tensor:
+    """What each key gets, (B, N), of weights (B, H, M, N). Where keys have sizes, queries are the same tokens."""
+    rows = weights.flatten(1, 2)
+    if sizes is None:
+        return rows.sum(dim=1)
+    asks = (sizes > 0).float().repeat(1, weights.shape[1]).unsqueeze(1)
+    return (asks @ rows).squeeze(1)
+
+
+def _may_write_weights(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
+    """Whether attention may be written out in place, as a kernel for float32 numbers in CPU memory would."""
+    graph = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu")
+    differentiated = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    plain = all(type(each) is Tensor and each.dtype == torch.float32 for each in (q, k, v))
+    return q.device.type == "cpu" and plain and not (graph or differentiated or dropout)
 
 
 def policy_attention(

@@ -7,9 +7,13 @@ position whatever value it is given: hosts give the last one the token had.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+Mean = Literal["plain", "preserve_norm"]
+MEANS: tuple[Mean, ...] = ("plain", "preserve_norm")
 
 
 @dataclass(frozen=True)
@@ -112,11 +116,21 @@ class Grouping:
         """Groups in the tensors: prefix, patch groups, and any padding."""
         return self.sizes.shape[1]
 
-    def merge(self, x: Tensor) -> Tensor:
+    def merge(self, x: Tensor, mean: Mean = "plain") -> Tensor:
         """One token per group: the size-weighted mean of x (B, T, C) as (B, G, C), in the dtype of x.
 
-        Sums are taken in float32 whatever the dtype. Padding groups are zero. Dropped tokens go nowhere.
+        mean: "plain", or "preserve_norm": a mean is shorter than its members, which point in different directions, and
+            is stretched to the size-weighted mean of their lengths; a mean of zero, which has no direction, stays zero.
+
+        Sums are taken in float32 whatever the dtype. Padding groups are zero. Dropped tokens go nowhere. Prefix tokens,
+        and groups for which one token is chosen, are the very tokens.
+
+        >>> grouping = Grouping.of(torch.tensor([[0, 0]]), n_groups=1)
+        >>> x = torch.tensor([[[2.0, 0.0], [0.0, 2.0]]])
+        >>> grouping.merge(x), grouping.merge(x, "preserve_norm")
+        (tensor([[[1., 1.]]]), tensor([[[1.4142, 1.4142]]]))
         """
+        require_mean(mean)
         _require("x", x, (*self.labels.shape, None))
         if self.chosen is not None:
             kept = x.gather(1, self.chosen.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
@@ -125,15 +139,30 @@ class Grouping:
             from agglo.clustering.cpu.means import group_means  # compiled kernels load when they are needed
 
             weights = None if self.weights is None else self.weights.detach()
-            return group_means(x.detach(), self.labels, weights, self.sizes)
+            preserve_from = self.prefix if mean == "preserve_norm" else None
+            return group_means(x.detach(), self.labels, weights, self.sizes, preserve_from)
         x32 = x.float()
-        weighted = x32 if self.weights is None else x32 * self.weights.unsqueeze(-1)
+        means = self._means(x32)
+        if mean == "preserve_norm":
+            means = means * self._stretch(x32, means)
+        return means.to(x.dtype)
+
+    def _means(self, x: Tensor) -> Tensor:
+        """Size-weighted means (B, G, C) of float32 x (B, T, C)."""
+        weighted = x if self.weights is None else x * self.weights.unsqueeze(-1)
         if self.drops:
             labels = torch.where(self.labels < 0, self.n_groups, self.labels)
             sums = _sums_of_groups(weighted, labels, self.n_groups + 1)[:, :-1]
         else:
             sums = _sums_of_groups(weighted, self.labels, self.n_groups)
-        return sums.div_(self.sizes.clamp(min=1).unsqueeze(-1)).to(x.dtype)
+        return sums.div_(self.sizes.clamp(min=1).unsqueeze(-1))
+
+    def _stretch(self, x: Tensor, means: Tensor) -> Tensor:
+        """How much longer (B, G, 1) than the means (B, G, C) their members in x (B, T, C) are; 1 for prefix tokens."""
+        lengths = self._means(torch.linalg.vector_norm(x, dim=-1, keepdim=True))[:, self.prefix :]
+        reached = torch.linalg.vector_norm(means, dim=-1, keepdim=True)[:, self.prefix :]
+        stretch = lengths / torch.where(reached > 0, reached, 1.0)
+        return torch.cat([stretch.new_ones(stretch.shape[0], self.prefix, 1), stretch], dim=1)
 
     def unmerge(self, y: Tensor, dropped: Tensor | None = None) -> Tensor:
         """One token per original position: (B, G, C) -> (B, T, C), every member a copy of its group.
@@ -164,6 +193,12 @@ class Grouping:
         else:
             labels = later.labels.gather(1, self.labels)
         return Grouping(labels, later.sizes, self.prefix, self.weights, later.counts, drops)
+
+
+def require_mean(mean: str) -> None:
+    """ValueError unless `Grouping.merge` knows such a mean."""
+    if mean not in MEANS:
+        raise ValueError(f"mean={mean!r} is not known; accepted: {', '.join(map(repr, MEANS))}")
 
 
 def _require(name: str, tensor: Tensor | None, shape: tuple[int | None, ...], dtype: torch.dtype | None = None) -> None:

@@ -12,22 +12,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from torch import nn
 
+from agglo import tuned as tuned_results
 from agglo.hosts import diffusion, learned
 from agglo.hosts.registry import applied_modules, applied_towers, find_tower
-from agglo.hosts.swap import Applied, ReducedModule, UnsupportedModelError, install, uninstall
+from agglo.hosts.swap import Applied, Reading, ReducedModule, UnsupportedModelError, install, uninstall
 from agglo.hosts.vit.base import Layout
+from agglo.hosts.vit.reading import ReducedReader
 from agglo.methods import Method, ModelShape, create
-from agglo.methods.base import Varies, square
-from agglo.plan import Plan
-from agglo.schedule import Rates, Schedule, as_schedule
+from agglo.methods.base import Place, Varies, square
+from agglo.plan import Plan, require_place
+from agglo.schedule import Rates, Schedule, Stages, as_schedule
 from agglo.tracing import Trace, listening
 
 M = TypeVar("M")
+
+UNREAD = ("keep", "drop")
 
 _changing = threading.RLock()  # models are applied to and released one after the other
 
@@ -39,9 +43,12 @@ def apply(
     keep_rate: Rates | None = None,
     schedule: Schedule | Sequence[int] | str | None = None,
     threshold: float | None = None,
+    tuned: tuned_results.Source | None = None,
     blocks: Sequence[int] | None = None,
     tower: str | nn.Module | None = None,
     proportional: bool | None = None,
+    acts: Place | None = None,
+    unread: str = "keep",
     **options: Any,
 ) -> M:
     """Make a vision transformer faster by reducing its tokens as it runs. In place; `agglo.remove` undoes it.
@@ -54,12 +61,19 @@ def apply(
     Instead of keep_rate, one of:
         schedule: `Stages`, `Constant`, `Linear`, `Geometric`, or a list of tokens removed at each block.
         threshold: merge tokens up to this cosine distance, so that every image keeps as many as it needs.
+        tuned: what `agglo.tune` found, or its file, or the name of a ready-made one; method and options are then its.
 
     To tinker with:
         blocks: 0-based blocks that reduce, for keep_rate and threshold; by default a quarter, a half and three
             quarters of the depth (3, 6, 9 of 12).
         features: what atc and tome compare tokens by: "keys", "keys_per_head", "tokens" or "values".
         proportional: let a merged token weigh in attention as much as its members did; None leaves it to the method.
+        acts: where a method that merges hard acts: "after attention" or "before block", which spares attention too.
+            Before a block there are no keys and values of it: atc and tome need features="tokens" there. What tokens
+            weigh by attention comes from the block before. None leaves it to the method.
+        unread: "drop" lets the last block compute only what a head that reads the class token alone needs. The output
+            is the same but for rounding; features, hidden states, traces and hooks still see every patch. "keep", the
+            default, computes all. UnsupportedModelError where the head reads patches.
         any other option of the method, by its name.
         tower: the submodule to reduce (or its name), for models with several.
 
@@ -73,8 +87,18 @@ def apply(
 
     Pipelines and models of diffusers have options of their own: see `agglo.hosts.diffusion.apply`.
     """
+    if tuned is not None:
+        beside = {"keep_rate": keep_rate, "schedule": schedule, "threshold": threshold, "blocks": blocks, **options}
+        beside |= {"proportional": proportional, "method": None if method == "atc" else method}
+        beside |= {"acts": acts, "unread": None if unread == "keep" else unread}
+        if given := [name for name, value in beside.items() if value is not None]:
+            raise ValueError(f"tuned={tuned!r} says it all; {given[0]}={beside[given[0]]!r} does not go with it")
+        return apply(model, **{**tuned_results.arguments(tuned), **({} if tower is None else {"tower": tower})})
     if diffusion.is_diffusion(model):
-        diffusion.require_none(schedule=schedule, threshold=threshold, blocks=blocks, tower=tower)
+        dropped = None if unread == "keep" else unread
+        diffusion.require_none(
+            schedule=schedule, threshold=threshold, blocks=blocks, tower=tower, acts=acts, unread=dropped
+        )
         with _changing:
             diffusion.apply(model, method, keep_rate=keep_rate, proportional=proportional, **options)
         return model
@@ -89,6 +113,9 @@ def apply(
         raise ValueError(f"method {chosen.name!r} takes no threshold; give keep_rate or schedule")
     if threshold is not None and not threshold >= 0:
         raise ValueError(f"threshold={threshold!r} must be a cosine distance, 0 to 2")
+    if unread not in UNREAD:
+        raise ValueError(f"unread={unread!r} is not known; accepted: {', '.join(map(repr, UNREAD))}")
+    require_place(chosen, acts)
     if keep_rate is not None:
         schedule = chosen.schedule(keep_rate, blocks)
     decided = None if schedule is None else as_schedule(schedule)
@@ -96,23 +123,40 @@ def apply(
         raise ValueError(f"{decided!r} is for methods whose tokens return; those that {chosen.name} drops are gone")
     whole = cast(nn.Module, model)
     module, host = find_tower(whole, tower)
+    if keep_rate is not None and host.rates_are_nested and isinstance(decided, Stages) and not decided.returning:
+        decided = replace(decided, nested=True)
     host.check(module)
     layout = host.layout(module)
+    head = host.head(whole, module) if unread == "drop" else None
     plan = Plan(
         schedule=decided,
         threshold=threshold,
         blocks=None if blocks is None else tuple(blocks),
         proportional=chosen.proportional if proportional is None else proportional,
         grid=layout.grid,
+        acts=acts,
+        reads=None if head is None else head.reads,
     )
     shape = _shape_of(plan, chosen, layout)  # an impossible request raises here, before anything changes
     loop, mixin = host.loop(module), host.mixin(module)
     with _changing:
         _require_no_override(loop, mixin)
+        if head is not None and head.reader is not None:
+            _require_no_override(head.reader, ReducedReader)
         chosen = learned.prepare(chosen, isinstance(method, str), shape, model=whole, tower=module, loop=loop)
         install(loop, mixin, Applied(plan, chosen))
+        for reader in _readers(whole, loop):
+            uninstall(reader)
+        if head is not None and head.reader is not None:
+            install(head.reader, ReducedReader, Reading(head.loop, mixin, head.watched, head.settings))
         learned.mark_built(chosen)
     return model
+
+
+def _readers(model: nn.Module, loop: nn.Module) -> list[nn.Module]:
+    """Modules of the model that were given another class since they read what the loop gives."""
+    readers = [module for module in model.modules() if isinstance(module, ReducedReader)]
+    return [reader for reader in readers if any(part is loop for part in reader.modules())]
 
 
 def _shape_of(plan: Plan, method: Method, layout: Layout) -> ModelShape:
@@ -121,7 +165,8 @@ def _shape_of(plan: Plan, method: Method, layout: Layout) -> ModelShape:
     before = [layout.patches, *(counts if method.tokens_return == "never" else [layout.patches] * len(counts))]
     stages = tuple(zip(before, counts, strict=False))
     blocks = tuple(block for block, target in enumerate(targets) if target is not None)
-    shape = ModelShape(stages, layout.width, layout.heads, layout.prefix, blocks)
+    acts: Place = "before block" if plan.acts_before_block(method) else "after attention"
+    shape = ModelShape(stages, layout.width, layout.heads, layout.prefix, blocks, acts)
     method.check(shape)
     return shape
 
@@ -161,6 +206,8 @@ class Reduction:
     returning: whether counts are of tokens that a block processes, while the others pass it by and are not lost.
     prefix: tokens in front that are never merged.
     gflops_before, gflops_after: multiply-adds of one image, in 1e9; of a diffusion model those of self-attention.
+    acts: where the method acts, "after attention" or "before block".
+    unread: "drop" where the last block computes only what the head reads, "keep" otherwise.
     levels: of a diffusion model, whose counts are of its self-attentions: tokens and groups at each resolution.
     """
 
@@ -174,6 +221,8 @@ class Reduction:
     varies: Varies = "no"
     returning: bool = False
     levels: tuple[diffusion.Level, ...] = ()
+    acts: Place = "after attention"
+    unread: str = "keep"
 
     def __str__(self) -> str:
         if self.levels:
@@ -210,6 +259,8 @@ def reduction(model: Any, n_tokens: int | None = None) -> Reduction | None:
     grid = layout.grid if n_tokens == layout.patches or layout.grid is None else square(n_tokens)
     known = plan.schedule is not None
     counts = plan.counts(method, n_tokens, layout.depth, grid) if known else None
+    before_block = plan.acts_before_block(method)
+    n_front = plan.front(method, plan.targets(method, n_tokens, layout.depth, grid)[-1])
     return Reduction(
         method=repr(method),
         schedule=repr(plan.schedule) if known else f"threshold {plan.threshold}",
@@ -217,9 +268,11 @@ def reduction(model: Any, n_tokens: int | None = None) -> Reduction | None:
         prefix=layout.prefix,
         counts=counts,
         gflops_before=layout.gflops([n_tokens] * layout.depth, n_tokens),
-        gflops_after=None if counts is None else layout.gflops(counts, n_tokens, method.acts == "before block"),
+        gflops_after=None if counts is None else layout.gflops(counts, n_tokens, before_block, n_front),
         varies=method.varies,
         returning=method.tokens_return != "never",
+        acts="before block" if before_block else "after attention",
+        unread="keep" if plan.reads is None else "drop",
     )
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import nn
+
 from agglo.methods import Grid, Method
+from agglo.methods.base import PLACES, Place
 from agglo.schedule import Schedule, default_blocks
 
 
@@ -15,6 +18,8 @@ class Plan:
     blocks: where the threshold acts; None means a quarter, a half and three quarters of the depth.
     proportional: whether log(size) is added to the attention logits.
     grid: (rows, columns) of the patches at the model's own input size, for hosts whose loop sees tokens alone.
+    acts: where the method acts; None means at its own place.
+    reads: how many tokens in front the model's head reads, where those that nobody reads are dropped; None keeps all.
     """
 
     schedule: Schedule | None
@@ -22,6 +27,22 @@ class Plan:
     blocks: tuple[int, ...] | None = None
     proportional: bool = True
     grid: Grid | None = None
+    acts: Place | None = None
+    reads: int | None = None
+
+    def acts_before_block(self, method: Method) -> bool:
+        """Whether the method acts before a block, or else between its attention and its MLP."""
+        return (self.acts or method.acts) == "before block"
+
+    def front(self, method: Method, last_target: int | None, traced: bool = False) -> int | None:
+        """How many tokens in front the last block, at which `last_target` are to be left, may run for alone; None where
+        it runs for all.
+
+        What a method decides between the last attention and the last MLP is about tokens that are not read then, and
+        it need not be asked. It is where somebody traces, or where it learns, since it may have a loss.
+        """
+        decides = last_target is not None and not self.acts_before_block(method)
+        return None if decides and (traced or isinstance(method, nn.Module)) else self.reads
 
     def targets(self, method: Method, n_tokens: int, depth: int, grid: Grid | None = None) -> list[int | None]:
         """What the method is to leave at each block: a count it really reaches, or None where it is not asked.
@@ -63,3 +84,19 @@ class Plan:
             left = target or (n_tokens if method.tokens_return == "after block" else left)
             counts.append(left)
         return counts
+
+
+def require_place(method: Method, acts: Place | None) -> None:
+    """ValueError unless the method can act there."""
+    if acts is None or acts == method.acts:
+        return
+    if acts not in PLACES:
+        raise ValueError(f"acts={acts!r} is not known; accepted: {', '.join(map(repr, PLACES))}")
+    if acts != "before block" or not method.may_act_before:
+        raise ValueError(f"method {method.name!r} acts {method.acts!r} and cannot act {acts!r}")
+    features = method.options().get("features", "tokens")
+    if any(each != "tokens" for each in ([features] if isinstance(features, str) else features)):
+        raise ValueError(
+            f"features={features!r} do not exist before a block, whose keys and values are made in it; "
+            "acts='before block' goes with features='tokens'"
+        )

@@ -200,7 +200,9 @@ def test_threshold_ignores_padding() -> None:
 
 
 def test_names_and_options() -> None:
-    assert repr(create("atc", linkage="single")) == "ATC(linkage='single', features='keys', sizes='counted')"
+    assert repr(create("atc", linkage="single")) == (
+        "ATC(linkage='single', features='keys', sizes='counted', importance=None, exponent=0.5, mean='plain')"
+    )
     given = ToMe()
     assert create(given) is given
     for wrong, message in [

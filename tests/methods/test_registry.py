@@ -39,7 +39,7 @@ def test_every_method_is_listed_in_words() -> None:
         assert info.description[0].isupper() and 20 < len(info.description) < 160, info.description
         assert info.reach
         assert info.reference or name in ("random", "pool")
-    assert listed["atc"].options == ("linkage", "features", "sizes")
+    assert listed["atc"].options == ("linkage", "features", "sizes", "importance", "exponent", "mean")
     assert (listed["evit"].kind, listed["evit"].needs_class_attention) == ("prunes", True)
     assert "0.5" in listed["tome"].reach
 

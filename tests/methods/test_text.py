@@ -16,8 +16,15 @@ from agglo.methods import ATC, Method, Outcome, View, create, import_methods, me
 from agglo.methods.registry import find
 
 VARIED: dict[str, list[dict[str, Any]]] = {
-    "atc": [{"linkage": "single"}, {"linkage": "complete", "features": "values", "sizes": "ignored"}],
-    "tome": [{"order": "position"}],
+    "atc": [
+        {"linkage": "single"},
+        {"linkage": "complete", "features": "values", "sizes": "ignored"},
+        {"importance": "class", "exponent": 0.25, "mean": "preserve_norm"},
+        {"linkage": ["single", "average"], "features": ["keys", "tokens"], "importance": ["received", None]},
+        {"features": ["keys"]},
+    ],
+    "tome": [{"order": "position"}, {"features": ["keys", "tokens"], "mean": "preserve_norm"}],
+    "pool": [{"mean": "preserve_norm"}],
     "random": [{"seed": 3}],
     "l1": [{"released": False}],
     "kmedoids": [{"weights": "equal", "iterations": 5, "released": True}],
@@ -48,14 +55,23 @@ def test_methods_are_values() -> None:
     learned = create("sit")
     assert learned == learned != create("sit")
     assert len({create("sit"), create("sit")}) == 2
-    assert repr(create("atc")) == "ATC(linkage='average', features='keys', sizes='counted')"
+    assert repr(create("atc")) == (
+        "ATC(linkage='average', features='keys', sizes='counted', importance=None, exponent=0.5, mean='plain')"
+    )
     assert method_text(create("kmedoids", released=True)) == "kmedoids:released=true"
     assert method_table(create("atc", linkage="single")) == {
         "method": "atc",
         "linkage": "single",
         "features": "keys",
         "sizes": "counted",
+        "exponent": 0.5,
+        "mean": "plain",
     }
+    mixed = create("atc", linkage=("single", "average"), importance=["class", None])
+    assert method_text(mixed) == "atc:linkage=[single,average],importance=[class,none]"
+    assert method_table(mixed)["importance"] == ["class", "none"]
+    assert agglo.parse_method("atc:importance=[class, none] , linkage=[single,average]") == mixed
+    assert len({mixed, agglo.parse_method(method_table(mixed)), create("atc")}) == 2
 
 
 @pytest.mark.parametrize(
@@ -70,6 +86,10 @@ def test_methods_are_values() -> None:
         ("atc:link=single", "no option 'link'; accepted: linkage, features, sizes"),
         ("atc:linkage=ward", "linkage='ward' is not known; accepted: 'single'"),
         ("atc:linkage=single,linkage=average", "gives 'linkage' twice"),
+        ("atc:linkage=[single,average", r"'\[single,average' is a list without an end; accepted: \[value,value\]"),
+        ("atc:linkage=[single,,average]", r"'\[single,,average\]' has an empty entry"),
+        ("atc:linkage=[]", "has an empty entry"),
+        ("atc:linkage=[single,ward]", r"'ward' in linkage=\['single', 'ward'\] is not known"),
         ({"linkage": "single"}, "accepted: a table with its name under 'method'"),
         ({"method": "atc", "link": 1}, "no option 'link'"),
     ],
@@ -108,21 +128,30 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_loaded", set())
 
 
-values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
+words = st.text(max_size=8) | st.text("[]'a\\", max_size=4)
+values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words
 
 
-@given(value=values)
+def has_text(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(map(has_text, value))
+    return not isinstance(value, str) or (value.strip() == value != "" and "," not in value)
+
+
+@given(value=values | st.lists(values, max_size=3))
 def test_any_plain_value_is_written_or_refused(value: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_METHODS", {**registry._METHODS, "holder": Holder})
         method = Holder(value)
-        assert agglo.parse_method(method_table(method)).options() in (method.options(), {"value": "nothing"})
-        if isinstance(value, str) and (value.strip() != value or not value or "," in value):
+        in_table = [{"value": "nothing"}, {"value": value}]  # None in a list is a word there
+        in_table += [{"value": ["none" if e is None else e for e in value]}] if isinstance(value, list) else []
+        assert agglo.parse_method(method_table(method)).options() in in_table
+        if not has_text(value):
             with pytest.raises(ValueError, match=r"(?s)value=.* of holder cannot be written in a text; a table can"):
                 method_text(method)
         else:
             again = agglo.parse_method(method_text(method)).options()["value"]
-            assert again == value and type(again) is type(value)
+            assert again == value and repr(again) == repr(value)
 
 
 def test_lists_as_options_can_be_hashed_and_forgotten_options_are_named() -> None:

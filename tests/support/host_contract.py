@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import threading
 from typing import Any, ClassVar
 
 import pytest
@@ -23,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 import agglo
 from agglo.grouping import Grouping
 from agglo.methods import Method, Outcome, View
+from tests.support.threads import at_the_same_time
 
 
 def tensors(output: Any) -> list[Tensor]:
@@ -195,20 +195,8 @@ class HostContract:
         images = [self.image() * scale for scale in (1.0, -0.5)]
         with torch.no_grad():
             expected = [self.run(model, x) for x in images]
-        results: list[list[Any]] = [[], []]
-
-        def work(which: int) -> None:
-            with torch.no_grad():
-                for _ in range(4):
-                    results[which].append(self.run(model, images[which]))
-
-        threads = [threading.Thread(target=work, args=(which,)) for which in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        results = at_the_same_time(lambda x: self.run(model, x), images)
         for which in (0, 1):
-            assert len(results[which]) == 4
             for result in results[which]:
                 assert_same(result, expected[which], atol=1e-6)
 

@@ -67,4 +67,4 @@ def built(method: Method, n: int = 13, target: int = 5, prefix: int = 1, width: 
 
 def new_tokens(outcome: Outcome, shown: View) -> Tensor:
     """What the loop over blocks goes on with."""
-    return outcome.grouping.merge(shown.tokens) if outcome.tokens is None else outcome.tokens
+    return outcome.new_tokens(shown.tokens)

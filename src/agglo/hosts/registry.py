@@ -5,13 +5,14 @@ from __future__ import annotations
 from torch import nn
 
 from agglo.hosts.swap import ReducedModule, UnsupportedModelError
+from agglo.hosts.vit.adapter import AdapterViT
 from agglo.hosts.vit.base import Host
 from agglo.hosts.vit.open_clip import OpenClipViT
 from agglo.hosts.vit.timm import TimmViT
 from agglo.hosts.vit.torchvision import TorchvisionViT
 from agglo.hosts.vit.transformers import TransformersViT
 
-HOSTS: tuple[Host, ...] = (TimmViT(), TorchvisionViT(), OpenClipViT(), TransformersViT())
+HOSTS: tuple[Host, ...] = (TimmViT(), TorchvisionViT(), OpenClipViT(), TransformersViT(), AdapterViT())
 
 _TOWER_NAMES = ("visual", "vision_tower", "vision_model", "trunk")
 
@@ -33,11 +34,16 @@ def find_tower(model: nn.Module, tower: str | nn.Module | None = None) -> tuple[
 
     Wrappers (DataParallel, DDP, PEFT, compiled modules) and composite models hold the transformer as a submodule, so
     one search finds it in all of them. `tower` (a submodule, or its name) says where to look when there are several.
+    A transformer inside of another that is found, as the ViT of a ViTAdapter, is part of it and not one more.
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"a torch.nn.Module is needed, got {type(model).__name__}")
     inside = model if tower is None else model.get_submodule(tower) if isinstance(tower, str) else tower
-    found = [(name, module, host) for name, module in inside.named_modules() if (host := host_of(module)) is not None]
+    found: list[tuple[str, nn.Module, Host]] = []
+    for name, module in inside.named_modules():  # outer ones first
+        host = host_of(module)
+        if host is not None and not any(part is module for _, outer, _ in found for part in outer.modules()):
+            found.append((name, module, host))
     if not found:
         supported = ", ".join(name for host in HOSTS for name in host.model_classes)
         raise UnsupportedModelError(

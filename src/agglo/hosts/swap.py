@@ -42,12 +42,31 @@ class Applied:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """What `agglo.apply` put into a module that reads what another one gives (`hosts/vit/reading.py`).
+
+    loop: the name of the submodule with the loop over blocks. mixin: what overrides it.
+    watched: names of submodules that see what comes out of the loop.
+    settings: attributes of the module, by name, and the values with which it reads tokens in front alone.
+    """
+
+    loop: str
+    mixin: type[ReducedModule]
+    watched: tuple[str, ...]
+    settings: tuple[tuple[str, object], ...]
+
+
+@dataclass(frozen=True)
 class PassSetup:
-    """What one forward pass goes by from its beginning to its end, whatever is applied or removed meanwhile."""
+    """What one forward pass goes by from its beginning to its end, whatever is applied or removed meanwhile.
+
+    front_only: whether the caller of this pass reads no more of what comes out than `plan.reads` tokens in front.
+    """
 
     plan: Plan
     method: Method
     traces: tuple[Trace, ...] = ()
+    front_only: bool = False
 
 
 class ReducedModule:
@@ -58,7 +77,7 @@ class ReducedModule:
 
     agglo_original: ClassVar[type[nn.Module]]
     agglo_mixin: ClassVar[type[ReducedModule]]
-    agglo_applied: Applied
+    agglo_applied: Applied | Reading
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _, _, *state = cast(tuple[Any, ...], super().__reduce_ex__(protocol))
@@ -89,8 +108,8 @@ def holder_of(method: nn.Module) -> nn.Module | None:
 
 def learned_method(module: nn.Module) -> nn.Module | None:
     """The method that is applied to a module, if it learns."""
-    applied: Applied | None = getattr(module, "agglo_applied", None)
-    return applied.method if applied is not None and isinstance(applied.method, nn.Module) else None
+    applied = getattr(module, "agglo_applied", None)
+    return applied.method if isinstance(applied, Applied) and isinstance(applied.method, nn.Module) else None
 
 
 def _note_holder(module: nn.Module) -> None:
@@ -107,7 +126,7 @@ def begins_pass(override: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(override)
     def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        setup = _setup_of(self)
+        setup = setup_of(self)
         if setup is None:
             # Of the class: a wrapper on the instance (accelerate's) may be what called this.
             return getattr(type(self), override.__name__)(self, *args, **kwargs)
@@ -119,7 +138,8 @@ def begins_pass(override: Callable[..., Any]) -> Callable[..., Any]:
     return begin
 
 
-def _setup_of(module: Any) -> PassSetup | None:
+def setup_of(module: Any) -> PassSetup | None:
+    """What a pass of the module that begins now goes by; None if nothing is applied to it."""
     applied: Applied | None = getattr(module, "agglo_applied", None)
     if applied is None:
         return None
@@ -129,11 +149,12 @@ def _setup_of(module: Any) -> PassSetup | None:
     return PassSetup(applied.plan, method, traces_of(module))
 
 
-def install(module: nn.Module, mixin: type[ReducedModule], applied: Applied) -> None:
+def install(module: nn.Module, mixin: type[ReducedModule], applied: Applied | Reading) -> None:
     """Let a module run reduced from the next forward pass on."""
     original = module.agglo_original if isinstance(module, ReducedModule) else type(module)
     _require_own_class(module)
-    _set_submodule(module, applied.method if isinstance(applied.method, nn.Module) else None)
+    method = applied.method if isinstance(applied, Applied) else None
+    _set_submodule(module, method if isinstance(method, nn.Module) else None)
     module.agglo_applied = applied  # type: ignore[assignment]
     module.__class__ = reduced_class(mixin, original)
     _note_holder(module)

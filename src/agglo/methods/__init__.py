@@ -5,7 +5,14 @@ from pkgutil import iter_modules
 
 from agglo.methods.atc import ATC
 from agglo.methods.base import Grid, LearnedMethod, Method, ModelShape, Outcome, RememberingMethod, View
-from agglo.methods.helpers.text import method_table, method_text, option_value, parse_method, split_method_text
+from agglo.methods.helpers.text import (
+    method_table,
+    method_text,
+    option_text,
+    option_value,
+    parse_method,
+    split_method_text,
+)
 from agglo.methods.registry import MethodInfo, create, import_methods, list_methods, register
 from agglo.methods.tome import ToMe
 
@@ -28,6 +35,7 @@ __all__ = [
     "list_methods",
     "method_table",
     "method_text",
+    "option_text",
     "option_value",
     "parse_method",
     "register",

@@ -23,8 +23,8 @@ class ATS(Method):
     """
 
     name: ClassVar[str] = "ats"
-    needs_class_attention: ClassVar[bool] = True
-    proportional: ClassVar[bool] = False
+    needs_class_attention: bool = True
+    proportional: bool = False
     varies: ClassVar[Varies] = "at most"
     kind: ClassVar[Kind] = "prunes"
     reach: ClassVar[str] = "any keep rate, as an upper bound: counts differ from image to image"

@@ -22,13 +22,15 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from agglo.grouping import Grouping
+from agglo.grouping import Grouping, Mean
 from agglo.schedule import Rates, Schedule, Stages
 
 Grid = tuple[int, int]
 Kind = Literal["prunes", "merges hard", "merges soft", "skips"]
 Return = Literal["never", "after block", "after stage"]
 Varies = Literal["no", "at most", "about"]
+Place = Literal["after attention", "before block"]
+PLACES: tuple[Place, ...] = ("after attention", "before block")
 _CATCH_ALL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -42,6 +44,7 @@ class ModelShape:
     heads: of attention.
     prefix: tokens in front that must stay as they are.
     blocks: where the method will be asked.
+    acts: whether it will be asked there between attention and MLP, or before the block.
     """
 
     stages: tuple[tuple[int, int], ...]
@@ -49,6 +52,7 @@ class ModelShape:
     heads: int
     prefix: int
     blocks: tuple[int, ...] = ()
+    acts: Place = "after attention"
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,8 @@ class View:
 
     tokens: (B, T, C), after the block's attention (before the block for methods that act there).
     keys, values: (B, H, T, d) of the block's attention, keys before any rotation; None before the block.
-    class_attention: (B, H, T), how the first token attends; None unless the method needs it.
+    class_attention: (B, H, T) float32, how the first token attended to each in the latest attention (the block before,
+        for methods that act before a block); None unless the method needs it, and before the first block.
     sizes: (B, T), patches each token stands for, 0 for padding; None where every token is one patch.
     counts: (B,), patch tokens of each image that are no padding; None where nothing is padded.
     prefix: tokens at the front that must stay as they are.
@@ -102,7 +107,7 @@ class Outcome:
     """What a method decided.
 
     grouping: of the tokens in the view; for soft methods each token's strongest group.
-    tokens: (B, G, C), prefix tokens first, where the new tokens are not the size-weighted means of their groups.
+    tokens: (B, G, C), prefix tokens first, where the new tokens are not means of their groups.
     loss: a scalar to add to the training loss; collected by `agglo.trace`.
     policy: (B, G), 1 for tokens that attention may see from here on and 0 for others, prefix tokens 1; may carry
         gradients. None leaves attention as it is.
@@ -110,6 +115,7 @@ class Outcome:
         by: m block(x) + (1 - m) x. They are seen by nobody either, unless a policy says how. Dropping them is the same
         decision without gradients. For methods that act before a block.
     weights: (B, K, N), how much of each patch token is in the new ones, for soft methods.
+    mean: how the tokens of a group become one, see `Grouping.merge`; means nothing where tokens are given.
     """
 
     grouping: Grouping
@@ -118,6 +124,11 @@ class Outcome:
     policy: Tensor | None = None
     processed: Tensor | None = None
     weights: Tensor | None = None
+    mean: Mean = "plain"
+
+    def new_tokens(self, tokens: Tensor) -> Tensor:
+        """What the tokens (B, T, C) of the view become: (B, G, C), prefix tokens first."""
+        return self.grouping.merge(tokens, self.mean) if self.tokens is None else self.tokens
 
 
 class Method(ABC):
@@ -126,10 +137,13 @@ class Method(ABC):
     A method is a value: two of the same class with the same options are equal. Those with parameters are not, since
     each learns its own.
 
-    acts: where: between a block's attention and its MLP, or before the block.
-    needs_class_attention, needs_attention_received: what to compute for its views.
+    acts: where: between a block's attention and its MLP, or before the block. `may_act_before` says whether users may
+        move it there.
+    needs_class_attention, needs_attention_received: what to compute for its views; an instance whose options ask for
+        more than its class says so itself.
     takes_threshold: whether a threshold may decide in place of a count.
-    proportional: whether attention weighs its tokens by their sizes, unless the user says otherwise.
+    proportional: whether attention weighs its tokens by their sizes, unless the user says otherwise; may depend on the
+        options too.
     varies: whether images keep the target, at most as many, or about as many.
     tokens_return: whether dropped tokens are gone, or pass by one block (the method is then asked at every block to
         which its schedule gives fewer tokens than all), or one stage (then where its stages begin).
@@ -137,16 +151,27 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
-    acts: ClassVar[Literal["after attention", "before block"]] = "after attention"
-    needs_class_attention: ClassVar[bool] = False
-    needs_attention_received: ClassVar[bool] = False
+    acts: ClassVar[Place] = "after attention"
+    needs_class_attention: bool = False
+    needs_attention_received: bool = False
     takes_threshold: ClassVar[bool] = False
-    proportional: ClassVar[bool] = True
+    proportional: bool = True
     varies: ClassVar[Varies] = "no"
     tokens_return: ClassVar[Return] = "never"
     kind: ClassVar[Kind] = "merges hard"
     reach: ClassVar[str] = "any keep rate"
     reference: ClassVar[str] = ""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether several tokens may become one, so that padding could get into tokens that show a picture."""
+        return self.kind in ("merges hard", "merges soft")
+
+    @property
+    def may_act_before(self) -> bool:
+        """Whether `apply(acts="before block")` may let it act there, which takes a method that can do without keys,
+        values and, before the first block, attention."""
+        return self.kind == "merges hard"
 
     def reachable(self, n_tokens: int, target: int) -> int:
         """How many of n_tokens patch tokens are really left when target are asked for; ValueError if out of reach."""
@@ -167,7 +192,10 @@ class Method(ABC):
     def check(self, shape: ModelShape) -> None:
         """ValueError for what the method cannot do. Called by `agglo.apply` before anything changes."""
         if (self.needs_class_attention or isinstance(self, RememberingMethod)) and shape.prefix == 0:
-            raise ValueError(f"{self.name} asks what the class token attends to, and this model has none")
+            raise ValueError(
+                f"{self.name} asks what the class token attends to, and this model has none; a detector's backbone "
+                "(ViTAdapter) gets one by class_token=True"
+            )
 
     def build(self, shape: ModelShape) -> None:  # noqa: B027 most have nothing to build
         """Make parameters whose shapes depend on the model. Called by `agglo.apply`, once per instance: one that is

@@ -28,7 +28,7 @@ class DPCKNN(LearnedMethod):
 
     name: ClassVar[str] = "dpc_knn"
     acts = "before block"
-    proportional: ClassVar[bool] = False
+    proportional: bool = False
     reference: ClassVar[str] = "Zeng et al., Not All Tokens Are Equal: Token Clustering Transformer, CVPR 2022"
 
     def __init__(self, weights: str = "learned", neighbours: int = 5) -> None:

@@ -57,7 +57,7 @@ class DynamicViT(LearnedMethod):
 
     name: ClassVar[str] = "dynamicvit"
     acts: ClassVar[Literal["after attention", "before block"]] = "before block"
-    proportional: ClassVar[bool] = False
+    proportional: bool = False
     kind: ClassVar[Kind] = "prunes"
     reference: ClassVar[str] = "Rao et al., DynamicViT, NeurIPS 2021"
     preserves: ClassVar[bool] = False

@@ -22,11 +22,15 @@ class EViT(Method):
     """
 
     name: ClassVar[str] = "evit"
-    needs_class_attention: ClassVar[bool] = True
-    proportional: ClassVar[bool] = False
+    needs_class_attention: bool = True
+    proportional: bool = False
     kind: ClassVar[Kind] = "prunes"
     reach: ClassVar[str] = "any keep rate, and one fused token more"
     reference: ClassVar[str] = "Liang et al., Not All Patches Are What You Need, ICLR 2022"
+
+    @property
+    def mixes(self) -> bool:
+        return True  # in the fused token
 
     def reachable(self, n_tokens: int, target: int) -> int:
         """The fused token comes on top."""

@@ -30,7 +30,7 @@ class EvoViT(RememberingMethod):
 
     name: ClassVar[str] = "evovit"
     acts: ClassVar[Literal["after attention", "before block"]] = "before block"
-    proportional: ClassVar[bool] = False
+    proportional: bool = False
     tokens_return: ClassVar[Return] = "after stage"
     kind: ClassVar[Kind] = "skips"
     reference: ClassVar[str] = "Xu et al., Evo-ViT: Slow-Fast Token Evolution for Dynamic Vision Transformer, AAAI 2022"

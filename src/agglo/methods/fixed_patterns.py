@@ -35,7 +35,7 @@ class FixedPattern(Method):
     """
 
     acts = "before block"
-    proportional: ClassVar[bool] = False
+    proportional: bool = False
     kind: ClassVar[Kind] = "prunes"
     reach: ClassVar[str] = "rings around the centre, some split by rounding; the nearest count is taken"
     reference: ClassVar[str] = "Haurum et al., Which Tokens to Use?, ICCV workshops 2023"

@@ -31,7 +31,7 @@ class KMedoids(Method):
 
     name: ClassVar[str] = "kmedoids"
     acts = "before block"
-    proportional: ClassVar[bool] = False
+    proportional: bool = False
     reference: ClassVar[str] = "Marin et al., Token Pooling in Vision Transformers for Image Classification, WACV 2023"
 
     def __init__(self, weights: str = "attention", iterations: int = 3, released: bool = False) -> None:
@@ -40,7 +40,7 @@ class KMedoids(Method):
         if iterations < 0:
             raise ValueError(f"iterations={iterations!r} must be 0 or more")
         self.weights, self.iterations, self.released = weights, iterations, released
-        self.needs_attention_received = weights == "attention"  # type: ignore[misc]
+        self.needs_attention_received = weights == "attention"
 
     def check(self, shape: ModelShape) -> None:
         super().check(shape)

@@ -7,17 +7,24 @@ from typing import ClassVar
 
 import torch
 
-from agglo.grouping import Grouping
+from agglo.grouping import Grouping, Mean, require_mean
 from agglo.methods.base import Grid, Method, Outcome, View, require_grid
 from agglo.methods.registry import register
 
 
 @register
 class Pooling(Method):
-    """The grid of patches is averaged down to a coarser grid of the same shape, whatever the image shows."""
+    """The grid of patches is averaged down to a coarser grid of the same shape, whatever the image shows.
+
+    mean: "plain", or "preserve_norm": a merged token is as long as its members are on average (`Grouping.merge`).
+    """
 
     name: ClassVar[str] = "pool"
     reach: ClassVar[str] = "coarser grids of the same shape; the one nearest to the keep rate is taken"
+
+    def __init__(self, mean: Mean = "plain") -> None:
+        require_mean(mean)
+        self.mean = mean
 
     def stages(self, n_tokens: int, asked: Sequence[int], grid: Grid | None) -> list[int]:
         """Of equally near counts the smaller. Of 14 x 14 patches 98 are asked for, 10 x 10 are left."""
@@ -32,7 +39,7 @@ class Pooling(Method):
         rows, columns = (_cells([shape[axis] for shape in shapes]) for axis in (0, 1))
         labels = torch.tensor([row * shapes[-1][1] + column for row in rows for column in columns])
         labels = labels.to(view.tokens.device).expand(batch, n_patches)
-        return Outcome(Grouping.of(labels, view.target, view.prefix, view.sizes))
+        return Outcome(Grouping.of(labels, view.target, view.prefix, view.sizes), mean=self.mean)
 
 
 def _cells(lengths: list[int]) -> list[int]:

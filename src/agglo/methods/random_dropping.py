@@ -19,7 +19,7 @@ class RandomDropping(Method):
     """
 
     name: ClassVar[str] = "random"
-    proportional: ClassVar[bool] = False
+    proportional: bool = False
     kind: ClassVar[Kind] = "prunes"
 
     def __init__(self, seed: int | None = None) -> None:

@@ -44,7 +44,7 @@ class SViT(LearnedMethod):
 
     name: ClassVar[str] = "svit"
     acts: ClassVar[Literal["after attention", "before block"]] = "before block"
-    proportional: ClassVar[bool] = False
+    proportional: bool = False
     varies: ClassVar[Varies] = "about"
     tokens_return: ClassVar[Return] = "after block"
     kind: ClassVar[Kind] = "skips"

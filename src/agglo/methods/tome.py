@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agglo.grouping import Grouping
-from agglo.methods.base import Method, Outcome, View
-from agglo.methods.helpers.features import patch_features, require_known
+from agglo.grouping import Grouping, Mean, require_mean
+from agglo.methods.base import Method, ModelShape, Outcome, View
+from agglo.methods.helpers.features import FEATURES, patch_features
+from agglo.methods.helpers.per_reduction import at_reduction, one_or_each, require_one_per_reduction
 from agglo.methods.registry import register
 
 ORDERS = ("released", "position")
@@ -21,21 +23,27 @@ class ToMe(Method):
     """Tokens at even positions (class token first) look for their most similar token at an odd position; the most
     similar pairs merge. At most half of the tokens can go at one block.
 
-    features: what tokens are compared by, as in ATC.
+    features: what tokens are compared by, as in ATC; a list has an entry for each reduction.
     order: of the tokens afterwards, on which the next block's split into even and odd depends. "released" is that of
         the released code: first the even ones that found no partner, then all odd ones. "position" leaves every token
         where the odd one of its pair was.
+    mean: "plain", or "preserve_norm": a merged token is as long as its members are on average (`Grouping.merge`).
     """
 
     name: ClassVar[str] = "tome"
     reach: ClassVar[str] = "0.5 and above; half of an odd count rounds up"
     reference: ClassVar[str] = "Bolya et al., Token Merging: Your ViT But Faster, ICLR 2023"
 
-    def __init__(self, features: str = "keys", order: str = "released") -> None:
-        self.features = require_known(features)
+    def __init__(self, features: str | Sequence[str] = "keys", order: str = "released", mean: Mean = "plain") -> None:
+        self.features = one_or_each("features", features, FEATURES)
         if order not in ORDERS:
             raise ValueError(f"order={order!r} is not known; accepted: {', '.join(map(repr, ORDERS))}")
-        self.order = order
+        require_mean(mean)
+        self.order, self.mean = order, mean
+
+    def check(self, shape: ModelShape) -> None:
+        super().check(shape)
+        require_one_per_reduction(self, shape)
 
     def reachable(self, n_tokens: int, target: int) -> int:
         """Half of an odd count rounds up: 49 tokens become 25, not 24. Fewer than half is out of reach."""
@@ -49,12 +57,13 @@ class ToMe(Method):
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
-        features = F.normalize(patch_features(view, self.features).float(), dim=-1)
+        features = patch_features(view, at_reduction("features", self.features, view.stage))
+        features = F.normalize(features.float(), dim=-1)
         n_merges = int(features.shape[1]) - view.target
         # The released code sorts the even tokens by position again only if a class token must come first.
         order = "similarity" if self.order == "released" and view.prefix == 0 else self.order
         labels = match(features, n_merges, first_seeker=view.prefix % 2, order=order)
-        return Outcome(Grouping.of(labels, view.target, view.prefix, view.sizes))
+        return Outcome(Grouping.of(labels, view.target, view.prefix, view.sizes), mean=self.mean)
 
 
 def match(features: Tensor, n_merges: int, first_seeker: int = 0, order: str = "released") -> Tensor:

@@ -17,8 +17,8 @@ class TopK(Method):
     """
 
     name: ClassVar[str] = "topk"
-    needs_class_attention: ClassVar[bool] = True
-    proportional: ClassVar[bool] = False
+    needs_class_attention: bool = True
+    proportional: bool = False
     kind: ClassVar[Kind] = "prunes"
     reference: ClassVar[str] = "Haurum et al., Which Tokens to Use?, ICCV workshops 2023"
 

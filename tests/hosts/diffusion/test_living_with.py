@@ -197,14 +197,36 @@ def test_adapters_on_projections(make: Any, applied_first: bool) -> None:
     assert_same(with_adapters, run(model, inputs), atol=1e-5)
 
 
-def test_peft() -> None:
-    peft = pytest.importorskip("peft")
-    model, inputs = unet()
-    model.add_adapter(peft.LoraConfig(r=2, target_modules=["to_q", "to_k"], init_lora_weights="gaussian"))
-    dense = run(model, inputs)
+@pytest.mark.parametrize("make", [unet, wan])
+@pytest.mark.parametrize("applied_first", [True, False])
+def test_peft(make: Any, applied_first: bool) -> None:
+    """PEFT's own layers, put in before or after: reduced with the adapter is reduced with its weights fused. Switched
+    off, the model is the reduced one without it; released, the dense one with it."""
+    peft = pytest.importorskip("peft", minversion="0.15")
+    model, inputs, plain = reduced(make)
+    config = peft.LoraConfig(r=2, target_modules=["to_q", "to_k"], init_lora_weights=False)  # None of them is zero.
+    if applied_first:
+        agglo.apply(model, keep_rate=0.5)
+    torch.manual_seed(1)
+    model.add_adapter(config)
+    model.eval()
+    if not applied_first:
+        agglo.apply(model, keep_rate=0.5)
+    with_adapter = run(model, inputs)
+    assert (with_adapter - plain).abs().max() > 1e-3
+    model.disable_adapters()
+    assert_same(run(model, inputs), plain, atol=1e-6)
+    model.enable_adapters()
+    assert torch.equal(run(model, inputs), with_adapter)
+    dense = run(agglo.remove(model), inputs)
+    assert (dense - with_adapter).abs().max() > 1e-4
     assert torch.equal(run(agglo.apply(model, keep_rate=1.0), inputs), dense)
-    assert run(agglo.apply(model, keep_rate=0.5), inputs).isfinite().all()
-    assert torch.equal(run(agglo.remove(model), inputs), dense)
+    agglo.apply(model, keep_rate=0.5)
+    model.fuse_lora()
+    assert_same(run(model, inputs), with_adapter, atol=1e-5)
+    model.unfuse_lora()
+    model.delete_adapters("default")
+    assert_same(run(model, inputs), plain, atol=1e-5)
 
 
 def with_ip_adapter() -> tuple[Any, Any]:

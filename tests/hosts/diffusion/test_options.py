@@ -63,6 +63,38 @@ def test_local_clustering_is_that_of_cluster(options: dict[str, Any]) -> None:
     assert not torch.equal(expected, agglo.cluster(seen["tokens"], 48))
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 4}])
+def test_merged_tokens_keep_their_length(options: dict[str, Any]) -> None:
+    model, inputs = unet()
+    agglo.apply(model, keep_rate=0.5, mean="preserve_norm", merge=("attn", "mlp"), **options)
+    block = model.down_blocks[0].attentions[0].transformer_blocks[0]
+    seen: dict[str, Any] = {}
+    for name, (norm, layer) in {"attn": (block.norm1, block.attn1.to_q), "mlp": (block.norm3, block.ff.net[0])}.items():
+        norm.register_forward_hook(lambda module, args, result, name=name: seen.update({f"{name} tokens": result}))
+        layer.register_forward_pre_hook(lambda module, args, name=name: seen.update({name: args[0]}))
+    with agglo.trace(model) as trace:
+        run(model, inputs)
+    for name in ("attn", "mlp"):
+        expected = trace.groupings[0].merge(seen[f"{name} tokens"], "preserve_norm")
+        torch.testing.assert_close(seen[name], expected)
+        assert not torch.allclose(expected, trace.groupings[0].merge(seen[f"{name} tokens"]), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"linkage": ["single", "average"]}, "has an option for each reduction"),
+        ({"features": ["keys"], "window": 4}, "has an option for each reduction"),
+        ({"importance": "class"}, "asks what the class token attends to"),
+        ({"importance": "received"}, "asks for attention weights"),
+    ],
+)
+def test_options_that_need_reductions_or_attention(options: dict[str, Any], complaint: str) -> None:
+    model, _ = unet()
+    with pytest.raises(ValueError, match=f"method 'atc' {complaint}, which a diffusion model has no use for"):
+        agglo.apply(model, keep_rate=0.5, **options)
+
+
 def test_dropped_tokens_get_nothing_from_attention() -> None:
     """random prunes: what a dropped token had before the block's attention it has after it."""
     model, inputs = unet()

@@ -95,7 +95,7 @@ def apply(
         share: "resolution" lets the blocks of a resolution share the grouping of the first of them.
         every: denoising steps for which a block keeps its grouping.
         drift: keep it until its features have moved by this much, relative to what they were.
-        any option of the method: linkage, features (atc); features, stride, use_rand, seed (tome).
+        any option of the method: linkage, features, mean (atc); features, stride, use_rand, seed (tome).
         window, connectivity, spread (atc): cluster within windows of the grid, or neighbouring groups only, as
             `agglo.cluster` does.
     """

@@ -35,7 +35,8 @@ class ReducedAttention(ReducedModule):
         grouping = grouping_at(now, at, self, hidden_states)
         if grouping is None or "attn" not in now.plan.merge:
             return plain_call(self, hidden_states, *args, **kwargs)
-        return grouping.unmerge(_attend(self, _sizes(now, grouping), grouping.merge(hidden_states), *args, **kwargs))
+        merged = grouping.merge(hidden_states, now.plan.mean)
+        return grouping.unmerge(_attend(self, _sizes(now, grouping), merged, *args, **kwargs))
 
 
 class ReducedRotaryAttention(ReducedModule):
@@ -61,7 +62,7 @@ class ReducedRotaryAttention(ReducedModule):
         if table is not None:
             assert at.axes is not None
             table = _turned(table, at.axes, grouping)
-        merged = grouping.merge(hidden_states)
+        merged = grouping.merge(hidden_states, now.plan.mean)
         return grouping.unmerge(_attend(self, _sizes(now, grouping), merged, None, **{name: table}, **kwargs))
 
 
@@ -90,7 +91,7 @@ class ReducedJointAttention(ReducedModule):
         if grouping is None or "attn" not in now.plan.merge:
             return plain_call(self, hidden_states, encoder_hidden_states, attention_mask, **kwargs)
         text = 0 if encoder_hidden_states is None else int(encoder_hidden_states.shape[1])
-        merged, sizes = grouping.merge(hidden_states), _sizes(now, grouping, text_last=text)
+        merged, sizes = grouping.merge(hidden_states, now.plan.mean), _sizes(now, grouping, text_last=text)
         result = _attend(self, sizes, merged, encoder_hidden_states, **kwargs)
         if isinstance(result, tuple):
             return grouping.unmerge(result[0]), *result[1:]
@@ -117,7 +118,8 @@ class ReducedFluxAttention(ReducedModule):
         if grouping is None or "attn" not in now.plan.merge:
             return plain_call(self, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb, **kwargs)
         text = at.text if encoder_hidden_states is None else int(encoder_hidden_states.shape[1])
-        merged, sizes = torch.cat([in_front, grouping.merge(image)], dim=1), _sizes(now, grouping, text_first=text)
+        merged = torch.cat([in_front, grouping.merge(image, now.plan.mean)], dim=1)
+        sizes = _sizes(now, grouping, text_first=text)
         places: Ids = now.places
         batch = int(image.shape[0])
         # The processor takes one table for the whole batch, and every picture has its own groups.
@@ -172,7 +174,7 @@ class ReducedMapAttention(ReducedModule):
         inner = _Bare(this)
         known = inspect.signature(this.processor.__call__).parameters  # as the attention's own forward filters them
         given = {name: value for name, value in kwargs.items() if name in known}
-        out = _attend(inner, _sizes(now, grouping), grouping.merge(seen), **given)
+        out = _attend(inner, _sizes(now, grouping), grouping.merge(seen, now.plan.mean), **given)
         result = grouping.unmerge(out).transpose(1, 2).reshape(hidden_states.shape)
         result = result + hidden_states if this.residual_connection else result
         return result / this.rescale_output_factor

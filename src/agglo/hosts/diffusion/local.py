@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from agglo.clustering import cluster
-from agglo.grouping import Grouping
+from agglo.grouping import Grouping, Mean
 from agglo.methods import ATC, Outcome, View
 from agglo.methods.base import require_grid
 from agglo.methods.helpers.features import patch_features
+from agglo.methods.helpers.per_reduction import at_reduction
 
 OPTIONS = frozenset({"window", "connectivity", "spread"})  # any of them asks for this method
 
@@ -22,6 +23,7 @@ class LocalATC(ATC):
     window: tokens per side, an int or (rows, columns).
     connectivity: "grid", instead of a window.
     spread: groups over windows: "even", or by "need".
+    mean: as in ATC.
     """
 
     name: ClassVar[str] = "atc"
@@ -33,8 +35,9 @@ class LocalATC(ATC):
         window: int | tuple[int, int] | None = None,
         connectivity: str | None = None,
         spread: str | None = None,
+        mean: Mean = "plain",
     ) -> None:
-        super().__init__(linkage, features)
+        super().__init__(linkage, features, mean=mean)
         if (window is None) == (connectivity is None):
             given = "neither" if window is None else "both"
             raise ValueError(f"give window= or connectivity='grid' to cluster on the grid, not {given}")
@@ -47,13 +50,14 @@ class LocalATC(ATC):
 
     def options(self) -> dict[str, Any]:
         local = {"window": self.window, "connectivity": self.connectivity, "spread": self.spread}
-        return {"linkage": self.linkage, "features": self.features, **local}
+        return {"linkage": self.linkage, "features": self.features, **local, "mean": self.mean}
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
-        features = patch_features(view, self.features)
+        features = patch_features(view, at_reduction("features", self.features, view.stage))
         grid = require_grid(self, view.grid, int(features.shape[1]))
         chosen = {"window": self.window, "connectivity": self.connectivity, "spread": self.spread}
         where: dict[str, Any] = {"grid": grid, **{name: value for name, value in chosen.items() if value is not None}}
-        labels: Tensor = cluster(features, view.target, self.linkage, check=False, **where)
-        return Outcome(Grouping.of(labels.clamp(max=view.target - 1), view.target))
+        linkage = at_reduction("linkage", self.linkage, view.stage)
+        labels: Tensor = cluster(features, view.target, linkage, check=False, **where)
+        return Outcome(Grouping.of(labels.clamp(max=view.target - 1), view.target), mean=self.mean)

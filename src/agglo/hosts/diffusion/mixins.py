@@ -192,7 +192,7 @@ class ReducedCross(ReducedModule):
                 "IP-Adapter masks say which pixels a query stands for, which a group does not: leave 'cross' out of "
                 "merge="
             )
-        return grouping.unmerge(plain_call(self, grouping.merge(hidden_states), *args, **kwargs))
+        return grouping.unmerge(plain_call(self, grouping.merge(hidden_states, now.plan.mean), *args, **kwargs))
 
 
 class ReducedMlp(ReducedModule):
@@ -203,7 +203,7 @@ class ReducedMlp(ReducedModule):
         grouping = _sharing(at.grouping, hidden_states, "MLP")
         if grouping is None:
             return plain_call(self, hidden_states, *args, **kwargs)
-        return grouping.unmerge(plain_call(self, grouping.merge(hidden_states), *args, **kwargs))
+        return grouping.unmerge(plain_call(self, grouping.merge(hidden_states, now.plan.mean), *args, **kwargs))
 
 
 def _sharing(grouping: Grouping | None, hidden_states: Tensor, part: str) -> Grouping | None:

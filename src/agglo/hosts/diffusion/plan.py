@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal, get_args
 
+from agglo.grouping import Mean
 from agglo.hosts.diffusion import local
 from agglo.hosts.diffusion.tome import GridToMe
 from agglo.methods import Grid, LearnedMethod, Method, RememberingMethod, create
+from agglo.methods.helpers.per_reduction import lists_of
 
 Part = Literal["attn", "cross", "mlp"]
 Share = Literal["block", "resolution"]
@@ -46,6 +48,12 @@ class Plan:
     def remembers(self) -> bool:
         """Whether groupings outlive a call of the model."""
         return self.every > 1 or self.drift is not None
+
+    @property
+    def mean(self) -> Mean:
+        """How the tokens of a group become one, for methods that have the option."""
+        mean: Mean = getattr(self.method, "mean", "plain")
+        return mean
 
     def target(self, n_tokens: int, grid: Grid | None) -> int:
         """Groups that n_tokens tokens end in; ValueError if the method cannot reach that."""
@@ -121,6 +129,7 @@ def _require_grouping(method: Method) -> None:
         "asks what the class token attends to": method.needs_class_attention or isinstance(method, RememberingMethod),
         "asks for attention weights": method.needs_attention_received,
         "lets tokens skip whole blocks": method.tokens_return != "never",
+        "has an option for each reduction": bool(lists_of(method)),
     }
     for reason, holds in reasons.items():
         if holds:

@@ -29,7 +29,7 @@ class GridToMe(Method):
     """
 
     name: ClassVar[str] = "tome"
-    proportional: ClassVar[bool] = False
+    proportional: bool = False
     reference: ClassVar[str] = "Bolya and Hoffman, Token Merging for Fast Stable Diffusion, CVPR workshops 2023"
 
     def __init__(

@@ -7,6 +7,7 @@ A host is a subclass of `Host` in a file of its own, listed in `hosts/registry.p
     layout(module)  a `Layout`: depth, tokens, width and heads, and the multiply-adds of one block, for reports
     loop(module)    the submodule whose method holds the loop over blocks; by default the module itself
     mixin(module)   a `ReducedModule` subclass with overrides of the loop's method, and of others that run blocks
+    head(model, module)     optional: a `Head`, for `apply(..., unread="drop")`: how many tokens in front are read
 
 An override is marked `@begins_pass` (hosts/swap.py), which gives it what the pass goes by. It prepares the tokens with
 the module's own layers and hands them to the loop that all hosts share:
@@ -27,12 +28,13 @@ are read when it may not be installed. `tests/hosts/test_own_host.py` writes a h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor, nn
 
-from agglo.hosts.swap import ReducedModule
+from agglo.hosts.swap import ReducedModule, UnsupportedModelError
 from agglo.methods import Grid
 
 
@@ -66,6 +68,13 @@ class Parts(ABC):
     def project(self, block: nn.Module, x: Tensor, rotary: Tensor | None) -> Projected:
         """First norm and the q, k, v projections of x (B, T, C)."""
 
+    def project_front(self, block: nn.Module, x: Tensor, rotary: Tensor | None, n_front: int) -> Projected:
+        """The same where only the first n_front tokens, prefix tokens all of them, ask: q and gate are of these alone.
+        Here they are cut off what `project` gives; a host that can tell the projections apart spares the others."""
+        projected = self.project(block, x, rotary)
+        gate = projected.gate
+        return replace(projected, q=projected.q[:, :, :n_front], gate=None if gate is None else gate[:, :n_front])
+
     @abstractmethod
     def join(self, block: nn.Module, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
         """x (B, T, C) plus the output projection of attended (B, H, T, d)."""
@@ -85,6 +94,8 @@ class Layout:
     head_madds: of the head, for each image.
     width, heads: channels of a token and heads of attention; methods that learn need them.
     grid: (rows, columns) of the patches, where the host knows.
+    asking_weights: those of attention_weights that tokens meet as they ask, and not as they are asked: of the output
+        projection, and of the query's unless `Parts.project_front` projects all tokens.
     """
 
     depth: int
@@ -98,26 +109,51 @@ class Layout:
     width: int = 0
     heads: int = 0
     grid: Grid | None = None
+    asking_weights: int = 0
 
-    def gflops(self, counts: list[int], n_tokens: int, before_block: bool = False) -> float:
+    def gflops(self, counts: list[int], n_tokens: int, before_block: bool = False, n_front: int | None = None) -> float:
         """Multiply-adds of an image of n_tokens patches, in 1e9: papers' FLOPs, without those of the method itself.
 
         counts: patches left by each block, between its attention and MLP, or before both.
+        n_front: tokens in front for which alone the last block runs, if there it does not run for all.
         """
         total, tokens = self.head_madds + n_tokens * self.embedding_weights, self.prefix + n_tokens
-        for count in counts:
+        for block, count in enumerate(counts, start=1):
             if before_block:
                 tokens = self.prefix + count
-            total += tokens * self.attention_weights + 2 * tokens * tokens * self.attention_width
+            front = n_front if block == len(counts) else None
+            asking = tokens if front is None else front
+            total += tokens * (self.attention_weights - self.asking_weights) + asking * self.asking_weights
+            total += 2 * asking * tokens * self.attention_width
             tokens = self.prefix + count
-            total += tokens * self.mlp_weights
+            total += (tokens if front is None else front) * self.mlp_weights
         return total / 1e9
+
+
+@dataclass(frozen=True)
+class Head:
+    """Who reads tokens after the last block, and no others than the first ones.
+
+    reads: how many.
+    reader: the module whose `forward` calls the loop and reads; None where that is the loop's own override, which says
+        so by `replace(setup, front_only=True)`.
+    loop: the name of the loop's module in the reader.
+    watched: names of the reader's submodules that see what comes out of the last block.
+    settings: attributes of the reader, by name, and the values with which it reads like that.
+    """
+
+    reads: int
+    reader: nn.Module | None = None
+    loop: str = ""
+    watched: tuple[str, ...] = ()
+    settings: tuple[tuple[str, object], ...] = ()
 
 
 class Host(ABC):
     """One library's models. See the module docstring."""
 
     model_classes: ClassVar[tuple[str, ...]]
+    rates_are_nested: ClassVar[bool] = False  # whether a keep rate is of the tokens at hand: `Stages(..., nested=True)`
 
     def recognises(self, module: nn.Module) -> bool:
         """Whether the module is, or inherits from, one of the classes. By their names: the library may be absent."""
@@ -140,6 +176,30 @@ class Host(ABC):
     @abstractmethod
     def mixin(self, module: nn.Module) -> type[ReducedModule]:
         """The overrides for the module's loop."""
+
+    def head(self, model: nn.Module, module: nn.Module) -> Head:
+        """What reads the tokens that the module's loop gives, in the model that holds it; UnsupportedModelError that
+        says why, unless it reads prefix tokens alone."""
+        raise UnsupportedModelError(
+            f"unread='drop' is for models whose head reads the class token alone, and agglo does not know that of "
+            f"{type(module).__name__}"
+        )
+
+
+def others(module: nn.Module, methods: Sequence[str], package: str) -> list[str]:
+    """Those of a module's methods that its class has from somebody else than its library."""
+    definers = {name: getattr(type(module), name).__module__.split(".")[0] for name in methods}
+    return [name for name, definer in definers.items() if definer not in (package, "agglo")]
+
+
+def require_own(module: nn.Module, methods: Sequence[str], package: str) -> None:
+    """UnsupportedModelError, for `unread="drop"`, if somebody else's method decides which tokens are read."""
+    replaced = others(module, methods, package) + [name for name in methods if name in vars(module)]
+    if replaced:
+        raise UnsupportedModelError(
+            f"unread='drop' needs to know which tokens the head reads, and {type(module).__name__} has a {replaced[0]} "
+            f"of its own in place of that of {package}"
+        )
 
 
 def matrix_entries(*modules: nn.Module | None) -> int:

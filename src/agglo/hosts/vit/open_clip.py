@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, cast
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.hosts.swap import PassSetup, ReducedModule, UnsupportedModelError, begins_pass
 from agglo.hosts.vit import packed_attention
-from agglo.hosts.vit.base import Host, Layout, Parts, Projected, matrix_entries
+from agglo.hosts.vit.base import Head, Host, Layout, Parts, Projected, matrix_entries, require_own
 from agglo.hosts.vit.run import Run, checkpointed, directly, run_blocks
 
 _PREFIX = 1  # the class token, always there
+_READS_CLASS_TOKEN = (("pool_type", "tok"), ("attn_pool", None), ("output_tokens", False))
 _PLAIN, _CUSTOM = "ResidualAttentionBlock", "CustomResidualAttentionBlock"
 
 
@@ -30,6 +30,9 @@ class _PlainParts(Parts):
     def project(self, block: Any, x: Tensor, rotary: Tensor | None) -> Projected:
         return packed_attention.project(block.attn, block.ln_1(x))
 
+    def project_front(self, block: Any, x: Tensor, rotary: Tensor | None, n_front: int) -> Projected:
+        return packed_attention.project(block.attn, block.ln_1(x), n_front)
+
     def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
         return x + cast(Tensor, block.ls_1(packed_attention.output(block.attn, attended)))
 
@@ -43,11 +46,13 @@ class _CustomParts(_PlainParts):
     def whole(self, block: Any, x: Tensor, rotary: Tensor | None) -> Tensor:
         return cast(Tensor, block(x))
 
-    def project(self, block: Any, x: Tensor, rotary: Tensor | None) -> Projected:
+    def project(self, block: Any, x: Tensor, rotary: Tensor | None, n_front: int | None = None) -> Projected:
         attn = block.attn
-        packed = F.linear(block.ln_1(x), attn.in_proj_weight, attn.in_proj_bias)
-        q, k, v = packed_attention.split_heads(packed, attn.num_heads)
+        q, k, v = packed_attention.packed_qkv(attn, block.ln_1(x), n_front)
         return Projected(attn.ln_q(q), attn.ln_k(k), v, dropout=attn.attn_drop.p if attn.training else 0.0)
+
+    def project_front(self, block: Any, x: Tensor, rotary: Tensor | None, n_front: int) -> Projected:
+        return self.project(block, x, rotary, n_front)
 
     def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
         attn = block.attn
@@ -147,10 +152,26 @@ class OpenClipViT(Host):
             width=width,
             heads=blocks[0].attn.num_heads,
             grid=(int(module.grid_size[0]), int(module.grid_size[1])),
+            asking_weights=packed_attention.asking_weights(blocks[0].attn),
         )
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:
         return _ReducedTransformer
+
+    def head(self, model: nn.Module, module: Any) -> Head:
+        require_own(module, ("forward", "_global_pool"), "open_clip")
+        if module.attn_pool is not None or module.pool_type != "tok":
+            raise UnsupportedModelError(
+                "unread='drop' needs a head that reads the class token alone (pool_type='tok', no attention pooling); "
+                f"this {type(module).__name__} pools by "
+                f"{'attention' if module.attn_pool is not None else repr(module.pool_type)}"
+            )
+        if module.output_tokens:
+            raise UnsupportedModelError(
+                f"unread='drop' needs a model that gives no patches, and this {type(module).__name__} has "
+                "output_tokens=True"
+            )
+        return Head(reads=_PREFIX, reader=module, loop="transformer", watched=("ln_post",), settings=_READS_CLASS_TOKEN)
 
 
 def _head_madds(module: Any, n_tokens: int) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from agglo.hosts.swap import UnsupportedModelError
 from agglo.hosts.vit.base import Projected
+from agglo.hosts.vit.reading import linear_rows
 
 
 def require_packed(attn: Any) -> None:
@@ -30,18 +31,31 @@ def require_packed(attn: Any) -> None:
         )
 
 
-def split_heads(packed: Tensor, n_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v (B, H, T, d) each, of packed (B, T, 3 * H * d)."""
-    # Not unflatten: in an ONNX file written by way of TorchScript it fixes the batch size.
-    q, k, v = packed.reshape(*packed.shape[:-1], 3, n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-    return q, k, v
+def packed_qkv(attn: Any, x: Tensor, n_front: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v (B, H, T, d) each, of x (B, T, C); q of the first n_front tokens alone if that is given."""
+    weight, bias, n_heads = attn.in_proj_weight, attn.in_proj_bias, attn.num_heads
+    if n_front is None:
+        # Not unflatten: in an ONNX file written by way of TorchScript it fixes the batch size.
+        packed = F.linear(x, weight, bias)
+        q, k, v = packed.reshape(*packed.shape[:-1], 3, n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k, v
+    width = weight.shape[0] // 3
+    asking = linear_rows(x[:, :n_front], weight, bias, slice(width))
+    asked = linear_rows(x, weight, bias, slice(width, None))
+    k, v = asked.reshape(*asked.shape[:-1], 2, n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    return asking.reshape(*asking.shape[:-1], n_heads, -1).transpose(1, 2), k, v
 
 
-def project(attn: nn.MultiheadAttention, x: Tensor) -> Projected:
-    """q, k, v of x (B, T, C), whatever `attn.batch_first` says."""
+def project(attn: nn.MultiheadAttention, x: Tensor, n_front: int | None = None) -> Projected:
+    """q, k, v of x (B, T, C), whatever `attn.batch_first` says. n_front: as for `packed_qkv`."""
     require_packed(attn)  # again: an adapter may have come after agglo.apply, and its own weights would not be seen
-    q, k, v = split_heads(F.linear(x, attn.in_proj_weight, attn.in_proj_bias), attn.num_heads)
+    q, k, v = packed_qkv(attn, x, n_front)
     return Projected(q, k, v, dropout=attn.dropout if attn.training else 0.0)
+
+
+def asking_weights(attn: Any) -> int:
+    """Matrix entries of the query's and the output projection."""
+    return int(attn.in_proj_weight.numel()) // 3 + int(attn.out_proj.weight.numel())
 
 
 def output(attn: nn.MultiheadAttention, attended: Tensor) -> Tensor:

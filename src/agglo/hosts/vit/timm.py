@@ -6,124 +6,73 @@ position of its members.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
-import torch
 from torch import Tensor, nn
 
 from agglo.hosts.swap import PassSetup, ReducedModule, UnsupportedModelError, begins_pass
-from agglo.hosts.vit.base import Host, Layout, Parts, Projected, matrix_entries
+from agglo.hosts.vit.base import Head, Host, Layout, matrix_entries, others, require_own
+from agglo.hosts.vit.reading import StandIn, are_watched
 from agglo.hosts.vit.rotary import Rotary
 from agglo.hosts.vit.run import Run, checkpointed, directly, run_blocks
+from agglo.hosts.vit.timm_parts import PARTS as PARTS
+from agglo.hosts.vit.timm_parts import asking_weights
 
 _BLOCKS = ("Block", "ResPostBlock", "EvaBlock", "EvaBlockPostNorm")
+_HEAD = ("forward", "forward_head", "pool")  # what reads the tokens after the last norm
 _ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention")
-_POST_NORM = ("ResPostBlock", "EvaBlockPostNorm")
 
 
-class _TimmParts(Parts):
-    """Blocks with norm1, attn, norm2, mlp; the two LayerScales are ls1/ls2 modules or gamma_1/gamma_2 vectors."""
+@dataclass(frozen=True)
+class Embedded:
+    """An image before the first block.
 
-    def whole(self, block: Any, x: Tensor, rotary: Tensor | None) -> Tensor:
-        return cast(Tensor, block(x) if rotary is None else block(x, rope=rotary))
+    tokens: (B, T, C), prefix tokens first. grid: (rows, columns) of its patches. rotary: the tables of a rotary model.
+    """
 
-    def project(self, block: Any, x: Tensor, rotary: Tensor | None) -> Projected:
-        attn = block.attn
-        x = x if _is_post_norm(block) else block.norm1(x)
-        q, k, v = _qkv(attn, x)
-        q, k = attn.q_norm(q), attn.k_norm(k)
-        features = k
-        if rotary is not None:
-            prefix, half = attn.num_prefix_tokens, getattr(attn, "rotate_half", False)
-            q, k = (_rotated(tensor, rotary, prefix, half).type_as(v) for tensor in (q, k))
-        if k.shape[1] != q.shape[1]:  # grouped queries
-            k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
-        gate = getattr(attn, "gate", None)
-        return Projected(
-            q,
-            k,
-            v,
-            features=features,
-            gate=None if gate is None else gate(x).sigmoid(),
-            scale=attn.scale,
-            dropout=attn.attn_drop.p if attn.training else 0.0,
-        )
-
-    def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
-        attn = block.attn
-        out = attended.transpose(1, 2).flatten(2)
-        if hasattr(attn, "norm"):
-            out = attn.norm(out)
-        if projected.gate is not None:
-            out = out * projected.gate
-        out = attn.proj_drop(attn.proj(out))
-        out = block.norm1(out) if _is_post_norm(block) else _scaled(block, out, "ls1", "gamma_1")
-        return x + cast(Tensor, block.drop_path1(out))
-
-    def feed(self, block: Any, x: Tensor) -> Tensor:
-        if _is_post_norm(block):
-            return x + cast(Tensor, block.drop_path2(block.norm2(block.mlp(x))))
-        return x + cast(Tensor, block.drop_path2(_scaled(block, block.mlp(block.norm2(x)), "ls2", "gamma_2")))
+    tokens: Tensor
+    grid: tuple[int, int]
+    rotary: Rotary | None
 
 
-def _is_post_norm(block: nn.Module) -> bool:
-    return type(block).__name__ in _POST_NORM
+def embed(model: Any, image: Tensor, positions: Tensor | None = None) -> Embedded:
+    """An image (B, 3, H, W) as the model's first block sees it.
 
-
-def _scaled(block: nn.Module, x: Tensor, module_name: str, vector_name: str) -> Tensor:
-    if hasattr(block, module_name):
-        return cast(Tensor, getattr(block, module_name)(x))
-    gamma = getattr(block, vector_name, None)
-    return x if gamma is None else gamma * x
-
-
-def _qkv(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v (B, H, T, d); k and v may have fewer heads."""
-
-    def heads(tensor: Tensor) -> Tensor:
-        return tensor.reshape(*tensor.shape[:-1], -1, attn.head_dim).transpose(1, 2)
-
-    if attn.qkv is None:
-        return heads(attn.q_proj(x)), heads(attn.k_proj(x)), heads(attn.v_proj(x))
-    qkv = attn.qkv(x)
-    if getattr(attn, "q_bias", None) is not None:
-        qkv = qkv + torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
-    # Not unflatten: in an ONNX file written by way of TorchScript it fixes the batch size.
-    q, k, v = qkv.reshape(*qkv.shape[:-1], 3, -1, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-    return q, k, v
-
-
-def _rotated(x: Tensor, table: Tensor, prefix: int, half: bool) -> Tensor:
-    from timm.layers.pos_embed_sincos import apply_rot_embed_cat
-
-    return torch.cat([x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], table, half)], dim=2)
-
-
-_PARTS = _TimmParts()
+    positions: (1, T, C), the absolute position embedding of this image's grid, for a model with `dynamic_img_size`;
+        None leaves it to timm.
+    """
+    grid = model.patch_embed.dynamic_feat_size(image.shape[-2:])
+    patches = model.patch_embed(image)
+    if positions is None:
+        embedded = model._pos_embed(patches)
+    else:
+        here = StandIn(model, pos_embed=positions, patch_embed=StandIn(model.patch_embed, grid_size=grid))
+        embedded = type(model)._pos_embed(here, patches)
+    # Eva drops patches in there already and returns its rotary table too.
+    x, table = embedded if isinstance(embedded, tuple) else (model.patch_drop(embedded), None)
+    rotary = None
+    if table is not None:
+        rotary = _rotary(table, grid, model.num_prefix_tokens, bool(getattr(model, "rope_mixed", False)))
+    return Embedded(model.norm_pre(x), grid, rotary)
 
 
 def _run(model: Any, setup: PassSetup, image: Tensor, stop: int | None = None, keep: tuple[int, ...] = ()) -> Run:
     """Embed the image and run it through the blocks before `stop`."""
-    embedded = model._pos_embed(model.patch_embed(image))
-    # Eva drops patches in there already and returns its rotary table too.
-    x, table = embedded if isinstance(embedded, tuple) else (model.patch_drop(embedded), None)
-    grid = model.patch_embed.dynamic_feat_size(image.shape[-2:])
-    rotary = None
-    if table is not None:
-        rotary = _rotary(table, grid, model.num_prefix_tokens, bool(getattr(model, "rope_mixed", False)))
+    embedded = embed(model, image)
     blocks = list(model.blocks)
     return run_blocks(
         setup,
         blocks[:stop],
-        model.norm_pre(x),
-        parts=_PARTS,
+        embedded.tokens,
+        parts=PARTS,
         prefix=model.num_prefix_tokens,
         training=model.training,
         depth=len(blocks),
-        rotary=rotary,
+        rotary=embedded.rotary,
         call=checkpointed if model.grad_checkpointing else directly,
         keep=keep,
-        grid=grid,
+        grid=embedded.grid,
     )
 
 
@@ -183,16 +132,22 @@ class _ReducedTimm(ReducedModule):
 
 
 class _ReducedTimmClassifier(_ReducedTimm):
-    """With timm's own `forward`, a head that reads prefix tokens alone needs no unmerging."""
+    """With timm's own `forward` and head, nothing is to be unmerged where that reads prefix tokens alone."""
 
     @begins_pass
     def forward(
         self: Any, setup: PassSetup, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
         _require_no_mask(attn_mask, is_causal)
-        run = _run(self, setup, x)
-        reads_prefix_alone = self.global_pool == "token" and self.attn_pool is None
-        return cast(Tensor, self.forward_head(self.norm(run.reduced) if reads_prefix_alone else _features(self, run)))
+        if not _reads_prefix_alone(self):
+            return cast(Tensor, self.forward_head(_features(self, _run(self, setup, x))))
+        run = _run(self, replace(setup, front_only=not are_watched([self.norm])), x)
+        return cast(Tensor, self.forward_head(self.norm(run.reduced)))
+
+
+def _reads_prefix_alone(model: Any) -> bool:
+    """Whether timm's own head, which pools as the model is told, reads no patch."""
+    return model.global_pool == "token" and model.attn_pool is None
 
 
 def _require_no_mask(attn_mask: Tensor | None, is_causal: bool) -> None:
@@ -245,8 +200,17 @@ class TimmViT(Host):
             width=module.embed_dim,
             heads=block.attn.num_heads,
             grid=embed.grid_size,
+            asking_weights=asking_weights(block.attn),
         )
 
+    def head(self, model: nn.Module, module: Any) -> Head:
+        require_own(module, _HEAD, "timm")
+        if not _reads_prefix_alone(module):
+            raise UnsupportedModelError(
+                f"unread='drop' needs a head that reads the class token alone (global_pool='token'); this "
+                f"{type(module).__name__} pools patches (global_pool={module.global_pool!r})"
+            )
+        return Head(reads=2 if hasattr(module, "head_dist") else 1)
+
     def mixin(self, module: Any) -> type[ReducedModule]:
-        forward_is_timms = type(module).forward.__module__.split(".")[0] in ("timm", "agglo")
-        return _ReducedTimmClassifier if forward_is_timms else _ReducedTimm
+        return _ReducedTimmClassifier if not others(module, _HEAD, "timm") else _ReducedTimm

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from agglo.hosts.swap import PassSetup, ReducedModule, UnsupportedModelError, begins_pass
 from agglo.hosts.vit import packed_attention
-from agglo.hosts.vit.base import Host, Layout, Parts, Projected, matrix_entries
+from agglo.hosts.vit.base import Head, Host, Layout, Parts, Projected, matrix_entries, require_own
 from agglo.hosts.vit.run import run_blocks
 
 _PREFIX = 1  # the class token, always there
@@ -25,6 +25,9 @@ class _TorchvisionParts(Parts):
 
     def project(self, block: Any, x: Tensor, rotary: Tensor | None) -> Projected:
         return packed_attention.project(block.self_attention, block.ln_1(x))
+
+    def project_front(self, block: Any, x: Tensor, rotary: Tensor | None, n_front: int) -> Projected:
+        return packed_attention.project(block.self_attention, block.ln_1(x), n_front)
 
     def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
         return x + cast(Tensor, block.dropout(packed_attention.output(block.self_attention, attended)))
@@ -88,10 +91,15 @@ class TorchvisionViT(Host):
             width=block.self_attention.embed_dim,
             heads=block.self_attention.num_heads,
             grid=(module.image_size // module.patch_size,) * 2,
+            asking_weights=packed_attention.asking_weights(block.self_attention),
         )
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:
         return _ReducedEncoder
+
+    def head(self, model: nn.Module, module: nn.Module) -> Head:
+        require_own(module, ("forward",), "torchvision")
+        return Head(reads=1, reader=module, loop="encoder", watched=("encoder.ln",))
 
 
 def _stem_madds_per_patch(module: Any) -> int:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from agglo.hosts.swap import PassSetup, ReducedModule, UnsupportedModelError, begins_pass
-from agglo.hosts.vit.base import Host, Layout, matrix_entries
+from agglo.hosts.vit.base import Head, Host, Layout, matrix_entries, require_own
 from agglo.hosts.vit.run import Run, checkpointed, directly, run_blocks
 from agglo.hosts.vit.transformers_parts import CLIPParts, DinoParts, LayerParts, ViTParts
 from agglo.methods import Grid
@@ -197,6 +197,14 @@ _TOWERS = {
 }
 
 
+# Classifiers that read no patch, and how many tokens in front they read.
+_READERS = {
+    "ViTForImageClassification": 1,
+    "DeiTForImageClassification": 1,
+    "DeiTForImageClassificationWithTeacher": 2,
+}
+
+
 def _layers(module: Any) -> list[Any]:
     """The layers a module loops over, itself or through its encoder."""
     for owner in (module, getattr(module, "encoder", None)):
@@ -273,10 +281,26 @@ class TransformersViT(Host):
             width=config.hidden_size,
             heads=config.num_attention_heads,
             grid=None if tower.mixin is _ReducedMAE else grid,
+            asking_weights=2 * config.hidden_size * attention_width,
         )
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:
         return _tower(module).mixin
+
+    def head(self, model: nn.Module, module: nn.Module) -> Head:
+        owners = [
+            (owner, name) for owner in model.modules() for name, child in owner.named_children() if child is module
+        ]
+        for owner, name in owners:
+            known = [cls.__name__ for cls in type(owner).__mro__ if cls.__name__ in _READERS]
+            if known:
+                require_own(owner, ("forward",), "transformers")
+                return Head(_READERS[known[0]], reader=owner, loop=name, watched=(f"{name}.layernorm",))
+        holder = f"in {type(owners[0][0]).__name__}" if owners else "by itself"
+        raise UnsupportedModelError(
+            f"unread='drop' needs a head that reads class and distillation tokens alone: {', '.join(_READERS)}. "
+            f"{type(module).__name__} {holder} gives its patches to whoever calls it"
+        )
 
 
 def _pair(size: int | Sequence[int]) -> tuple[int, int]:

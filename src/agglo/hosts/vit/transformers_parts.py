@@ -49,20 +49,23 @@ class LayerParts(Parts):
         out = block.forward(x, *self.masks)
         return cast(Tensor, out[0] if isinstance(out, tuple) else out)
 
-    def project(self, block: Any, x: Tensor, rotary: Tensor | None) -> Projected:
+    def project(self, block: Any, x: Tensor, rotary: Tensor | None, n_front: int | None = None) -> Projected:
         attention, x = self.attention(block), getattr(block, self.norms[0])(x)
         width = _first(attention, "head_dim", "attention_head_size")
 
-        def heads(*names: str) -> Tensor:
+        def heads(x: Tensor, *names: str) -> Tensor:
             return cast(Tensor, _first(attention, *names)(x).unflatten(-1, (-1, width)).transpose(1, 2))
 
         return Projected(
-            heads("q_proj", "query"),
-            heads("k_proj", "key"),
-            heads("v_proj", "value"),
+            heads(x if n_front is None else x[:, :n_front], "q_proj", "query"),
+            heads(x, "k_proj", "key"),
+            heads(x, "v_proj", "value"),
             scale=_first(attention, "scaling", "scale"),
             dropout=_first(attention, "attention_dropout", "dropout_prob", "dropout") if attention.training else 0.0,
         )
+
+    def project_front(self, block: Any, x: Tensor, rotary: Tensor | None, n_front: int) -> Projected:
+        return self.project(block, x, rotary, n_front)
 
     def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
         attended = attended.transpose(1, 2).flatten(2)

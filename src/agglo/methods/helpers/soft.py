@@ -30,7 +30,7 @@ class SoftMethod(LearnedMethod):
     a new token that is nobody's strongest has size 1, since 0 would mean padding."""
 
     acts = "before block"
-    proportional: ClassVar[bool] = False
+    proportional: bool = False
     kind: ClassVar[Kind] = "merges soft"
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """A method as text for the command line and as a table for JSON and TOML, and back.
 
-atc:linkage=single,features=values                                  options that are not given are the defaults
-{"method": "atc", "linkage": "single", "features": "values"}
+atc:linkage=single,features=[keys,tokens,tokens]                    options that are not given are the defaults
+{"method": "atc", "linkage": "single", "features": ["keys", "tokens", "tokens"]}
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def parse_method(described: str | Mapping[str, Any] | Method) -> Method:
     """The method that a text or a table describes.
 
     >>> parse_method("atc:linkage=single")
-    ATC(linkage='single', features='keys', sizes='counted')
+    ATC(linkage='single', features='keys', sizes='counted', importance=None, exponent=0.5, mean='plain')
     >>> parse_method({"method": "random", "seed": 3}) == parse_method("random:seed=3")
     True
     """
@@ -46,7 +46,7 @@ def split_method_text(described: str) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"{described!r} describes no method; accepted: name, or name:option=value,option=value")
     find(name)
     options: dict[str, Any] = {}
-    for item in listed.split(",") if listed else []:
+    for item in _items(listed):
         option, equals, value = (part.strip() for part in item.partition("="))
         if not (option and equals and value):
             raise ValueError(f"{item!r} in {described!r} is no option; accepted: option=value, separated by commas")
@@ -54,6 +54,18 @@ def split_method_text(described: str) -> tuple[str, dict[str, Any]]:
             raise ValueError(f"{described!r} gives {option!r} twice")
         options[option] = option_value(value)
     return name, options
+
+
+def _items(listed: str) -> list[str]:
+    """The parts between commas; a comma inside of a list in brackets is the list's."""
+    items: list[str] = []
+    for piece in listed.split(",") if listed else []:
+        value = items[-1].partition("=")[2].strip() if items else ""
+        if value.startswith("[") and not value.endswith("]"):
+            items[-1] += f",{piece}"
+        else:
+            items.append(piece)
+    return items
 
 
 def method_text(method: Method) -> str:
@@ -68,14 +80,16 @@ def method_text(method: Method) -> str:
 
 
 def method_table(method: Method) -> dict[str, Any]:
-    """The table that `parse_method` reads: the name and all options but those that are None by default, since TOML has
-    no word for it.
+    """The table that `parse_method` reads: the name and all options but those that are None by default. TOML has no
+    word for None; in a list it is the text "none".
 
     >>> method_table(create("random", seed=3)), method_table(create("random"))
     ({'method': 'random', 'seed': 3}, {'method': 'random'})
     """
     unsaid = [name for name, value in method.options().items() if value is None and method.defaults()[name] is None]
-    return {"method": method.name, **{n: value for n, value in method.options().items() if n not in unsaid}}
+    said = {name: value for name, value in method.options().items() if name not in unsaid}
+    lists = {name: ["none" if e is None else e for e in value] for name, value in said.items() if type(value) is list}
+    return {"method": method.name, **said, **lists}
 
 
 def _from_table(table: Mapping[str, Any]) -> Method:
@@ -87,7 +101,19 @@ def _from_table(table: Mapping[str, Any]) -> Method:
 
 
 def option_value(text: str) -> Any:
-    """A number or one of true, false, none and inf if it reads like one, else the text itself."""
+    """A number or one of true, false, none and inf if it reads like one, a list of such in brackets, else the text
+    itself.
+
+    >>> option_value("0.5"), option_value("[class,none]"), option_value("class")
+    (0.5, ['class', None], 'class')
+    """
+    if text.startswith("["):
+        if not text.endswith("]"):
+            raise ValueError(f"{text!r} is a list without an end; accepted: [value,value]")
+        entries = [entry.strip() for entry in text[1:-1].split(",")]
+        if "" in entries:
+            raise ValueError(f"{text!r} has an empty entry; accepted: [value,value]")
+        return [option_value(entry) for entry in entries]
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:
@@ -97,11 +123,23 @@ def option_value(text: str) -> Any:
     return value if isinstance(value, (int, float, str)) else text
 
 
-def _word(method: Method, name: str, value: Any) -> str:
+def option_text(value: Any) -> str | None:
+    """The text that `option_value` reads; None if there is none."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, str) and value.strip() == value != "" and "," not in value:
-        return value if option_value(value) == value else repr(value)
-    raise ValueError(f"{name}={value!r} of {method.name} cannot be written in a text; a table can hold it")
+        brackets = "[" in value or "]" in value
+        return value if not brackets and option_value(value) == value else repr(value)
+    if isinstance(value, list) and value:
+        entries = [None if isinstance(entry, list) else option_text(entry) for entry in value]
+        return f"[{','.join(map(str, entries))}]" if None not in entries else None
+    return None
+
+
+def _word(method: Method, name: str, value: Any) -> str:
+    written = option_text(value)
+    if written is None:
+        raise ValueError(f"{name}={value!r} of {method.name} cannot be written in a text; a table can hold it")
+    return written

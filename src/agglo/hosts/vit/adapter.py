@@ -1,0 +1,111 @@
+"""agglo's own ViTAdapter, the backbone of its detectors: a timm ViT whose blocks a pyramid of maps talks with.
+
+Injectors and extractors see all patches, as without reduction: the loop over blocks pauses for them. What they tell the
+ViT, a merged token gains as the size-weighted mean over its members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from agglo.hosts.swap import PassSetup, ReducedModule, UnsupportedModelError, begins_pass
+from agglo.hosts.vit.base import Host, Layout, matrix_entries
+from agglo.hosts.vit.run import checkpointed, directly, run_blocks
+from agglo.hosts.vit.timm import PARTS, TimmViT
+
+_VIT = TimmViT()
+_SAMPLE = 5  # multiply-adds of a sampled value: four corners, and its weight
+
+
+class _ReducedAdapter(ReducedModule):
+    @begins_pass
+    def forward(
+        self: Any, setup: PassSetup, images: Tensor, sizes: Sequence[tuple[int, int]] | None = None
+    ) -> list[Tensor]:
+        scene = self.scene(images, sizes)
+        each, last = self.blocks_each, self.blocks_each - 1
+        run = run_blocks(
+            setup,
+            list(self.vit.blocks),
+            scene.embedded.tokens,
+            parts=PARTS,
+            prefix=self.prefix,
+            training=self.training,
+            rotary=scene.embedded.rotary,
+            call=checkpointed if self.vit.grad_checkpointing else directly,
+            grid=scene.grid,
+            real=scene.real if self.padding == "apart" else None,
+            inject={index * each: partial(scene.inject, index) for index in range(len(self.interactions))},
+            look={index * each + last: partial(scene.extract, index) for index in range(len(self.interactions))},
+        )
+        maps: list[Tensor] = scene.maps(run.restored()[:, self.prefix :])
+        return maps
+
+
+class AdapterViT(Host):
+    """ViTAdapter of agglo.detection."""
+
+    model_classes: ClassVar[tuple[str, ...]] = ("agglo.ViTAdapter",)
+    rates_are_nested: ClassVar[bool] = True
+
+    def check(self, module: Any) -> None:
+        if isinstance(module.vit, ReducedModule):
+            raise UnsupportedModelError("the ViT inside this ViTAdapter is reduced by itself: agglo.remove that first")
+        _VIT.check(module.vit)
+        if module.windowed:
+            raise UnsupportedModelError(
+                f"this ViTAdapter attends within windows of {module.window} x {module.window} tokens, which merged "
+                "tokens do not have: token reduction needs windowed=False"
+            )
+
+    def layout(self, module: Any) -> Layout:
+        """All that the adapter does is proportional to the number of patches, and counted among their embedding."""
+        vit, grid = module.vit, module.grid_of(*module.nominal_size)
+        block = vit.blocks[0]
+        return Layout(
+            depth=len(vit.blocks),
+            prefix=module.prefix,
+            patches=grid[0] * grid[1],
+            attention_weights=matrix_entries(block.attn),
+            attention_width=block.attn.num_heads * block.attn.head_dim,
+            mlp_weights=matrix_entries(block.mlp),
+            embedding_weights=matrix_entries(vit.patch_embed.proj) + adapter_madds(module),
+            width=vit.embed_dim,
+            heads=block.attn.num_heads,
+            grid=grid,
+        )
+
+    def mixin(self, module: Any) -> type[ReducedModule]:
+        return _ReducedAdapter
+
+
+def adapter_madds(module: Any) -> int:
+    """Multiply-adds of everything but the ViT, for each of its patches."""
+    patch = module.strides[-2]
+    shares = [(patch / stride) ** 2 for stride in module.strides]  # cells of each map, for every patch
+    pyramid = sum(shares[1:])
+    total = shares[1] * matrix_entries(module.up)
+    for level, projection in enumerate(module.prior.projections):
+        total += shares[level] * matrix_entries(projection)
+    for level, stage in enumerate(module.prior.stages, start=1):
+        total += shares[level] * matrix_entries(stage)
+    stem = [layer for layer in module.prior.stem if isinstance(layer, nn.Conv2d)]
+    total += matrix_entries(*stem) * (patch / stem[0].stride[0]) ** 2
+    for interaction in module.interactions:
+        total += _deformable(interaction.injector.attention, queries=1.0, values=pyramid)
+        for extractor in interaction.extractors:
+            total += _deformable(extractor.attention, queries=pyramid, values=1.0)
+            total += pyramid * matrix_entries(extractor.ffn)
+    return round(total)
+
+
+def _deformable(attention: Any, queries: float, values: float) -> float:
+    """Of one deformable attention. queries, values: of each, for every patch."""
+    samples = prod((attention.levels, attention.points, attention.value.out_features))  # all heads
+    asked = matrix_entries(attention.offsets, attention.weights, attention.out) + _SAMPLE * samples
+    return queries * asked + values * matrix_entries(attention.value)

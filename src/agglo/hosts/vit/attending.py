@@ -1,0 +1,41 @@
+"""One block, taken apart by its host's `Parts`: up to its MLP, or whole for the tokens in front alone."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from agglo.attention import attention_received, attention_with_received, policy_attention, proportional_attention
+from agglo.hosts.vit.base import Parts, Projected
+
+
+def attend(
+    parts: Parts,
+    block: nn.Module,
+    x: Tensor,
+    table: Tensor | None,
+    sizes: Tensor | None,
+    policy: Tensor | None,
+    receives: bool,
+) -> tuple[Tensor, Projected, Tensor | None]:
+    """A block up to its MLP, what its attention worked on, and, if asked for, what attention each token received."""
+    projected, received = parts.project(block, x, table), None
+    q, k, v, scale, dropout = projected.q, projected.k, projected.v, projected.scale, projected.dropout
+    if policy is not None:
+        attended = policy_attention(q, k, v, policy, scale=scale)
+        received = attention_received(q, k, sizes, scale=scale) if receives else None
+    elif receives:
+        attended, received = attention_with_received(q, k, v, sizes, scale=scale, dropout=dropout)
+    else:
+        attended = proportional_attention(q, k, v, sizes, scale=scale, dropout=dropout)
+    return parts.join(block, x, attended, projected), projected, received
+
+
+def run_front(
+    parts: Parts, block: nn.Module, x: Tensor, table: Tensor | None, sizes: Tensor | None, n_front: int
+) -> Tensor:
+    """A block for the first n_front tokens alone, which attend to all of x (B, T, C): (B, n_front, C)."""
+    projected = parts.project_front(block, x, table, n_front)
+    attended = proportional_attention(
+        projected.q, projected.k, projected.v, sizes, scale=projected.scale, dropout=projected.dropout
+    )
+    return parts.feed(block, parts.join(block, x[:, :n_front], attended, projected))

@@ -1,0 +1,354 @@
+"""Reduction inside a ViT-Adapter: pauses for injectors and extractors, every method, dense maps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import agglo
+from agglo.grouping import Grouping
+from agglo.hosts import UnsupportedModelError
+from agglo.hosts.vit.run import run_blocks
+from agglo.methods.registry import find
+from tests.support.adapters import DEPTH, WIDTH, small_adapter, small_vit
+from tests.support.host_contract import HostContract
+from tests.support.threads import at_the_same_time
+
+TOKENS = 64
+
+
+def picture(batch: int = 2, height: int = 64, width: int = 64, seed: int = 3) -> Tensor:
+    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+class TestAdapter(HostContract):
+    threshold = 0.1
+
+    def model(self) -> nn.Module:
+        return small_adapter()
+
+
+class TestAdapterInADetectorWithClassToken(HostContract):
+    """Found inside of another module; a class token and registers go along."""
+
+    threshold = 0.1
+
+    def model(self) -> nn.Module:
+        backbone = small_adapter(small_vit(reg_tokens=1, init_values=0.5), class_token=True)
+        return nn.Sequential(backbone)
+
+
+def slowly(adapter: Any, images: Tensor, keep_rate: float, linkage: str) -> list[Tensor]:
+    """6.2 of the facts from public clustering and the modules: maps of every reduction in lists, unmerged through all
+    of them in reverse, injected, merged forward with sizes rebuilt from ones."""
+    scene = adapter.scene(images)
+    x = scene.embedded.tokens
+    batch, n_all, c = x.shape
+    maps: list[Tensor] = []  # labels of each reduction
+    size = torch.ones(batch, n_all)
+
+    def merged(x: Tensor, size: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        k = int(labels.max()) + 1
+        one_hot = torch.nn.functional.one_hot(labels, k).float().transpose(1, 2)  # (B, k, N)
+        total = one_hot @ size.unsqueeze(-1)
+        return (one_hot @ (x * size.unsqueeze(-1))) / total, total.squeeze(-1)
+
+    def unmerged(x: Tensor) -> Tensor:
+        for labels in reversed(maps):
+            x = torch.stack([x[image, labels[image]] for image in range(batch)])
+        return x
+
+    for index, block in enumerate(adapter.vit.blocks):
+        if index % 2 == 0:
+            full = unmerged(x)
+            x = full + scene.inject(index // 2, full)
+            ones = torch.ones(batch, n_all)
+            for labels in maps:
+                x, ones = merged(x, ones, labels)
+        heads = block.attn.num_heads
+        q, k, v = block.attn.qkv(block.norm1(x)).view(batch, -1, 3, heads, c // heads).permute(2, 0, 3, 1, 4)
+        logits = q @ k.transpose(-2, -1) * (c // heads) ** -0.5 + size.log()[:, None, None, :]
+        x = x + block.attn.proj((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        if index in (2, 4, 6):
+            labels = agglo.cluster(k.mean(dim=1), int(keep_rate * x.shape[1]), linkage)
+            x, size = merged(x, size, labels)
+            maps.append(labels)
+        x = x + block.mlp(block.norm2(x))
+        if index % 2 == 1:
+            scene.extract(index // 2, unmerged(x))
+    found: list[Tensor] = scene.maps(unmerged(x))
+    return found
+
+
+@pytest.mark.parametrize("linkage", ["average", "single", "complete"])
+@pytest.mark.parametrize("keep_rate", [0.25, 0.7])
+@torch.no_grad()
+def test_atc_is_what_the_paper_describes(linkage: str, keep_rate: float) -> None:
+    adapter = small_adapter()
+    images = picture(2, 64, 96)
+    expected = slowly(adapter, images, keep_rate, linkage)
+    agglo.apply(adapter, keep_rate=keep_rate, linkage=linkage)
+    for found, wanted in zip(adapter(images), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_counts_are_of_the_tokens_at_hand() -> None:
+    """int(r T) at every stage: of 196 at 70 % 137, 95, 66 and not 137, 96, 67."""
+    adapter = small_adapter(small_vit(img_size=112), nominal_size=(112, 112))
+    agglo.apply(adapter, keep_rate=0.7)
+    report = agglo.reduction(adapter)
+    assert report is not None and report.counts is not None
+    assert report.counts == [196, 196, 137, 137, 95, 95, 66, 66]
+    with agglo.trace(adapter) as trace, torch.no_grad():
+        adapter(picture(1, 112, 112))
+    assert [g.n_groups for g in trace.groupings.values()] == [137, 95, 66]
+    agglo.apply(adapter, schedule="stages:0.7")  # a schedule is taken as it is written
+    report = agglo.reduction(adapter)
+    assert report is not None and report.counts == [196, 196, 137, 137, 96, 96, 67, 67]
+
+
+@torch.no_grad()
+def test_nominal_size_and_gflops() -> None:
+    """Counted by torch for the dense model, but for the samples of deformable attention, which it does not count."""
+    adapter = small_adapter(nominal_size=(64, 96))
+    with FlopCounterMode(display=False) as counter:
+        adapter(picture(1, 64, 96))
+    agglo.apply(adapter, keep_rate=0.5)
+    report = agglo.reduction(adapter)
+    assert report is not None and report.gflops_after is not None
+    assert report.n_tokens == 96
+    # levels x points x channels x (4 corners and a weight), of 4 injectors and 6 extractors
+    samples = 96 * (4 * 3 * 4 * WIDTH * 5 + 6 * 5.25 * 4 * WIDTH * 5)
+    assert report.gflops_before * 1e9 == pytest.approx(counter.get_total_flops() / 2 + samples, abs=2 * 96)
+    assert report.gflops_after < report.gflops_before
+    halved = agglo.reduction(adapter, n_tokens=24)
+    assert halved is not None and halved.counts is not None and halved.counts[-1] == 3
+
+
+class Recorder:
+    """Injects a given gain, and keeps what it was shown."""
+
+    def __init__(self, gain: Tensor) -> None:
+        self.gain, self.seen = gain, []  # type: ignore[var-annotated]
+
+    def __call__(self, patches: Tensor) -> Tensor:
+        self.seen.append(patches.clone())
+        return self.gain
+
+
+class Asis(nn.Module):
+    """Stands for a block that changes nothing."""
+
+
+def reduced_by(method: Any, prefix: int, **plan: Any) -> Any:
+    """A setup of a pass, and parts of blocks whose attention and MLP add nothing."""
+    from agglo.hosts.swap import PassSetup
+    from agglo.hosts.vit.base import Parts, Projected
+    from agglo.plan import Plan
+
+    class Nothing(Parts):
+        def whole(self, block: nn.Module, x: Tensor, rotary: Tensor | None) -> Tensor:
+            return x
+
+        def project(self, block: nn.Module, x: Tensor, rotary: Tensor | None) -> Projected:
+            heads = x.unsqueeze(1)
+            return Projected(heads, heads, heads)
+
+        def join(self, block: nn.Module, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
+            return x
+
+        def feed(self, block: nn.Module, x: Tensor) -> Tensor:
+            return x
+
+    return PassSetup(Plan(**plan), method), Nothing()
+
+
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_a_group_gains_the_weighted_mean_of_its_members(prefix: int) -> None:
+    torch.manual_seed(0)
+    x, gain = torch.randn(2, prefix + 12, 5), torch.randn(2, 12, 5)
+    setup, parts = reduced_by(agglo.parse_method("atc"), prefix, schedule=agglo.Counts((7, 3), blocks=(0, 1)))
+    told, looked = Recorder(gain), []  # type: ignore[var-annotated]
+    run = run_blocks(
+        setup,
+        [Asis()] * 4,
+        x,
+        parts=parts,
+        prefix=prefix,
+        training=False,
+        inject={2: told},
+        look={1: looked.append, 3: looked.append},
+    )
+    before, after, labels = looked[0], looked[1], run.grouping.labels[:, prefix:]  # type: ignore[union-attr]
+    assert torch.equal(told.seen[0], before)
+    assert labels.unique().numel() == 3
+    for image in range(2):
+        for group in labels[image].unique():
+            members = labels[image] == group
+            assert (before[image][members] == before[image][members][0]).all()
+            torch.testing.assert_close(
+                after[image][members] - before[image][members], gain[image][members].mean(0).expand(members.sum(), 5)
+            )
+    assert torch.equal(run.restored()[:, :prefix], x[:, :prefix])
+    torch.testing.assert_close(run.restored()[:, prefix:], after)
+
+
+def test_what_was_dropped_keeps_its_value_and_gains_its_own() -> None:
+    torch.manual_seed(0)
+    x, first, second = torch.randn(2, 12, 5), torch.randn(2, 12, 5), torch.randn(2, 12, 5)
+    setup, parts = reduced_by(
+        agglo.parse_method("random:seed=1"), 0, schedule=agglo.Counts((7, 3), blocks=(0, 2)), proportional=False
+    )
+    told = [Recorder(first), Recorder(second)]
+    run = run_blocks(setup, [Asis()] * 4, x, parts=parts, prefix=0, training=False, inject={1: told[0], 3: told[1]})
+    assert run.reduced.shape[1] == 3
+    torch.testing.assert_close(told[0].seen[0], x)
+    torch.testing.assert_close(told[1].seen[0], x + first)
+    torch.testing.assert_close(run.restored(), x + first + second)
+
+
+def test_members_that_were_dropped_together_gain_apart() -> None:
+    """A group that is dropped has one value for its members until they gain something."""
+    x, gain = torch.randn(1, 4, 5), torch.randn(1, 4, 5)
+
+    class FirstPairs(agglo.Method):
+        name = "first_pairs"
+
+        def reduce(self, view: agglo.View) -> agglo.Outcome:
+            if view.stage == 0:
+                return agglo.Outcome(Grouping.of(torch.tensor([[0, 0, 1, 1]]), 2))
+            return agglo.Outcome(Grouping.select(torch.tensor([[1]]), 2, weights=view.sizes))
+
+    setup, parts = reduced_by(FirstPairs(), 0, schedule=agglo.Counts((2, 1), blocks=(0, 1)))
+    run = run_blocks(setup, [Asis()] * 3, x, parts=parts, prefix=0, training=False, inject={2: Recorder(gain)})
+    means = x.view(1, 2, 2, 5).mean(dim=2, keepdim=True).expand(1, 2, 2, 5).reshape(1, 4, 5)
+    expected = means + gain
+    expected[:, 2:] = means[:, 2:] + gain[:, 2:].mean(dim=1, keepdim=True)
+    torch.testing.assert_close(run.restored(), expected)
+
+
+EVERY = [
+    "atc",
+    "atc:linkage=single",
+    "atc:linkage=complete",
+    "atc:sizes=ignored",
+    "tome",
+    "kmedoids",
+    "kmedoids:weights=equal",
+    "dpc_knn",
+    "evit",
+    "topk",
+    "ats",
+    "dynamicvit",
+    "dynamicvit_prsv",
+    "evovit",
+    "evovit:per_block=true",
+    "svit",
+    "random",
+    "pool",
+    "l1",
+    "l2",
+    "linf",
+    "sit",
+    "patch_merger",
+    "sinkhorn",
+]
+ASK_THE_CLASS_TOKEN = ("evit", "topk", "ats", "evovit", "evovit:per_block=true")
+
+
+def test_no_method_is_forgotten() -> None:
+    # Other tests may have registered methods of their own.
+    ours = {info.name for info in agglo.list_methods() if find(info.name).__module__.startswith("agglo.methods.")}
+    assert {text.split(":")[0] for text in EVERY} == ours
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("text", EVERY)
+def test_every_method_forward_and_backward(text: str, training: bool) -> None:
+    adapter = small_adapter(class_token=text in ASK_THE_CLASS_TOKEN, nominal_size=(64, 64)).train(training)
+    torch.manual_seed(0)
+    agglo.apply(adapter, agglo.parse_method(text), keep_rate=0.5)
+    with agglo.trace(adapter) as trace:
+        maps = adapter(picture())
+    assert [tuple(m.shape) for m in maps] == [(2, WIDTH, side, side) for side in (32, 16, 8, 4)]
+    loss = sum(m.pow(2).mean() for m in maps) + (0 if trace.loss is None else trace.loss)
+    loss.backward()  # type: ignore[union-attr]
+    assert trace.steps
+    assert all(m.isfinite().all() for m in maps)
+    gradients = [p.grad for name, p in adapter.named_parameters() if p.requires_grad and p.grad is not None]
+    assert all(g.isfinite().all() for g in gradients)
+    missing = [name for name, p in adapter.named_parameters() if p.grad is None]
+    # Decisions at inference have no gradient; a class token speaks through attention.
+    assert all(name.startswith("agglo_method") for name in missing), missing
+
+
+@pytest.mark.parametrize("text", [t for t in EVERY if t not in ASK_THE_CLASS_TOKEN])
+@torch.no_grad()
+def test_other_image_sizes(text: str) -> None:
+    adapter = small_adapter(nominal_size=(64, 64))
+    agglo.apply(adapter, agglo.parse_method(text), keep_rate=0.5)
+    images = picture(1, 48, 96)
+    if text in ("sit", "patch_merger", "sinkhorn"):
+        with pytest.raises(ValueError, match="its parameters fit one input size and schedule"):
+            adapter(images)
+    else:
+        assert adapter(images)[2].shape == (1, WIDTH, 6, 12)
+
+
+@pytest.mark.parametrize("text", ASK_THE_CLASS_TOKEN)
+def test_methods_that_ask_the_class_token_say_how_to_get_one(text: str) -> None:
+    with pytest.raises(ValueError, match="class_token=True"):
+        agglo.apply(small_adapter(), agglo.parse_method(text), keep_rate=0.5)
+
+
+@torch.no_grad()
+def test_rotary_models_are_reduced() -> None:
+    from tests.detection.model.test_adapter import rotary_vit
+
+    adapter = small_adapter(rotary_vit(), class_token=True, deform_heads=3)
+    images = picture(1, 48, 80)
+    dense = adapter(images)
+    for found, expected in zip(agglo.apply(adapter, keep_rate=1.0)(images), dense, strict=True):
+        torch.testing.assert_close(found, expected)
+    agglo.apply(adapter, keep_rate=0.5)
+    assert all(m.isfinite().all() for m in adapter(images))
+
+
+def test_windows_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="token reduction needs windowed=False"):
+        agglo.apply(small_adapter(windowed=True, window=4), keep_rate=0.5)
+
+
+def test_the_vit_inside_is_not_applied_to_in_vain() -> None:
+    adapter = small_adapter()
+    agglo.apply(adapter, tower="vit", keep_rate=0.5)
+    with pytest.raises(UnsupportedModelError, match="apply to the adapter"):
+        adapter(picture())
+    with pytest.raises(UnsupportedModelError, match=r"agglo\.remove that first"):
+        agglo.apply(adapter, keep_rate=0.5)
+    agglo.remove(adapter)
+    assert adapter(picture())[0].isfinite().all()
+
+
+@torch.no_grad()
+def test_two_sizes_in_two_threads() -> None:
+    adapter = agglo.apply(small_adapter(), keep_rate=0.5)
+    images = [picture(1, 64, 64), picture(2, 32, 96)]
+    expected = [adapter(x) for x in images]
+    results = at_the_same_time(adapter, images)
+    for which in (0, 1):
+        for result in results[which]:
+            torch.testing.assert_close(result, expected[which], rtol=0, atol=1e-5)
+
+
+def test_a_learned_method_is_part_of_the_model() -> None:
+    adapter = agglo.apply(small_adapter(), "svit", keep_rate=0.5)
+    gates = [name for name in adapter.state_dict() if name.startswith("agglo_method.gates")]
+    assert gates
+    assert len({name.split(".")[2] for name in gates}) == DEPTH - 2  # one per block from the first stage on
+    agglo.remove(adapter)
+    assert not any(name.startswith("agglo_method") for name in adapter.state_dict())

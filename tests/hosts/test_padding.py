@@ -1,0 +1,227 @@
+"""Padded batches: what shows a picture never merges with what shows padding alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import agglo
+from agglo.hosts.vit.padding import Picture, reduce_apart
+from tests.support.adapters import WIDTH, small_adapter
+from tests.support.reductions import view
+
+SIZES = [(64, 64), (41, 64), (64, 30), (17, 9)]  # within 64 x 64: 64, 48, 32 and 6 of 64 patches
+MIXING = ["atc", "atc:linkage=single", "tome", "kmedoids", "kmedoids:weights=equal", "dpc_knn", "pool", "evit"]
+
+
+def padded_batch(sizes: list[tuple[int, int]] = SIZES) -> Tensor:
+    images = torch.randn(len(sizes), 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    for image, (height, width) in zip(images, sizes, strict=True):
+        image[:, height:] = 0
+        image[:, :, width:] = 0
+    return images
+
+
+def real_patches(sizes: list[tuple[int, int]] = SIZES) -> Tensor:
+    real = torch.zeros(len(sizes), 8, 8, dtype=torch.bool)
+    for each, (height, width) in zip(real, sizes, strict=True):
+        each[: -(-height // 8), : -(-width // 8)] = True
+    return real.flatten(1)
+
+
+def applied(text: str, **options: Any) -> Any:
+    adapter = small_adapter(class_token=text == "evit", nominal_size=(64, 64), **options)
+    torch.manual_seed(0)
+    return agglo.apply(adapter, agglo.parse_method(text), keep_rate=0.5)
+
+
+@pytest.mark.parametrize("text", MIXING)
+@torch.no_grad()
+def test_no_group_holds_both(text: str) -> None:
+    adapter, real = applied(text), real_patches()
+    with agglo.trace(adapter) as trace:
+        maps = adapter(padded_batch(), SIZES)
+    assert all(m.isfinite().all() for m in maps)
+    assert len(trace.groupings) == 3
+    for grouping in trace.groupings.values():
+        labels = grouping.labels[:, adapter.prefix :]
+        for image in range(len(SIZES)):
+            shown = set(labels[image][real[image]].tolist())
+            hidden = set(labels[image][~real[image]].tolist())
+            assert not shown & hidden
+            assert shown
+            assert min(shown) >= adapter.prefix
+        ones = torch.ones(grouping.labels.shape)
+        torch.testing.assert_close(
+            torch.zeros_like(grouping.sizes).scatter_add(1, grouping.labels, ones), grouping.sizes
+        )
+
+
+@pytest.mark.parametrize("text", ["atc", "atc:linkage=complete", "kmedoids", "dpc_knn"])
+@torch.no_grad()
+def test_every_image_keeps_as_many_as_without_padding(text: str) -> None:
+    adapter = applied(text)
+    with agglo.trace(adapter) as trace:
+        adapter(padded_batch(), SIZES)
+    assert [g.n_groups for g in trace.groupings.values()] == [32, 16, 8]
+    assert all(g.counts is None and (g.sizes > 0).all() for g in trace.groupings.values())
+    shares = [len(set(trace.groupings[2].labels[i][real_patches()[i]].tolist())) for i in range(4)]
+    assert shares == [32, 24, 16, 3]  # half of 64, 48, 32 and 6
+
+
+@pytest.mark.parametrize("text", MIXING)
+@torch.no_grad()
+def test_merging_is_the_released_behaviour(text: str) -> None:
+    """With padding='merge', and where nothing is padded, sizes make no difference."""
+    images = padded_batch()
+    merging = applied(text, padding="merge")
+    torch.testing.assert_close(merging(images, SIZES), merging(images), rtol=0, atol=0)
+    apart = applied(text)
+    full = [(64, 64), (57, 63), (64, 64), (60, 60)]  # the last patches show something
+    torch.testing.assert_close(apart(images, full), merging(images), rtol=0, atol=0)
+    assert not torch.allclose(apart(images, SIZES)[2], merging(images)[2])
+
+
+@torch.no_grad()
+def test_keeping_everything_is_the_dense_model() -> None:
+    adapter, images = small_adapter(), padded_batch()
+    dense = adapter(images, SIZES)
+    torch.testing.assert_close(agglo.apply(adapter, keep_rate=1.0)(images, SIZES), dense)
+
+
+@pytest.mark.parametrize("text", ["atc", "atc:importance=received", "tome", "pool"])
+def test_means_keep_their_length_apart(text: str) -> None:
+    """In sets of their own, padding that merges by position for want of a grid too."""
+    real = torch.zeros(2, 6, 6, dtype=torch.bool)
+    real[0, :4, :6] = real[1, :3, :4] = True
+    method = agglo.parse_method(text + ("," if ":" in text else ":") + "mean=preserve_norm")
+    shown = view(n=36, prefix=1, target=18, grid=(6, 6))
+    shown = replace(shown, keys=shown.tokens.unsqueeze(1))
+    outcome, _ = reduce_apart(method, shown, Picture(real.flatten(1)), None)
+    assert outcome.tokens is not None
+    if outcome.grouping.counts is None:
+        torch.testing.assert_close(outcome.tokens, outcome.grouping.merge(shown.tokens, "preserve_norm"))
+    lengths = outcome.grouping.merge(shown.tokens.norm(dim=-1, keepdim=True)).squeeze(-1)
+    torch.testing.assert_close(outcome.tokens.norm(dim=-1), lengths)
+
+
+def canonical(labels: Tensor) -> list[int]:
+    """Groups numbered by their first member."""
+    names: dict[int, int] = {}
+    return [names.setdefault(int(label), len(names)) for label in labels]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 5),
+    columns=st.integers(1, 5),
+    rate=st.sampled_from([0.3, 0.5, 0.7, 0.9]),
+    prefix=st.integers(0, 2),
+    linkage=st.sampled_from(["average", "single", "complete"]),
+    seed=st.integers(0, 50),
+)
+def test_a_pictures_groups_are_those_of_its_tokens_alone(
+    rows: int, columns: int, rate: float, prefix: int, linkage: str, seed: int
+) -> None:
+    """Two stages of ATC: groups and tokens are those of a batch that holds nothing but the picture's tokens."""
+    real = torch.zeros(2, 5, 5, dtype=torch.bool)
+    real[0, :rows, :columns] = True
+    real[1, :3, :4] = True
+    real = real.flatten(1)
+    method = agglo.parse_method(f"atc:linkage={linkage},features=tokens")
+    first = shown = view(seed, n=25, prefix=prefix, grid=(5, 5))
+    picture, totals = Picture(real), []  # type: ignore[var-annotated]
+    for target in (int(25 * rate), max(2, int(25 * rate * rate))):
+        total = totals[-1] if totals else None
+        shown = replace(shown, target=target, sizes=None if total is None else total.sizes)
+        outcome, picture = reduce_apart(method, shown, picture, total)
+        totals.append(outcome.grouping if total is None else total.then(outcome.grouping))
+        assert outcome.tokens is not None
+        shown = replace(shown, tokens=outcome.tokens, stage=shown.stage + 1)
+    for image in range(2):
+        here = torch.cat([torch.arange(prefix), real[image].nonzero().flatten() + prefix])
+        alone = replace(first, tokens=first.tokens[image : image + 1, here], attention_received=None)
+        total = None
+        for in_batch in totals:
+            labels = in_batch.labels[image, here]
+            target = labels.unique().numel() - prefix
+            grouping = method.reduce(
+                replace(alone, target=target, sizes=None if total is None else total.sizes)
+            ).grouping
+            total = grouping if total is None else total.then(grouping)
+            alone = replace(alone, tokens=grouping.merge(alone.tokens))
+            assert canonical(total.labels[0]) == canonical(labels)
+        torch.testing.assert_close(
+            totals[-1].unmerge(shown.tokens)[image, here],
+            total.unmerge(alone.tokens)[0],  # type: ignore[union-attr]
+        )
+
+
+@pytest.mark.parametrize("text", ["atc", "tome", "kmedoids:weights=equal", "dpc_knn:weights=equal", "pool"])
+def test_images_do_not_depend_on_their_batch(text: str) -> None:
+    """What becomes of an image in a padded batch is what becomes of it alone in the same padding."""
+    adapter, images = applied(text), padded_batch()
+    with torch.no_grad():
+        together = adapter(images, SIZES)
+        for image in range(len(SIZES)):
+            alone = adapter(images[image : image + 1], SIZES[image : image + 1])
+            for found, expected in zip(together, alone, strict=True):
+                torch.testing.assert_close(found[image : image + 1], expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("text", ["atc", "tome", "evit", "kmedoids", "dpc_knn", "pool"])
+def test_gradients(text: str) -> None:
+    adapter = applied(text).train()
+    sum(m.pow(2).mean() for m in adapter(padded_batch(), SIZES)).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in adapter.vit.parameters())
+
+
+@torch.no_grad()
+def test_a_threshold_finds_what_it_finds_alone() -> None:
+    adapter = agglo.apply(small_adapter(), threshold=0.3)
+    images, real = padded_batch(), real_patches()
+    with agglo.trace(adapter) as trace:
+        adapter(images, SIZES)
+    groupings = dict(trace.groupings)
+    counts = groupings[2].counts
+    assert counts is not None and len(set(counts.tolist())) > 1
+    for image in range(len(SIZES)):
+        with agglo.trace(adapter) as trace:
+            adapter(images[image : image + 1], SIZES[image : image + 1])
+        for block, grouping in trace.groupings.items():
+            together = groupings[block].labels[image]
+            assert canonical(grouping.labels[0]) == canonical(together)
+            assert not set(together[real[image]].tolist()) & set(together[~real[image]].tolist())
+            sizes = groupings[block].sizes[image]
+            assert not ((sizes[:-1] == 0) & (sizes[1:] > 0)).any()  # what only fills up comes last
+
+
+@pytest.mark.parametrize("text", ["topk", "ats", "evovit", "random:seed=1", "l2", "dynamicvit", "svit"])
+@torch.no_grad()
+def test_methods_that_merge_nothing_treat_padding_like_the_rest(text: str) -> None:
+    adapter = small_adapter(class_token=text in ("topk", "ats", "evovit"), nominal_size=(64, 64))
+    torch.manual_seed(0)
+    agglo.apply(adapter, agglo.parse_method(text), keep_rate=0.5)
+    images = padded_batch()
+    torch.testing.assert_close(adapter(images, SIZES), adapter(images), rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_soft_methods_say_why_they_cannot() -> None:
+    with pytest.raises(ValueError, match=r"sit mixes every token with all others.*padding='merge'"):
+        applied("sit")(padded_batch(), SIZES)
+    assert applied("sit", padding="merge")(padded_batch(), SIZES)[0].shape == (4, WIDTH, 32, 32)
+
+
+@torch.no_grad()
+def test_a_picture_of_one_pixel() -> None:
+    sizes = [(64, 64), (1, 1)]
+    for text in MIXING:
+        maps = applied(text)(padded_batch(sizes), sizes)
+        assert all(m.isfinite().all() for m in maps), text

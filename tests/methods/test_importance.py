@@ -1,0 +1,303 @@
+"""ATC beyond the paper: distances weighted by importance, options per reduction, means that keep their length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import agglo
+from agglo.grouping import Grouping
+from agglo.methods import ATC, Method, Outcome, ToMe, View, create
+from tests.support.reductions import lively_vit
+from tests.support.reductions import view as plain_view
+
+
+def view(seed: int = 0, **changes: Any) -> View:
+    """With keys and uneven attention: some tokens get most of it."""
+    shown = plain_view(seed, **changes)
+    batch, n_tokens, _ = shown.tokens.shape
+    generator = torch.Generator().manual_seed(seed + 1)
+    return replace(
+        shown,
+        keys=torch.randn(batch, 2, n_tokens, 4, generator=generator),
+        values=torch.randn(batch, 2, n_tokens, 4, generator=generator),
+        class_attention=(3 * torch.randn(batch, 2, n_tokens, generator=generator)).softmax(-1),
+        attention_received=torch.rand(batch, n_tokens, generator=generator).pow(4),
+    )
+
+
+def attention_of(shown: View, importance: str) -> Tensor:
+    assert shown.class_attention is not None
+    assert shown.attention_received is not None
+    attention = shown.class_attention.mean(1) if importance == "class" else shown.attention_received
+    return attention[:, shown.prefix :]
+
+
+def weighted_distances(features: Tensor, attention: Tensor, exponent: float) -> Tensor:
+    """Of one image's features (N, D), straight from the definition, in float64."""
+    n = len(features)
+    weights = [float(a / attention.double().mean()) ** exponent for a in attention.double()]
+    unit = torch.nn.functional.normalize(features.double(), dim=-1)
+    distances = torch.zeros(n, n, dtype=torch.float64)
+    for i in range(n):
+        for j in range(n):
+            distances[i, j] = (1 - float(unit[i] @ unit[j])) * max(weights[i], weights[j]) if i != j else 0
+    return distances.clamp(min=0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 9**6),
+    n=st.integers(2, 16),
+    prefix=st.integers(0, 2),
+    linkage=st.sampled_from(["average", "single", "complete"]),
+    importance=st.sampled_from(["class", "received"]),
+    exponent=st.sampled_from([0.25, 0.5, 1.0, 4.0]),
+    share=st.floats(0, 1),
+)
+def test_groups_are_those_of_the_weighted_distances(
+    seed: int, n: int, prefix: int, linkage: str, importance: str, exponent: float, share: float
+) -> None:
+    shown = view(seed, n=n, prefix=prefix, target=1 + round(share * (n - 1)))
+    method = ATC(linkage, "tokens", importance=importance, exponent=exponent)
+    grouping = method.reduce(shown).grouping
+    assert shown.target is not None
+    for image in range(2):
+        distances = weighted_distances(shown.patches[image], attention_of(shown, importance)[image], exponent)
+        expected = agglo.cluster(distances=distances.float(), k=shown.target, linkage=linkage, backend="reference")
+        assert torch.equal(grouping.labels[image, prefix:] - prefix, expected)
+
+
+def test_what_is_attended_to_merges_last() -> None:
+    shown = view(n=12, target=2)
+    attention = torch.full((2, 2, 13), 0.01)
+    attention[:, :, 5] = 0.9
+    grouping = ATC(importance="class", exponent=1.0).reduce(replace(shown, class_attention=attention)).grouping
+    assert (grouping.labels == grouping.labels[:, 5:6]).sum(dim=1).tolist() == [1, 1]
+    plain = ATC().reduce(replace(shown, class_attention=attention)).grouping
+    assert (plain.labels == plain.labels[:, 5:6]).sum(dim=1).max() > 1
+
+
+@pytest.mark.parametrize("importance", ["class", "received"])
+def test_even_attention_changes_nothing(importance: str) -> None:
+    even = replace(
+        view(), class_attention=torch.full((2, 2, 14), 1 / 14), attention_received=torch.full((2, 14), 3 / 14)
+    )
+    with_weights = ATC(importance=importance).reduce(even).grouping
+    assert torch.equal(with_weights.labels, ATC().reduce(even).grouping.labels)
+
+
+@pytest.mark.parametrize("importance", ["class", "received"])
+@pytest.mark.parametrize("linkage", ["average", "single", "complete"])
+def test_a_threshold_is_for_weighted_distances_and_ignores_padding(importance: str, linkage: str) -> None:
+    """Image 0 has 9 real tokens and image 1 has 13. What attention says of padding does not matter."""
+    counts, sizes = torch.tensor([9, 13]), torch.ones(2, 14)
+    sizes[0, 10:] = 0
+    for threshold in (0.4, 1.0, 1e9):
+        shown = replace(view(target=None), threshold=threshold, sizes=sizes, counts=counts)
+        grouping = ATC(linkage, "tokens", importance=importance, exponent=1.0).reduce(shown).grouping
+        assert grouping.counts is not None
+        for image, count in enumerate(counts.tolist()):
+            attention = attention_of(shown, importance)[image, :count]
+            distances = weighted_distances(shown.patches[image, :count], attention, 1.0).float()
+            labels, groups = agglo.cluster(
+                distances=distances, threshold=threshold, linkage=linkage, backend="reference"
+            )
+            assert torch.equal(grouping.labels[image, 1 : 1 + count] - 1, labels)
+            assert grouping.counts[image] == groups
+        alone = replace(shown, counts=None, sizes=None)
+        whole = ATC(linkage, "tokens", importance=importance, exponent=1.0).reduce(alone).grouping
+        assert torch.equal(whole.labels[1], grouping.labels[1])
+
+
+def test_lists_have_an_entry_for_each_reduction() -> None:
+    importance = ["class", None, "received"]
+    several = ATC(["single", "complete", "average"], ("tokens", "keys", "values"), importance=importance)
+    each = [
+        ATC("single", "tokens", importance="class"),
+        ATC("complete", "keys"),
+        ATC("average", "values", importance="received"),
+    ]
+    assert (several.needs_class_attention, several.needs_attention_received) == (True, True)
+    assert (each[1].needs_class_attention, each[1].needs_attention_received) == (False, False)
+    found = []
+    for stage, alone in enumerate(each):
+        shown = view(stage=stage)
+        found.append(several.reduce(shown).grouping.labels)
+        assert torch.equal(found[-1], alone.reduce(shown).grouping.labels)
+    assert not torch.equal(found[0], found[1])
+    with pytest.raises(ValueError, match=r"linkage=\['single', .* no entry for reduction 4 of this image"):
+        several.reduce(view(stage=3))
+    matching = ToMe(["tokens", "keys"])
+    for stage, features in enumerate(["tokens", "keys"]):
+        shown = view(stage=stage, target=8)
+        assert torch.equal(matching.reduce(shown).grouping.labels, ToMe(features).reduce(shown).grouping.labels)
+
+
+@torch.no_grad()
+def test_the_loop_tells_reductions_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    linkages, importance = ["single", "complete", "average"], ["received", None, "class"]
+    views: list[View] = []
+    outcomes: list[Outcome] = []
+    reduce = ATC.reduce
+
+    def watched(self: ATC, view: View) -> Outcome:
+        views.append(view)
+        outcomes.append(reduce(self, view))
+        return outcomes[-1]
+
+    model = lively_vit(32, 4)
+    agglo.apply(model, "atc", keep_rate=0.5, linkage=linkages, importance=importance)
+    with monkeypatch.context() as patch:
+        patch.setattr(ATC, "reduce", watched)
+        model(torch.randn(2, 3, 32, 32))
+    assert [view.stage for view in views] == [0, 1, 2]
+    for linkage, weighing, view, outcome in zip(linkages, importance, views, outcomes, strict=True):
+        alone = ATC(linkage, importance=weighing).reduce(view)
+        assert torch.equal(outcome.grouping.labels, alone.grouping.labels)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "complaint"),
+    [
+        ("atc", {"linkage": ["single", "average"]}, r"linkage=\['single', 'average'\] of atc has 2 entries; needed: 3"),
+        ("atc", {"features": ["keys"]}, r"has 1 entries; needed: 3, one for each block that reduces \(1, 2, 3\)"),
+        ("atc", {"importance": ["class", None, None, None]}, r"importance=.* has 4 entries; needed: 3"),
+        ("tome", {"features": ["keys", "tokens"]}, r"features=.* of tome has 2 entries"),
+        ("atc", {"linkage": ["single", "ward", "single"]}, r"'ward' in linkage=\['single', 'ward', 'single'\] is not"),
+        ("atc", {"features": []}, r"features=\[\] is empty; accepted: 'keys'"),
+        ("atc", {"importance": "classes"}, r"importance='classes' is not known; accepted: None, 'class', 'received'"),
+        ("atc", {"exponent": 0}, r"exponent=0 must be above 0 and at most 4"),
+        ("atc", {"exponent": float("nan")}, r"exponent=nan must be above 0"),
+        ("atc", {"mean": "median"}, r"mean='median' is not known; accepted: 'plain', 'preserve_norm'"),
+        ("tome", {"mean": "median"}, r"mean='median' is not known"),
+        ("pool", {"mean": "median"}, r"mean='median' is not known"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_changes(
+    method: str, options: dict[str, Any], complaint: str
+) -> None:
+    model = lively_vit(32, 4)
+    before = type(model)
+    for budget in ({"keep_rate": 0.5}, {"threshold": 0.1}):
+        if method == "atc" or "keep_rate" in budget:
+            with pytest.raises(ValueError, match=complaint):
+                agglo.apply(model, method, **budget, **options)
+    assert type(model) is before
+
+
+@torch.no_grad()
+def test_models_without_a_class_token() -> None:
+    model, x = lively_vit(32, 4, class_token=False, global_pool="avg"), torch.randn(2, 3, 32, 32)
+    with pytest.raises(ValueError, match="atc asks what the class token attends to, and this model has none"):
+        agglo.apply(model, "atc", keep_rate=0.5, importance=["received", "class", None])
+    plain = agglo.apply(model, "atc", keep_rate=0.5)(x)
+    received = agglo.apply(model, "atc", keep_rate=0.5, importance="received")(x)
+    assert received.isfinite().all()
+    assert not torch.allclose(received, plain)
+
+
+@pytest.mark.parametrize("importance", ["class", "received"])
+@torch.no_grad()
+def test_attention_is_that_of_the_block_that_reduces(importance: str) -> None:
+    """One reduction of a model, against weights worked out from the very queries and keys of that block."""
+    model, x = lively_vit(32, 3), torch.randn(2, 3, 32, 32)
+    seen: dict[str, Tensor] = {}
+
+    def watch(module: Any, args: Any, result: Tensor) -> None:
+        q, k, _ = result.reshape(2, 65, 3, 3, 8).permute(2, 0, 3, 1, 4)
+        seen["weights"] = (q @ k.transpose(-2, -1) * 8**-0.5).softmax(-1)
+        seen["keys"] = k
+
+    model.blocks[1].attn.qkv.register_forward_hook(watch)
+    agglo.apply(model, "atc", keep_rate=0.5, blocks=[1], importance=importance)
+    with agglo.trace(model) as trace:
+        model(x)
+    weights = seen["weights"]
+    attention = (weights[:, :, 0].mean(1) if importance == "class" else weights.sum((1, 2)))[:, 1:]
+    labels = trace.steps[0].outcome.grouping.labels[:, 1:] - 1
+    for image in range(2):
+        distances = weighted_distances(seen["keys"][image].mean(0)[1:], attention[image], 0.5).float()
+        assert torch.equal(labels[image], agglo.cluster(distances=distances, k=32, backend="reference"))
+
+
+class ByHand(Method):
+    """Another method's groups, with their tokens written out here."""
+
+    name = "by_hand"
+
+    def __init__(self, inner: Method) -> None:
+        self.inner = inner
+        self.proportional = inner.proportional
+
+    def stages(self, *given: Any) -> list[int]:
+        return self.inner.stages(*given)
+
+    def reduce(self, view: View) -> Outcome:
+        grouping = self.inner.reduce(view).grouping
+        means = grouping.merge(view.tokens)
+        lengths = grouping.merge(view.tokens.norm(dim=-1, keepdim=True))
+        stretched = means * lengths / means.norm(dim=-1, keepdim=True)
+        return Outcome(grouping, torch.cat([means[:, : view.prefix], stretched[:, view.prefix :]], dim=1))
+
+
+@pytest.mark.parametrize("method", ["atc", "tome", "pool"])
+@pytest.mark.parametrize("rotary", [False, True])
+@torch.no_grad()
+def test_merged_tokens_keep_their_length_in_a_model(method: str, rotary: bool) -> None:
+    """Positions of a rotary model are merged plainly: both ways agree there too."""
+    torch.manual_seed(0)
+    if rotary:
+        eva = pytest.importorskip("timm.models.eva")
+        model = eva.Eva(
+            img_size=32, patch_size=4, embed_dim=32, depth=4, num_heads=4, num_classes=5, use_rot_pos_emb=True
+        ).eval()
+        for parameter in model.parameters():  # its head starts near zero
+            parameter.add_(torch.randn(parameter.shape) * 0.05)
+    else:
+        model = lively_vit(32, 4)
+    x = torch.randn(2, 3, 32, 32)
+    plain = agglo.apply(model, method, keep_rate=0.6)(x)
+    found = agglo.apply(model, method, keep_rate=0.6, mean="preserve_norm")(x)
+    expected = agglo.apply(model, ByHand(create(method)), keep_rate=0.6)(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_ignored_sizes_are_ignored_in_lengths_too() -> None:
+    sizes = torch.tensor([1.0, *range(1, 14)]).expand(2, 14)
+    shown = view(sizes=sizes)
+    outcome = ATC(sizes="ignored", mean="preserve_norm").reduce(shown)
+    ones = Grouping.of(outcome.grouping.labels[:, 1:] - 1, 5, 1)
+    torch.testing.assert_close(outcome.new_tokens(shown.tokens), ones.merge(shown.tokens, "preserve_norm"))
+    assert torch.equal(outcome.grouping.sizes.sum(1), sizes.sum(1))
+
+
+@torch.no_grad()
+def test_half_precision_decides_as_float32_does() -> None:
+    shown = view()
+    halves = {
+        name: getattr(shown, name).bfloat16() for name in ("tokens", "keys", "values")
+    }  # attention comes in float32 whatever the model's precision
+    rounded = replace(shown, **{name: half.float() for name, half in halves.items()})
+    method = ATC(features="tokens", importance="class", mean="preserve_norm")
+    found, expected = method.reduce(replace(shown, **halves)), method.reduce(rounded)
+    assert torch.equal(found.grouping.labels, expected.grouping.labels)
+    merged = found.new_tokens(halves["tokens"])
+    assert merged.dtype == torch.bfloat16
+    torch.testing.assert_close(merged, expected.new_tokens(rounded.tokens).bfloat16())
+
+
+def test_a_model_trains_with_all_of_it() -> None:
+    model = lively_vit(32, 4).train()
+    agglo.apply(model, "atc", keep_rate=0.5, importance="received", mean="preserve_norm")
+    model(torch.randn(2, 3, 32, 32)).pow(2).sum().backward()
+    gradients = [p.grad for p in model.parameters()]
+    assert all(g is not None and g.isfinite().all() for g in gradients)
+    assert model.patch_embed.proj.weight.grad.abs().max() > 0

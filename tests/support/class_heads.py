@@ -1,0 +1,123 @@
+"""Small models whose heads read the class token alone, of every library, and the FLOPs that a call really runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+Builder = Callable[[], nn.Module]
+
+
+def timm_model(**options: Any) -> nn.Module:
+    vit = pytest.importorskip("timm.models.vision_transformer")
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 3, "num_classes": 7}
+    return vit.VisionTransformer(**{**small, **options})  # type: ignore[no-any-return]
+
+
+def timm_named(name: str, **options: Any) -> nn.Module:
+    timm = pytest.importorskip("timm")
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 3, "num_classes": 7}
+    return timm.create_model(name, **{**small, **options})  # type: ignore[no-any-return]
+
+
+def eva(**options: Any) -> nn.Module:
+    module = pytest.importorskip("timm.models.eva")
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 3, "num_classes": 7}
+    return module.Eva(**small, global_pool="token", **options)  # type: ignore[no-any-return]
+
+
+def gated() -> nn.Module:
+    model: Any = eva(use_rot_pos_emb=True)
+    for block in model.blocks:
+        block.attn.gate = nn.Linear(48, 48)
+    return model  # type: ignore[no-any-return]
+
+
+def post_norm() -> nn.Module:
+    vit = pytest.importorskip("timm.models.vision_transformer")
+    return timm_model(block_fn=vit.ResPostBlock, init_values=0.5)
+
+
+def torchvision_model() -> nn.Module:
+    models = pytest.importorskip("torchvision.models.vision_transformer")
+    return models.VisionTransformer(32, 8, 4, 3, 48, 96, num_classes=7)  # type: ignore[no-any-return]
+
+
+def transformers_model(kind: str, **options: Any) -> nn.Module:
+    tf = pytest.importorskip("transformers")
+    config = getattr(tf, "DeiTConfig" if kind.startswith("DeiT") else "ViTConfig")(
+        image_size=32, patch_size=8, hidden_size=48, num_hidden_layers=4, num_attention_heads=3, intermediate_size=96,
+        num_labels=7, **options,
+    )  # fmt: skip
+    return getattr(tf, kind)(config)  # type: ignore[no-any-return]
+
+
+def open_clip_tower(**options: Any) -> nn.Module:
+    module = pytest.importorskip("open_clip.transformer")
+    small = {"image_size": 32, "patch_size": 8, "width": 48, "layers": 4, "heads": 3, "mlp_ratio": 2.0}
+    return module.VisionTransformer(**small, output_dim=7, **options)  # type: ignore[no-any-return]
+
+
+def open_clip_model() -> nn.Module:
+    open_clip = pytest.importorskip("open_clip")
+    vision = {"image_size": 32, "patch_size": 8, "width": 48, "head_width": 16, "layers": 4, "mlp_ratio": 2.0}
+    words = {"context_length": 8, "vocab_size": 32, "width": 16, "heads": 2, "layers": 1}
+
+    class Images(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.clip = open_clip.CLIP(embed_dim=7, vision_cfg=vision, text_cfg=words)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.clip.encode_image(x)
+            return out
+
+    return Images()
+
+
+CUSTOM = dict.fromkeys(("qk_norm", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc"), True)
+ONE_OF_EACH: dict[str, Builder] = {
+    "timm": timm_model,
+    "torchvision": torchvision_model,
+    "transformers": lambda: transformers_model("ViTForImageClassification"),
+    "open_clip": open_clip_tower,
+}
+MODELS: dict[str, Builder] = {
+    **ONE_OF_EACH,
+    "timm distilled": lambda: timm_named("deit_tiny_distilled_patch16_224"),
+    "timm registers": lambda: timm_named("vit_small_patch14_reg4_dinov2"),
+    "timm qk_norm": lambda: timm_model(qk_norm=True, init_values=0.5, pre_norm=True),
+    "timm post norm": post_norm,
+    "eva": lambda: eva(use_rot_pos_emb=True, qkv_bias=True),
+    "eva-02": lambda: eva(use_rot_pos_emb=True, swiglu_mlp=True, scale_mlp=True, qkv_fused=False),
+    "eva mixed": lambda: eva(attn_type="rope", use_rot_pos_emb=True, rope_type="mixed", init_values=0.1),
+    "eva grouped": lambda: eva(attn_type="rope", use_rot_pos_emb=True, qkv_fused=False, num_kv_heads=1, qk_norm=True),
+    "eva gated": gated,
+    "transformers deit": lambda: transformers_model("DeiTForImageClassification", attn_implementation="eager"),
+    "transformers teacher": lambda: transformers_model("DeiTForImageClassificationWithTeacher"),
+    "open_clip custom": lambda: open_clip_tower(**CUSTOM, ls_init_value=0.3),
+    "CLIP": open_clip_model,
+}
+
+
+def build(name: str) -> Any:
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.05)
+    return model
+
+
+def counted_flops(model: nn.Module, x: Tensor) -> float:
+    """FLOPs that really run for each image of x, attention written out as matrix products."""
+    counter = FlopCounterMode(display=False)
+    with sdpa_kernel(SDPBackend.MATH), counter, torch.no_grad():
+        model(x)
+    return float(counter.get_total_flops()) / len(x)
