@@ -98,6 +98,19 @@ def test_curves_show_the_errors_of_their_points(tmp_path: Path, figures: list[An
     assert [text.get_text() for text in legend.get_texts()] == ["tome", "mine", "other methods", "dense"]
 
 
+def test_what_is_pointed_out_has_a_ring_and_small_values_a_logarithmic_scale(
+    tmp_path: Path, figures: list[Any]
+) -> None:
+    curves = [Curve("atc", [1.0, 2.0], [1e-4, 1e-2]), Curve("chosen", [2.0], [1e-2], ringed=True)]
+    charts.draw_curves([CurvePanel(curves, "x", "y", y_log=True)], tmp_path / "a.png")
+    [axes] = figures[0].axes
+    assert axes.get_yscale() == "log"
+    [ring] = (line for line in axes.lines if line.get_fillstyle() == "none")
+    assert ring.get_linestyle() == "None" and list(ring.get_xdata()) == [2.0]
+    [legend] = figures[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["atc", "chosen"]
+
+
 def test_bars_show_their_range(tmp_path: Path, figures: list[Any]) -> None:
     groups = [[Bar("dense", 10, 8, 13, "10")], [Bar("atc average", 20, label="atc, 0.5"), Bar("tome", 19)]]
     charts.draw_bars([[BarPanel(groups, "x")]], tmp_path / "a.svg")

@@ -11,6 +11,7 @@ from typing import Any
 from agglo.drawing.colours import DENSE, FAINT, GRID, INK, LOOKS, in_order, looks, styled
 
 _RANGE = {"fmt": "none", "ecolor": INK, "elinewidth": 1, "capsize": 2}
+_RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 12, "fillstyle": "none", "color": INK}
 _TITLE: dict[str, Any] = {"fontsize": 10, "color": INK}
 
 
@@ -19,6 +20,7 @@ class Curve:
     """Points of one method.
 
     y_error: standard error of each y. x_range: the least and the most of each x. faint: drawn grey and without a name.
+    ringed: drawn as rings around points that other curves have, to point them out.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Curve:
     y_error: Sequence[float] | None = None
     x_range: Sequence[tuple[float, float]] | None = None
     faint: bool = False
+    ringed: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Level:
 
 @dataclass(frozen=True)
 class CurvePanel:
-    """One set of axes. y_limits: of what is shown; None shows all."""
+    """One set of axes. y_limits: of what is shown; None shows all. y_log: a logarithmic scale, for which all y must be
+    above zero."""
 
     curves: Sequence[Curve]
     x_label: str
@@ -51,6 +55,7 @@ class CurvePanel:
     x_ticks: Sequence[float] | None = None
     from_zero: bool = False
     y_limits: tuple[float, float] | None = None
+    y_log: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ def draw_curves(
     panels: Sequence[CurvePanel], path: Path, *, title: str = "", note: str = "", share_y: bool = False
 ) -> None:
     """Panels side by side with one legend on their right. note: what the error bars mean, below."""
-    curves = [curve for panel in panels for curve in panel.curves if not curve.faint]
+    curves = [curve for panel in panels for curve in panel.curves if not (curve.faint or curve.ringed)]
     names = in_order(curve.name for curve in curves)
     chosen = looks(names)
     figure, axes = _figure(1, len(panels), (5.2 * len(panels), max(4.2, 1.4 + 0.21 * len(names))), share_y=share_y)
@@ -98,6 +103,9 @@ def draw_curves(
         for curve in panel.curves:
             if curve.faint:
                 place.plot(curve.x, curve.y, color=FAINT, linewidth=0.9, zorder=1)
+                continue
+            if curve.ringed:
+                place.plot(curve.x, curve.y, zorder=4, **_RING)
                 continue
             errors = {"yerr": curve.y_error, "xerr": _whiskers(curve.x, curve.x_range)}
             place.errorbar(curve.x, curve.y, **errors, elinewidth=0.8, zorder=3, **styled(chosen[curve.name]))
@@ -111,6 +119,9 @@ def draw_curves(
             place.set_xlim(left=0)
         if panel.y_limits is not None:
             place.set_ylim(*panel.y_limits)
+        if panel.y_log:
+            place.set_yscale("log")
+            place.tick_params(axis="y", which="minor", color=FAINT)
     _add_legend(figure, panels, names)
     _finish(figure, path, title, note)
 
@@ -188,6 +199,8 @@ def _add_legend(figure: Any, panels: Sequence[CurvePanel], names: Sequence[str])
     handles = [Line2D([], [], label=textwrap.fill(name, 30), **styled(chosen[name])) for name in names]
     if any(curve.faint for panel in panels for curve in panel.curves):
         handles.append(Line2D([], [], color=FAINT, linewidth=0.9, label="other methods"))
+    ringed = dict.fromkeys(curve.name for panel in panels for curve in panel.curves if curve.ringed)
+    handles += [Line2D([], [], label=textwrap.fill(name, 30), **_RING) for name in ringed]
     if any(panel.level is not None for panel in panels):
         dense = LOOKS[DENSE]
         handles.append(Line2D([], [], color=dense.colour, linestyle=dense.line, linewidth=1.1, label=DENSE))
@@ -225,9 +238,13 @@ def _whiskers(
     return [value - low for value, (low, _) in pairs], [high - value for value, (_, high) in pairs]
 
 
+_LETTERS_PER_INCH = 16  # of a note, at 8 points
+
+
 def _finish(figure: Any, path: Path, title: str, note: str) -> None:
     if title:
         figure.suptitle(title, fontsize=9, x=0.01, ha="left", color=INK)
     if note:
-        figure.supxlabel(note, fontsize=8, x=0.01, ha="left", color="#777777")
+        fitting = int(_LETTERS_PER_INCH * figure.get_figwidth())
+        figure.supxlabel(textwrap.fill(note, fitting), fontsize=8, x=0.01, ha="left", color="#777777")
     figure.savefig(path, dpi=150)

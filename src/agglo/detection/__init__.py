@@ -1,0 +1,19 @@
+"""Detection and instance segmentation: Mask R-CNN on a ViT-Adapter, whose tokens any method may reduce."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agglo.detection.model.build import vit_adapter
+
+__all__ = ["vit_adapter"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when asked for: torchvision and timm are needed by the detector only."""
+    if name == "vit_adapter":
+        from agglo.detection.model.build import vit_adapter
+
+        return vit_adapter
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

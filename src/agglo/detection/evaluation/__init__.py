@@ -1,0 +1,1 @@
+"""Box and mask AP, and how sure they are."""

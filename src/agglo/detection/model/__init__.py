@@ -1,0 +1,1 @@
+"""The detector: backbone, pyramid, proposals, boxes and masks."""

@@ -1,0 +1,1 @@
+"""Training detectors, dense or with reduced tokens: settings, recipes, the trainer."""
