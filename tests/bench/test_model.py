@@ -12,9 +12,10 @@ import torch
 
 import agglo
 from agglo.bench import model as benchmark_model
-from agglo.bench.model import BenchSettings, Measurement, Slice, run
+from agglo.bench.model import BenchSettings, Measurement, run
 from agglo.bench.model_report import plot, table
 from agglo.experiments.models import ModelSpec, build
+from agglo.experiments.slicing import Slice
 
 pytest.importorskip("timm")
 

@@ -60,7 +60,7 @@ def test_demo_prints_a_table_and_writes_pictures(tmp_path: Path, capsys: pytest.
     by_name = {(result["name"], result["keep_rate"]): result for result in results}
     ratio = by_name["tome", 0.9]["images_per_second"] / by_name["dense", None]["images_per_second"]
     assert tome[1:3] == [f"{by_name['tome', 0.9]['top1']:.1f}", f"{ratio:.2f}x"]
-    for name in ("accuracy.png", "groups.png", "photo.png"):
+    for name in ("accuracy.png", "groups.png", "photo.png", "generated.png"):
         assert str(tmp_path / "new" / "folder" / name) in printed
         assert (tmp_path / "new" / "folder" / name).read_bytes().startswith(b"\x89PNG")
 

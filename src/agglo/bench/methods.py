@@ -66,8 +66,7 @@ def stage(method: Method, view: View) -> Callable[[], Tensor]:
     view = replace(view, target=method.stages(view.patches.shape[1], [view.target], view.grid)[0])
 
     def run() -> Tensor:
-        outcome = method.reduce(view)
-        return outcome.grouping.merge(view.tokens) if outcome.tokens is None else outcome.tokens
+        return method.reduce(view).new_tokens(view.tokens)
 
     return run
 

@@ -8,44 +8,29 @@ within a repeat. "dense again" is the dense model a second time: what its ratio 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from agglo.classification.data.transforms import inputs_for
 from agglo.experiments.devices import dtype_named, require_device, torch_threads
+from agglo.experiments.evaluation.turns import seconds_per_pass
 from agglo.experiments.files import require_output, write_json
 from agglo.experiments.machine import machine
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.progress import progress
+from agglo.experiments.slicing import Slice
 from agglo.experiments.variants import Variant, variants_of
-from agglo.grouping import Grouping
-from agglo.methods import Method, Outcome, View
 from agglo.patching import reduction, remove
 from agglo.schedule import Schedule, as_schedule
 
 _LEAST_SECONDS = 0.25  # a timing shorter than this runs the model several times
-
-
-class Slice(Method):
-    """The first tokens stay and the others join the last of them on paper; nothing is compared or averaged."""
-
-    name: ClassVar[str] = "free"
-
-    def reduce(self, view: View) -> Outcome:
-        assert view.target is not None
-        batch, n_tokens, _ = view.tokens.shape
-        left = view.prefix + view.target
-        labels = torch.arange(n_tokens, device=view.tokens.device).clamp(max=left - 1).expand(batch, n_tokens)
-        sizes = torch.ones(batch, left, device=view.tokens.device)
-        return Outcome(Grouping(labels, sizes, view.prefix), tokens=view.tokens[:, :left])
 
 
 @dataclass(frozen=True)
@@ -249,16 +234,4 @@ def _warm_up(model: nn.Module, inputs: Tensor, variant: Variant | None) -> int:
 
 
 def _seconds(model: nn.Module, inputs: Tensor, passes: int) -> float:
-    """Seconds of one pass, over several without waiting in between."""
-    _synchronise(inputs.device)
-    start = time.perf_counter()
-    with torch.inference_mode():
-        for _ in range(passes):
-            model(inputs)
-    _synchronise(inputs.device)
-    return (time.perf_counter() - start) / passes
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
+    return seconds_per_pass(lambda: model(inputs), inputs.device, passes)

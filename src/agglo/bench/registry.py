@@ -28,8 +28,10 @@ class Benchmark(NamedTuple):
 
 BENCHMARKS = (
     Benchmark("model", "images per second: dense, ToMe, ATC, and the ceiling where reduction is free", "model"),
+    Benchmark("diffusion", "a step of Stable Diffusion 1.5: dense, tomesd, and agglo's options", "diffusion"),
     Benchmark("clustering", "the clustering alone against scikit-learn, SciPy and fastcluster", "clustering"),
     Benchmark("methods", "one reduction stage of every method without parameters, against ToMe", "methods"),
+    Benchmark("adapter", "a detector's backbone part by part: dense, and reduced at several keep rates", "adapter"),
     Benchmark("centroids", "average linkage without a distance matrix: why it is not used", "centroids"),
     Benchmark("gpu-roofline", "how long the GPU kernel should take, by counted rounds; runs on a CPU", "gpu_roofline"),
 )

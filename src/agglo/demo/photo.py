@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agglo.classification.evaluation.pictures import open_image
 from agglo.clustering import cut, linkage
 from agglo.drawing.groups import Pixels, draw_groups, enlarged, first_members
 from agglo.drawing.sheet import Panel, Row, compose
+from agglo.experiments.image_files import open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image

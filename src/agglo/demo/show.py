@@ -13,9 +13,9 @@ from agglo.classification.data.transforms import Normalise, evaluation_transform
 from agglo.classification.evaluation.grid import EvaluationSettings, run
 from agglo.classification.evaluation.pictures import draw_variants, visualize
 from agglo.classification.evaluation.report import plot
-from agglo.classification.evaluation.turns import speeds_in_turns
 from agglo.demo.photo import draw_photo
 from agglo.embedded import classifier as embedded
+from agglo.experiments.evaluation.turns import speeds_in_turns
 from agglo.experiments.files import write_json
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.variants import Variant, variants_of

@@ -97,7 +97,7 @@ def starting_noise(seeds: Sequence[int]) -> Tensor:
 
 @torch.no_grad()
 def sample(
-    model: nn.Module, classes: Sequence[int], seeds: Sequence[int], *, steps: int = 25, guidance: float = 1.5
+    model: nn.Module, classes: Sequence[int], seeds: Sequence[int], *, steps: int = 25, guidance: float = 1.0
 ) -> Tensor:
     """Images (B, 1, 28, 28), uint8, of a class and a seed each, by DDIM without further noise.
 

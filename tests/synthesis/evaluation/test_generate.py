@@ -39,7 +39,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def generator(weights: Path) -> EmbeddedGenerator:
-    return EmbeddedGenerator(weights=weights, steps=2)
+    return EmbeddedGenerator(weights=weights, steps=2, guidance=1.5)
 
 
 def pixels(folder: Path) -> dict[str, np.ndarray]:
@@ -56,7 +56,8 @@ def test_every_cell_gets_every_image(generator: EmbeddedGenerator, tmp_path: Pat
     assert [cell.name for cell in CELLS] == ["dense", "tome_keep0.5", "atc-average_keep0.5"]
     found = pixels(tmp_path)
     assert len(found) == len(CELLS) * len(REQUESTS)
-    dense = embedded.sample(generator.reduced, [0, 1, 2], [request.seed for request in REQUESTS[:3]], steps=2)
+    seeds = [request.seed for request in REQUESTS[:3]]
+    dense = embedded.sample(generator.reduced, [0, 1, 2], seeds, steps=2, guidance=1.5)
     for number in range(3):
         assert np.array_equal(found[f"dense/{number}_0.png"], dense[number, 0].numpy())
     assert not np.array_equal(found["dense/0_0.png"], found["atc-average_keep0.5/0_0.png"])
@@ -118,7 +119,7 @@ def test_another_run_in_the_same_folder_is_refused(generator: EmbeddedGenerator,
     first = CELLS[:1]
     generate(generator, first, REQUESTS[:1], tmp_path)
     with pytest.raises(ValueError, match=r"images of other steps \(2 then, 3 now\)"):
-        generate(EmbeddedGenerator(weights=weights, steps=3), first, REQUESTS[:1], tmp_path)
+        generate(EmbeddedGenerator(weights=weights, steps=3, guidance=1.5), first, REQUESTS[:1], tmp_path)
     with pytest.raises(ValueError, match=r"images of other batch_size \(1 then, 2 now\)"):
         generate(generator, first, REQUESTS[:1], tmp_path, batch_size=2)
     with pytest.raises(ValueError, match="images of other requests; give another folder"):
@@ -235,8 +236,8 @@ def test_seeds_not_batches_decide(generator: EmbeddedGenerator) -> None:
     among = embedded.sample(generator.reduced, [1, 3, 5], [6, 7, 8], steps=2)
     assert (alone[0].int() - among[1].int()).abs().max() <= 1
     assert (among[0].int() - among[1].int()).abs().max() > 1
-    unguided = embedded.sample(generator.reduced, [3], [7], steps=2, guidance=1.0)
-    assert not torch.equal(unguided, alone)
+    guided = embedded.sample(generator.reduced, [3], [7], steps=2, guidance=1.5)
+    assert not torch.equal(guided, alone)
     with pytest.raises(ValueError, match="2 classes and 1 seeds"):
         embedded.sample(generator.reduced, [3, 4], [7])
 

@@ -52,7 +52,7 @@ class EmbeddedGenerator(Generator):
         *,
         weights: Path | None = None,
         steps: int = 25,
-        guidance: float = 1.5,
+        guidance: float = 1.0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _LARGEST, _SMALLEST = 256, 96  # sides of a panel in pixels
+_LONGEST_TITLE = 60  # characters
 
 
 def contact_sheet(output: Path, cells: Sequence[Cell], requests: Sequence[Request]) -> Image:
@@ -37,8 +39,12 @@ def contact_sheet(output: Path, cells: Sequence[Cell], requests: Sequence[Reques
         for cell in cells:
             with images.open(file_of(output / cell.name, request)) as image:
                 panels.append(Panel(panel_pixels(image), cell.name.replace("_", " ")))
-        rows.append(Row(panels, request.name))
+        rows.append(Row(panels, _title(request)))
     return compose(rows)
+
+
+def _title(request: Request) -> str:
+    return shorten(f"{request.name}: {request.prompt}", _LONGEST_TITLE, placeholder=" ...")
 
 
 def panel_pixels(image: Image) -> NDArray[np.uint8]:
@@ -69,7 +75,7 @@ def groups_sheet(generator: Generator, cell: Cell, requests: Sequence[Request], 
                 image = timed(generator, [request])[1][0]
             chosen = Trace([[_of_prompted(entry) for entry in trace.passes[step]]])
             pixels = torch.from_numpy(panel_pixels(generator.canvas(image)).copy()).permute(2, 0, 1)[None]
-            rows += group_rows(chosen, pixels, names=[request.name], scale=1)
+            rows += group_rows(chosen, pixels, names=[_title(request)], scale=1)
     finally:
         patching.remove(generator.reduced)
     return compose(rows)
