@@ -1,5 +1,6 @@
 """Faster vision transformers by exact agglomerative token clustering."""
 
+from agglo import detection
 from agglo.clustering import backends, cluster, cut, linkage
 from agglo.drawing.groups import draw
 from agglo.grouping import Grouping
@@ -19,6 +20,7 @@ from agglo.methods import (
 )
 from agglo.patching import Reduction, apply, reduction, remove, trace
 from agglo.schedule import Constant, Counts, Geometric, Linear, PerBlock, Schedule, Stages, parse_schedule
+from agglo.tuning import Tuned, tune
 from agglo.version import __version__
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "RememberingMethod",
     "Schedule",
     "Stages",
+    "Tuned",
     "UnsupportedModelError",
     "View",
     "__version__",
@@ -44,6 +47,7 @@ __all__ = [
     "backends",
     "cluster",
     "cut",
+    "detection",
     "draw",
     "generation",
     "linkage",
@@ -54,4 +58,5 @@ __all__ = [
     "register",
     "remove",
     "trace",
+    "tune",
 ]

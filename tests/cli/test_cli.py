@@ -319,7 +319,8 @@ def test_a_module_that_cannot_be_imported_is_named(
 
 
 def test_option_values_are_read_as_in_a_methods_text() -> None:
-    assert method_options(["released=false", "weights=equal", "iterations=2", "seed=none"]) == {
+    assert method_options(["released=false", "weights=equal", "iterations=2", "seed=none", "linkage=[single]"]) == {
+        "linkage": ["single"],
         "released": False,
         "weights": "equal",
         "iterations": 2,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agglo.cli import backends, bench, demo, evaluate, fid, finetune, generate, train_generator, visualize
+from agglo.cli import backends, bench, demo, detect, evaluate, fid, finetune, generate, train_generator, tune, visualize
 from agglo.cli.arguments import USAGE_ERROR, Parser
 from agglo.hosts.swap import UnsupportedModelError
 from agglo.version import __version__
@@ -21,6 +21,7 @@ _INTERRUPTED = 130
 _PACKAGE = Path(__file__).parents[1]
 _EXTRAS = {
     **dict.fromkeys(("accelerate", "datasets", "torchmetrics", "tensorboard", "tqdm", "tomli", "safetensors"), "train"),
+    "faster_coco_eval": "detection",
     **dict.fromkeys(("diffusers", "transformers"), "diffusion"),
     **dict.fromkeys(("torchvision", "open_clip", "timm")),
 }
@@ -32,6 +33,7 @@ examples:
   agglo visualize cat.jpg --pretrained --keep-rate 0.25 -o groups.png
   agglo visualize cat.jpg --checkpoint deit.safetensors --linkage single average complete -o linkages.png
   agglo evaluate deit_tiny_patch16_224 --pretrained --data imagenet --keep-rate 0.7 0.5 --json shelf.json
+  agglo tune deit_tiny_patch16_224 --pretrained --data imagenet --speedup 2 -o tuned.json
   agglo bench model --keep-rate 0.5 0.25 --linkage average complete --json speed.json --plot speed.png
 
 `agglo <command> --help` tells more. Errors are one line; {_TRACEBACKS}=1 shows where they come from.
@@ -51,7 +53,9 @@ def parser() -> Parser:
     demo.add_to(commands)
     visualize.add_to(commands)
     evaluate.add_to(commands)
+    tune.add_to(commands)
     finetune.add_to(commands)
+    detect.add_to(commands)
     generate.add_to(commands)
     fid.add_to(commands)
     train_generator.add_to(commands)

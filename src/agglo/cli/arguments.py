@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from agglo.methods.base import PLACES
+from agglo.patching import UNREAD
 from agglo.schedule.text import EXAMPLES
 
 if TYPE_CHECKING:
     from agglo.experiments.models import ModelSpec
+    from agglo.experiments.variants import Variant
 
 
 USAGE_ERROR = 2
@@ -112,9 +115,83 @@ def add_where(group: Any) -> None:
     )
 
 
-def add_execution(group: Any) -> None:
+def add_reduction(parser: argparse.ArgumentParser, methods: list[str], default: str, *, dense: bool) -> None:
+    """All that says how tokens are reduced.
+
+    methods: those without --method. default: the budget without one. dense: whether a dense model can be left out.
+    """
+    group = parser.add_argument_group("reduction")
+    add_methods(group, methods)
+    add_budget(group, default)
+    add_where(group)
+    group.add_argument(
+        "--proportional",
+        choices=["on", "off"],
+        help="whether a merged token weighs in attention as much as its members did (default: the method's)",
+    )
+    group.add_argument(
+        "--acts",
+        choices=PLACES,
+        help="where methods that merge hard act; before a block they spare its attention too, and compare by "
+        "--features tokens (default: after attention)",
+    )
+    group.add_argument(
+        "--unread",
+        choices=UNREAD,
+        help="drop: the last block computes only what a head that reads the class token alone needs (default: keep)",
+    )
+    group.add_argument(
+        "--option",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any other option of a method, for those that have it; a list, such as features=[tokens,keys,keys], has "
+        "an entry for each reduction",
+    )
+    group.add_argument(
+        "--tuned",
+        nargs="+",
+        metavar="T",
+        help="what `agglo tune` found, beside all others: its file, or the name of a ready-made result",
+    )
+    if dense:
+        group.add_argument("--no-dense", action="store_true", help="do not evaluate the model without reduction too")
+    group.set_defaults(method=None)  # to tell what was typed from what is taken otherwise
+
+
+def variants(arguments: argparse.Namespace, asked: dict[str, Any], methods: list[str]) -> list[Variant]:
+    """What add_reduction's arguments say. asked: `budgets`. methods: those without --method."""
+    from agglo.experiments.variants import tuned_variant, variants_of
+
+    typed = variants_of(
+        arguments.method or methods,
+        **asked,
+        linkages=arguments.linkage,
+        features=arguments.features,
+        blocks=arguments.blocks,
+        proportional=None if arguments.proportional is None else arguments.proportional == "on",
+        acts=arguments.acts,
+        unread=None if arguments.unread == "keep" else arguments.unread,
+        options=method_options(arguments.option),
+    )
+    return typed + [tuned_variant(source) for source in dict.fromkeys(arguments.tuned or [])]
+
+
+def require_nothing_typed(arguments: argparse.Namespace) -> None:
+    """Raise for what says how tokens are reduced where no budget is given: it would be of no effect."""
+    if arguments.no_dense and not arguments.tuned:
+        raise ValueError(
+            "--no-dense leaves nothing to evaluate without one of --keep-rate, --threshold, --schedule and --tuned"
+        )
+    for option in ("method", "linkage", "features", "blocks", "proportional", "acts", "unread", "option"):
+        if getattr(arguments, option):
+            raise ValueError(f"--{option} says nothing without one of --keep-rate, --threshold and --schedule")
+
+
+def add_execution(group: Any, batch_size: int = 64) -> None:
     """--batch-size, --threads, --device, --dtype."""
-    group.add_argument("--batch-size", type=positive, default=64, metavar="N", help="(default: %(default)s)")
+    group.add_argument("--batch-size", type=positive, default=batch_size, metavar="N", help="(default: %(default)s)")
     group.add_argument("--threads", type=positive, metavar="N", help="CPU threads of the model (default: torch's)")
     group.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1, mps, xpu (default: the best one there is)")
     group.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 (default: %(default)s)")

@@ -17,8 +17,9 @@ and 0.25, none of it trained for fewer tokens. Without arguments that is the mod
 transformer of 12 blocks and 196 patches for Fashion-MNIST, on the first 1000 images of its test set, which takes a
 minute or two on two cores; or on all 10 000 where Debian's dataset-fashion-mnist is installed, which takes longer.
 Prints a table, writes a plot of accuracy and speed, a picture of the groups, and a colour photo in groups. The model
-that comes with agglo sees no colours: it leaves the photo to the clustering alone. With --model and --photo, and
-without --data, only the photo is drawn, in the model's own groups.
+that comes with agglo sees no colours: it leaves the photo to the clustering alone. Where diffusers is installed, the
+diffusion model that comes with agglo draws clothes from the same noise dense, with ToMe and with ATC. With --model and
+--photo, and without --data, only the photo is drawn, in the model's own groups.
 """
 
 _EXAMPLES = """\
@@ -33,6 +34,7 @@ _FILES = {
     "accuracy.png": "accuracy against keep rate and speed",
     "groups.png": "which patches were merged",
     "photo.png": "a colour photo in groups",
+    "generated.png": "clothes by a diffusion model, dense and with half of its tokens",
     "results.json": "every number",
 }
 
@@ -58,6 +60,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    from agglo.demo.generated import can_generate, show_generated
     from agglo.demo.show import EMBEDDED, own_images, show, show_photo
     from agglo.demo.summary import summary
     from agglo.embedded.classifier import PHOTO
@@ -77,6 +80,10 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"agglo: images of {data}; --images N takes fewer, --data DIR others", file=sys.stderr)
         print(f"\n{summary(show(spec, data, arguments.output, images=arguments.images))}\n")
         written = list(_FILES)
+        if is_own and can_generate():
+            show_generated(arguments.output)
+        else:
+            written.remove("generated.png")
     else:
         written = ["photo.png"]
     for name in written:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from textwrap import indent
@@ -11,20 +10,15 @@ from typing import Any
 
 from agglo.classification.data import dataset_named, dataset_names
 from agglo.cli.arguments import (
-    add_budget,
     add_command,
     add_execution,
-    add_methods,
     add_model,
-    add_where,
-    budgets,
-    device,
-    method_options,
+    add_reduction,
     model_spec,
     number,
     positive,
-    whole,
 )
+from agglo.cli.grids import add_output, add_workers, grid_settings, tell
 from agglo.experiments.tables import Column, Table
 
 _ABOUT = "accuracy and speed of a classifier, dense and reduced, on a data set"
@@ -57,10 +51,10 @@ def add_to(commands: Any) -> None:
     parser = add_command(commands, "evaluate", about=_ABOUT, details=_details(), examples=_EXAMPLES)
     add_model(parser, positional=True)
     _add_data(parser)
-    _add_reduction(parser)
+    add_reduction(parser, _METHODS, "none, the dense model alone", dense=True)
     how = parser.add_argument_group("how it runs")
     add_execution(how)
-    how.add_argument("--workers", type=whole, default=2, metavar="N", help="that read images (default: %(default)s)")
+    add_workers(how)
     how.add_argument(
         "--cache",
         type=number,
@@ -68,9 +62,7 @@ def add_to(commands: Any) -> None:
         metavar="GB",
         help="keep images in memory for the next cell if all of them fit (default: %(default)g GB per process)",
     )
-    out = parser.add_argument_group("output, besides the table")
-    out.add_argument("--json", type=Path, metavar="F", help="all results, complete after every cell; goes on if there")
-    out.add_argument("--plot", type=Path, metavar="F", help="accuracy by keep rate and speed, as .png, .svg or .pdf")
+    add_output(parser, "accuracy")
     parser.set_defaults(run=run)
 
 
@@ -103,82 +95,17 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_reduction(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("reduction")
-    add_methods(group, _METHODS)
-    add_budget(group, "none, the dense model alone")
-    add_where(group)
-    group.add_argument(
-        "--proportional",
-        choices=["on", "off"],
-        help="whether a merged token weighs in attention as much as its members did (default: the method's)",
-    )
-    group.add_argument(
-        "--option",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any other option of a method, for those that have it",
-    )
-    group.add_argument("--no-dense", action="store_true", help="do not evaluate the model without reduction too")
-    group.set_defaults(method=None)  # to tell what was typed from what is taken otherwise
-
-
 def run(arguments: argparse.Namespace) -> None:
-    from agglo.bench.model_report import require_plot_name
     from agglo.classification.evaluation.grid import EvaluationSettings
     from agglo.classification.evaluation.grid import run as evaluate
     from agglo.classification.evaluation.report import plot, text
-    from agglo.experiments.files import require_output
-    from agglo.experiments.variants import variants_of
 
-    if arguments.plot is not None:
-        require_plot_name(arguments.plot)
-    if arguments.json is not None:
-        require_output(arguments.json)
-    asked = budgets(arguments)
-    if not asked:
-        _require_nothing_typed(arguments)
-    variants = variants_of(
-        arguments.method or _METHODS,
-        **asked,
-        linkages=arguments.linkage,
-        features=arguments.features,
-        blocks=arguments.blocks,
-        proportional=None if arguments.proportional is None else arguments.proportional == "on",
-        options=method_options(arguments.option),
-    )
     settings = EvaluationSettings(
         model=model_spec(arguments),
-        data=arguments.data,
-        variants=variants,
-        dense=not arguments.no_dense,
-        dataset=arguments.dataset,
-        images=arguments.images,
         crop=arguments.crop_pct,
-        skip_bad=arguments.skip_bad,
-        batch_size=arguments.batch_size,
-        workers=arguments.workers,
-        threads=arguments.threads,
-        device=device(arguments),
-        dtype=arguments.dtype,
         cache_gigabytes=arguments.cache,
+        **grid_settings(arguments, _METHODS),
     )
     if settings.model.has_random_weights:
         print("agglo: weights are random, and so are the answers; give --checkpoint or --pretrained", file=sys.stderr)
-    report = evaluate(settings, arguments.json)
-    if os.environ.get("RANK", "0") != "0":
-        return
-    print(text(report))
-    if arguments.plot is not None:
-        plot(report, arguments.plot)
-
-
-def _require_nothing_typed(arguments: argparse.Namespace) -> None:
-    """Raise for what says how tokens are reduced where no budget is given: the dense model alone would answer."""
-    if arguments.no_dense:
-        raise ValueError("--no-dense leaves nothing to evaluate without one of --keep-rate, --threshold and --schedule")
-    for option in ("method", "linkage", "features", "blocks", "proportional", "option"):
-        if getattr(arguments, option):
-            raise ValueError(f"--{option} says nothing without one of --keep-rate, --threshold and --schedule")
+    tell(evaluate(settings, arguments.json), arguments, text, plot)

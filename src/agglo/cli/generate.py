@@ -19,7 +19,7 @@ Generate the same images, prompt by prompt and seed by seed, with a diffusion mo
 by several methods at several keep rates.
 
 MODEL is a pipeline of diffusers (a folder, or a name on the hub), or `embedded`, a small model that
-makes clothes of ten classes instead of prompts: `agglo train-generator` trains it, and --weights names what it wrote.
+makes clothes of ten classes instead of prompts; --weights takes what `agglo train-generator` wrote.
 The folder gets one folder of PNGs for each method and keep rate, for `agglo fid`; each PNG holds its prompt, its seed
 and the seconds it took. record.json holds the settings and the times, sheet.png the first images side by side. The same
 command goes on where an earlier one was stopped or killed; other methods and keep rates are added, other settings are
@@ -50,7 +50,7 @@ def add_to(commands: Any) -> None:
     how = parser.add_argument_group("how")
     how.add_argument("--weights", type=Path, metavar="F", help="of the embedded model (default: those in agglo)")
     how.add_argument("--steps", type=positive, metavar="N", help="of denoising (default: 50; embedded 25)")
-    how.add_argument("--guidance", type=number, metavar="G", help="classifier-free (default: 7.5; embedded 1.5)")
+    how.add_argument("--guidance", type=number, metavar="G", help="classifier-free (default: 7.5; embedded 1)")
     how.add_argument("--scheduler", metavar="S", help="a scheduler of diffusers (default: the pipeline's own)")
     how.add_argument("--size", type=positive, nargs=2, metavar=("H", "W"), help="in pixels (default: the model's own)")
     how.add_argument("--batch-size", type=positive, default=1, metavar="N", help="(default: %(default)s)")

@@ -64,7 +64,8 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from agglo.classification.evaluation.pictures import require_image_name, visualize
+    from agglo.classification.evaluation.pictures import visualize
+    from agglo.experiments.image_files import require_image_name
     from agglo.experiments.variants import variants_of
 
     output = require_image_name(arguments.output)
