@@ -25,10 +25,10 @@ import torch
 
 import agglo
 from agglo.classification.evaluation import grid
-from agglo.classification.evaluation.record import processor
 from agglo.classification.training import recipe as recipes
 from agglo.classification.training.trainer import finetune
 from agglo.demo.show import EMBEDDED
+from agglo.experiments.evaluation.record import processor
 from agglo.experiments.fashion_mnist import find_idx, read_idx, write_idx
 from agglo.experiments.files import write_json
 from agglo.experiments.machine import machine

