@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -106,4 +108,18 @@ def test_time_is_learned_from_what_was_timed() -> None:
     assert model.predict(0.45, 2.5, ("atc", "atc linkage 1")) == pytest.approx(
         truth(0.45, 2.5, ("atc", "atc linkage 1")), abs=1e-3
     )
-    assert TimeModel(()).predict(0.5, 0.0, ()) > 0
+    assert TimeModel(()).predict(0.5, 0.0, ()) == pytest.approx(0.5)
+
+
+def test_a_few_timings_that_others_disturbed_do_not_matter() -> None:
+    ways = [(g, p, t) for g in (0.3, 0.5, 0.75) for p in (2.0, 4.0) for t in (("atc",), ("tome",))]
+    timed = [Timed(g, p, t, 0.05 + 0.95 * g + 0.02 * p) for g, p, t in ways]
+    for number in (1, 6, 9):
+        timed[number] = replace(timed[number], time=3 * timed[number].time)
+    model = TimeModel(timed)
+    assert model.predict(0.45, 3.0, ("atc",)) == pytest.approx(0.05 + 0.95 * 0.45 + 0.06, abs=0.01)
+
+
+def test_no_method_is_predicted_to_be_faster_than_free() -> None:
+    model = TimeModel([Timed(0.5, 0.0, (), 0.5), Timed(0.5, 4.0, ("atc",), 0.4), Timed(0.3, 4.0, ("atc",), 0.2)])
+    assert model.predict(0.95, 9.0, ("atc",)) >= model.predict(0.95, 0.0, ())

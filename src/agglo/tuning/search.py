@@ -22,8 +22,10 @@ from agglo.tuning.time_model import Timed
 _FEWEST, _MOST = 8, 256  # candidates of a method
 _FOR_HALVING = 0.5  # of the time
 _FOR_TABLE = 0.15
+_OF_DENSE = 0.85  # of its seconds, by count: what a slice takes on average, and the dense passes in between
 _TRIES = 20  # draws for each candidate, since many cannot be what is asked for
 _FOLLOWED = 2  # candidates of a method that are followed along the front
+_TURNS = 3  # the median of three forgives one that others disturbed
 _CALIBRATED = (0.75, 0.5, 0.3)  # GFLOPs of dense at which a method is timed
 
 
@@ -103,7 +105,7 @@ class Search:
                 except ValueError as error:
                     self._cannot(candidate, level, error)
         with self._progress(1, "timing the methods") as advance:
-            self.solver.learn_from(points, self.speeds(points, 2, "calibration"))
+            self.solver.learn_from(points, self.speeds(points, _TURNS, "calibration"))
             advance(f"{len(points)} ways")
 
     def _time_table(self) -> None:
@@ -112,14 +114,15 @@ class Search:
         fitting = {
             step: counts
             for step in steps_of(tokens, prefix)
-            if 3 * 0.6 * seconds * len(counts := counts_to_time(tokens, prefix, step)) <= _FOR_TABLE * self._budget
+            if _OF_DENSE * (_TURNS + 1) * seconds * len(counts := counts_to_time(tokens, prefix, step))
+            <= _FOR_TABLE * self._budget
         }
         if not fitting:
             self.notes.append("counts stay where they fell: there was no time to measure where the device is fast")
             return
         step, counts = next(iter(fitting.items()))
         with self._progress(1, "timing token counts") as advance:
-            taken = self.record.once("latency", counts, lambda: list(self.subject.sliced(counts, 2).values()))
+            taken = self.record.once("latency", counts, lambda: list(self.subject.sliced(counts, _TURNS).values()))
             advance(f"{len(counts)} counts")
         latency = Latency.of(dict(zip(counts, taken, strict=True)), step)
         self.solver.latency = latency
@@ -208,7 +211,7 @@ class Search:
                         points.append(min(solved, key=lambda point: self.full_quality(point).distance))
                     advance(method)
         points = list({str(point.arguments): point for point in points}.values())
-        return self.measured(points, 3, "front")
+        return self.measured(points, _TURNS, "front")
 
     def measured(self, points: Sequence[Point], repeats: int, purpose: str) -> list[Measured]:
         """Points with their quality on all images to search on, and their speeds."""

@@ -23,6 +23,7 @@ from agglo.tuning.objectives import Objective, objective_named
 from agglo.tuning.outputs import Output, named_tensors, objective_for, output_of
 from agglo.tuning.statistics import Quality
 
+_BETWEEN_DENSE = 4  # ways that are timed between two passes of the dense model
 _LEAST_SECONDS = 0.04  # a timing shorter than this runs the model several times
 
 Arguments = Mapping[str, Any]
@@ -177,9 +178,22 @@ class Subject:
         return 100 * right / sum(batch.images for batch in batches)
 
     def times(self, ways: Sequence[Arguments], repeats: int) -> list[list[float]]:
-        """Seconds of each way relative to the dense model's of the same turn, all of them in turns."""
-        taken = self._seconds([None, *ways], repeats)
-        return [[spent / dense for spent, dense in zip(of_one, taken[0], strict=True)] for of_one in taken[1:]]
+        """Seconds of each way relative to the dense model's, all of them in turns.
+
+        The dense model runs before, between and after a few ways at a time, so that each way is held against what the
+        machine did around it: a turn of many ways lasts long, and others may come and go meanwhile.
+        """
+        groups = [ways[first : first + _BETWEEN_DENSE] for first in range(0, len(ways), _BETWEEN_DENSE)]
+        taken = iter(self._seconds([None, *(way for group in groups for way in (*group, None))], repeats))
+        before = next(taken)
+        relative: list[list[float]] = []
+        for group in groups:
+            of_ways = [next(taken) for _ in group]
+            after = next(taken)
+            around = [(first + second) / 2 for first, second in zip(before, after, strict=True)]
+            relative += [[spent / dense for spent, dense in zip(of_one, around, strict=True)] for of_one in of_ways]
+            before = after
+        return relative
 
     def sliced(self, counts: Sequence[int], repeats: int) -> dict[int, list[float]]:
         """Seconds of a pass, relative to dense, in which all blocks have so many patch tokens, for nothing."""

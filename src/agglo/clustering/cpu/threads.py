@@ -70,8 +70,8 @@ class Pace:
         if processor_time < self._TOO_SHORT:
             return
         paid = elapsed < self._PAID * processor_time
-        # More threads than the halvings allow is an attempt, unless there are none: then torch's number has fallen since
-        # the call began.
+        # More threads than the halvings allow is an attempt, unless there are none: then torch has fewer threads than
+        # when the call began.
         is_attempt = self.halvings > 0 and threads > max(1, most >> self.halvings)
         if is_attempt and paid:
             self.halvings = max(0, self.halvings - 1)  # two callers may both have found one to take back
