@@ -106,7 +106,7 @@ def test_what_evaluate_refuses(data: Path) -> None:
         agglo.evaluate(model, 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="images=0 must be a whole number, at least 1"):
         agglo.evaluate(timm_vit(), data, images=0)
-    with pytest.raises(ValueError, match="model=None must be a torch.nn.Module or a name"):
+    with pytest.raises(ValueError, match=r"model=None must be a torch\.nn\.Module or a name"):
         agglo.evaluate(None, data)  # type: ignore[arg-type]
 
 

@@ -43,7 +43,7 @@ def vit_folder(folder: Path, classes: int = CLASSES, **processor: Any) -> Path:
     """A ViT classifier and its image processor, as `save_pretrained` writes them."""
     from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
-    labels = {number: name for number, name in enumerate(NAMES)} if classes == len(NAMES) else None
+    labels = dict(enumerate(NAMES)) if classes == len(NAMES) else None
     more = {"num_labels": classes} if labels is None else {"id2label": labels}
     config = ViTConfig(**VISION, image_size=SIDE, patch_size=8, **more)
     stirred(ViTForImageClassification(config)).save_pretrained(folder)

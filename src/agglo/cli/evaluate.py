@@ -31,6 +31,7 @@ reason. With --json a run that was stopped goes on where it was: type the same c
 
 Data sets, by the layout of DIR (docs/evaluate.md has the details):
 {data_sets}
+
 Images for timm's models are resized to 8/7 of the model's size and cropped in the middle, for others as the model's own
 configuration says (--frame chooses); those of {whole} are not cropped.
 

@@ -112,10 +112,8 @@ def zero_shot(
     was_training = model.training
     model.eval()
     starts = range(0, len(texts), _TEXTS)
-    with (
-        torch.inference_mode(),
-        progress(len(starts), "prompts", every_seconds=10, quiet=quiet or len(starts) == 1) as advance,
-    ):
+    quiet = quiet or len(starts) == 1
+    with torch.inference_mode(), progress(len(starts), "prompts", every_seconds=10, quiet=quiet) as advance:
         for start in starts:
             some = texts[start : start + _TEXTS]
             found.append(F.normalize(_text_features(model, tokenizer, some), dim=-1))

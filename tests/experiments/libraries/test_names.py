@@ -199,7 +199,9 @@ def test_what_a_library_does_not_have(folders: dict[str, Path], tmp_path: Path) 
     drops = {"drop_path_rate": 0.1}
     for name in (f"hf:{folders['vit']}", "torchvision:vit_b_32", f"open_clip:{tiny_models.OPEN_CLIP}"):
         assert refused(name, options=drops).endswith("no such option: drop_path=0 leaves it out")
-    assert "has several weights: open_clip:ViT-B-32:TAG with openai" in refused("open_clip:ViT-B-32", pretrained=True)
+    assert "a tag says which weights: open_clip:ViT-B-32:TAG with openai" in refused(
+        "open_clip:ViT-B-32", pretrained=True
+    )
     (tmp_path / "notes.txt").touch()
     assert "the folder holds no config.json" in refused(f"hf:{tmp_path}")
     config = transformers.ViTConfig(**tiny_models.VISION, image_size=SIDE, patch_size=8)

@@ -11,6 +11,8 @@ from agglo.experiments.libraries.open_clip import OpenClip
 from agglo.experiments.libraries.timm import OWN_SPELLINGS, Timm
 from agglo.experiments.libraries.torchvision import Torchvision
 from agglo.experiments.libraries.transformers import Transformers
+from agglo.experiments.zero_shot import ZeroShot
+from agglo.hosts.registry import unwrapped
 
 TIMM = Timm()
 LIBRARIES: tuple[Library, ...] = (TIMM, Transformers(), Torchvision(), OpenClip())
@@ -38,13 +40,17 @@ def brings_weights(name: str) -> bool:
 
 def library_of(model: Any) -> Library | None:
     """The library whose class a model is, or inherits from; None for anything else."""
-    packages = {cls.__module__.split(".")[0] for cls in type(model).__mro__}
+    packages = {cls.__module__.split(".")[0] for cls in type(unwrapped(model)).__mro__}
     return next((library for library in LIBRARIES if library.package in packages), None)
 
 
 def own_inputs(model: Any) -> Inputs:
     """What a model wants to see, by its library's own configuration."""
-    known, library = known_of(model), library_of(model)
+    model = unwrapped(model)
+    known = known_of(model)
+    if known is None and isinstance(model, ZeroShot):
+        model = model.model
+    library = library_of(model)
     if known is not None:
         return known.inputs
     if library is None:
@@ -56,6 +62,7 @@ def own_inputs(model: Any) -> Inputs:
 
 def class_names(model: Any) -> list[str] | None:
     """What a model's answers are called, by number where nobody says; None for a model without a head."""
+    model = unwrapped(model)
     known, library, classes = known_of(model), library_of(model), class_count(model)
     if not classes:
         return None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -139,6 +140,23 @@ def refuse_options(library: str, options: Mapping[str, Any]) -> None:
         if value:
             hint = f": {OFF[name]} leaves it out" if name in OFF else ""
             raise ValueError(f"{name}={value!r} is for timm's models, and those of {library} have no such option{hint}")
+
+
+def require_name(spec: ModelSpec, name: str, known: Sequence[str], problem: str, lister: str) -> None:
+    """ValueError with the nearest names unless a library knows the name. problem: "is not known to timm", say.
+
+    lister: what prints all names.
+    """
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=3)
+        hint = f"; close to it: {', '.join(close)}" if close else f"; {lister} lists them"
+        raise ValueError(f"model={spec.name!r} {problem}{hint}")
+
+
+def require_tag(spec: ModelSpec, name: str, tag: str, known: Iterable[str]) -> None:
+    """ValueError unless a library has weights of this tag for a model; no tag is fine."""
+    if tag and tag not in known:
+        raise ValueError(f"model={spec.name!r}: {name} has no weights {tag!r}; accepted: {', '.join(known) or 'none'}")
 
 
 def one_size(image_size: tuple[int, int], library: str) -> int:

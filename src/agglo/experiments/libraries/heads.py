@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from agglo.experiments.checkpoints import HEADS
+from agglo.hosts.registry import unwrapped
 
 _CLASSIFIER = "ForImageClassification"  # in the name of every classifier of transformers
 
@@ -24,6 +25,7 @@ def head_name(model: nn.Module) -> str | None:
 
 def class_count(model: Any) -> int:
     """How many classes a model tells apart; 0 for one without a head."""
+    model = unwrapped(model)
     own = getattr(model, "num_classes", None)
     if isinstance(own, int):
         return own

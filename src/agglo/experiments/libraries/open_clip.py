@@ -3,7 +3,6 @@ spellings, `open_clip:hf-hub:ORG/NAME` and `open_clip:local-dir:PATH`."""
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +18,8 @@ from agglo.experiments.libraries.base import (
     one_size,
     refuse_options,
     remember,
+    require_name,
+    require_tag,
     with_own_head,
 )
 from agglo.experiments.zero_shot import zero_shot
@@ -54,9 +55,14 @@ class OpenClip(Library):
         tag = None
         if not name.startswith(_SOURCES):
             name, _, tag = name.partition(":")
-            _require_known(name, tag, spec)
+            require_name(spec, name, open_clip.list_models(), "is not known to open_clip", "open_clip.list_models()")
+            tags = open_clip.list_pretrained_tags_by_model(name)
+            require_tag(spec, name, tag, tags)
             if spec.pretrained and not tag:
-                raise ValueError(f"model={spec.name!r} has several weights: {spec.name}:TAG with {_tags(name)}")
+                accepted = ", ".join(tags) or "none"
+                raise ValueError(
+                    f"model={spec.name!r} needs a tag that says which weights: {spec.name}:TAG with {accepted}"
+                )
         model: Any = open_clip.create_model(
             name,
             pretrained=(tag or None) if spec.takes_own_weights else None,
@@ -94,24 +100,6 @@ class OpenClip(Library):
             crop=1.0,
             squash=config["resize_mode"] == "squash",
         )
-
-
-def _tags(name: str) -> str:
-    import open_clip
-
-    return ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none"
-
-
-def _require_known(name: str, tag: str, spec: ModelSpec) -> None:
-    import open_clip
-
-    names = open_clip.list_models()
-    if name not in names:
-        close = difflib.get_close_matches(name, names, n=3)
-        hint = f"; close to it: {', '.join(close)}" if close else "; open_clip.list_models() lists them"
-        raise ValueError(f"model={spec.name!r} is not known to open_clip{hint}")
-    if tag and tag not in open_clip.list_pretrained_tags_by_model(name):
-        raise ValueError(f"model={spec.name!r}: {name} has no weights {tag!r}; accepted: {_tags(name)}")
 
 
 def _with_positions(model: Any, checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from agglo.experiments.checkpoints import Checkpoint, load_exactly
 from agglo.experiments.fashion_mnist import CLASSES as FASHION_CLASSES
 from agglo.experiments.inputs import Inputs
-from agglo.experiments.libraries.base import Library, ModelSpec, with_own_head
+from agglo.experiments.libraries.base import Library, ModelSpec, require_name, with_own_head
 
 OWN_SPELLINGS = ("hf-hub:", "hf_hub:", "local-dir:")  # whose rest is timm's to read
 
@@ -27,9 +26,7 @@ class Timm(Library):
         import agglo.embedded.classifier  # noqa: F401 from here on timm knows the model that comes with agglo
 
         if not name.startswith(OWN_SPELLINGS) and not timm.is_model(name):
-            close = difflib.get_close_matches(name, timm.list_models(), n=3)
-            hint = f"; close to it: {', '.join(close)}" if close else "; timm.list_models() lists them"
-            raise ValueError(f"model={spec.name!r} is not known to timm{hint}")
+            require_name(spec, name, timm.list_models(), "is not known to timm", "timm.list_models()")
         state = None if checkpoint is None else checkpoint.model
         options = {} if state is None or spec.new_head else _options_of(state)
         if spec.num_classes is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -19,6 +18,8 @@ from agglo.experiments.libraries.base import (
     one_size,
     refuse_options,
     remember,
+    require_name,
+    require_tag,
     with_own_head,
 )
 from agglo.experiments.libraries.heads import class_count, set_classes
@@ -37,14 +38,9 @@ class Torchvision(Library):
         refuse_options("torchvision", spec.options)
         name, _, tag = name.partition(":")
         names = models.list_models(module=models)
-        if name not in names:
-            close = difflib.get_close_matches(name, names, n=3)
-            hint = f"; close to it: {', '.join(close)}" if close else "; torchvision.models.list_models() lists them"
-            raise ValueError(f"model={spec.name!r} is no classifier of torchvision{hint}")
+        require_name(spec, name, names, "is no classifier of torchvision", "torchvision.models.list_models()")
         published = models.get_model_weights(name)
-        if tag and tag not in published.__members__:
-            accepted = ", ".join(published.__members__)
-            raise ValueError(f"model={spec.name!r}: {name} has no weights {tag!r}; accepted: {accepted}")
+        require_tag(spec, name, tag, published.__members__)
         weights = published[tag] if tag else published.DEFAULT
         model = self._built(name, weights, spec, checkpoint)
         inputs = _inputs_of(weights)
