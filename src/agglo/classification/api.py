@@ -175,8 +175,8 @@ def _of_folder(
             raise ValueError(f"{name}={value!r} must be a whole number, at least {least}")
     name = detect(folder) if dataset is None else dataset
     opened = open_split(name, folder, "val", skip_bad=skip_bad)
-    require_same_classes(model, opened)
     inputs = inputs_for(model, name, frame)
+    require_same_classes(model, opened)
     opened.transform = evaluation_transform(inputs, normalise=False)
     store = ImageStore(spread(opened, images), batch_size, workers=workers)
     return store.loader(), opened.multi_label, Normalise(inputs.mean, inputs.std)

@@ -151,7 +151,22 @@ def test_torchvision_and_open_clip_at_another_size(folders: dict[str, Path], tmp
     assert torch.equal(build(spec)(pictures(64)), own.encode_image(pictures(64)))
     assert "must be a multiple of the patch size 32" in refused("torchvision:vit_b_32", image_size=(100, 100))
     assert "models of torchvision take squares" in refused("torchvision:vit_b_32", image_size=(96, 64))
-    assert "are evaluated at their own size" in refused(f"hf:{folders['vit']}", image_size=(64, 64))
+
+
+@pytest.mark.parametrize("kind", ["vit", "clip", "siglip"])
+def test_transformers_at_another_size(folders: dict[str, Path], kind: str) -> None:
+    """As the library interpolates for each pass, but once and for all."""
+    model = build(ModelSpec(f"hf:{folders[kind]}", image_size=(64, 64)))
+    own: Any = build(ModelSpec(f"hf:{folders[kind]}"))
+    found, expected = (
+        features_in(each) for each in (model(pictures(64)), own(pictures(64), interpolate_pos_encoding=True))
+    )
+    assert torch.allclose(found, expected, atol=1e-5)
+    agglo.apply(model, keep_rate=0.5)
+    assert agglo.reduction(model).n_tokens == 64  # type: ignore[union-attr]
+    name = f"hf:{folders[kind]}"
+    assert "must be multiples of the patch size 8" in refused(name, image_size=(60, 60))
+    assert "models of transformers take squares" in refused(name, image_size=(64, 48))
 
 
 def test_a_name_of_the_hub_gets_its_spelling_and_no_other_model() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from agglo.experiments.libraries.base import (
 )
 from agglo.experiments.libraries.heads import class_count
 from agglo.experiments.libraries.image_processors import inputs_of
+from agglo.experiments.libraries.transformers_sizes import resized
 from agglo.experiments.zero_shot import is_contrastive, zero_shot
 
 _SHOWN = 4
@@ -34,11 +36,6 @@ class Transformers(Library):
 
     def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
         config = _config(name, spec)
-        if spec.image_size is not None:
-            raise ValueError(
-                f"image_size={spec.image_size}: models of transformers are evaluated at their own size; timm's, "
-                "torchvision's and open_clip's can be resampled"
-            )
         if spec.prompts is not None:
             return _by_prompts(name, config, spec, checkpoint)
         taught = config.num_labels if _is_classifier(config) else None
@@ -50,7 +47,8 @@ class Transformers(Library):
             setattr(config, option, value)
         model = _with_weights(name, config, spec, checkpoint)
         names = _label_names(config) if class_count(model) else None
-        return remember(model, Known(inputs_of(name, config), names, taught if spec.takes_own_weights else None))
+        known = Known(_inputs(name, config, spec), names, taught if spec.takes_own_weights else None)
+        return remember(model, known)
 
     def brings_weights(self, name: str) -> bool:
         return True
@@ -90,6 +88,11 @@ def _config(name: str, spec: ModelSpec) -> Any:
     return config
 
 
+def _inputs(name: str, config: Any, spec: ModelSpec) -> Inputs:
+    inputs = inputs_of(name, config)
+    return inputs if spec.image_size is None else replace(inputs, image_size=spec.image_size)
+
+
 def _is_classifier(config: Any) -> bool:
     return any("ForImageClassification" in name for name in config.architectures or ())
 
@@ -116,7 +119,7 @@ def _with_weights(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoin
     if checkpoint is not None:
         state = with_own_head(model, checkpoint.model) if spec.new_head else checkpoint.model
         load_exactly(model, state, str(spec.checkpoint))
-    found: nn.Module = model
+    found: nn.Module = model if spec.image_size is None else resized(model, spec.image_size)
     return found
 
 
@@ -154,10 +157,11 @@ def _by_prompts(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoint 
         )
     if checkpoint is not None:
         load_exactly(model, checkpoint.model, str(spec.checkpoint))
+    model = model if spec.image_size is None else resized(model, spec.image_size)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"model={spec.name!r} brings no tokenizer for its prompts: {reason}") from error
     found = zero_shot(model, tokenizer, spec.prompts.class_names, spec.prompts.templates)
-    return remember(found, Known(inputs_of(name, config), spec.prompts.class_names))
+    return remember(found, Known(_inputs(name, config, spec), spec.prompts.class_names))
