@@ -104,5 +104,5 @@ def test_what_is_refused(tmp_path: Path) -> None:
         agglo.zero_shot(nn.Linear(1, 1), None, NAMES)
     with pytest.raises(ValueError, match="zero-shot is for models of images and texts"):
         build(ModelSpec("test_vit", prompts=Prompts(NAMES)))
-    with pytest.raises(ValueError, match="ViTModel does not compare images with texts"):
+    with pytest.raises(ValueError, match="a vit does not compare images with texts"):
         build(ModelSpec(f"hf:{tiny_models.vit_folder(tmp_path)}", prompts=Prompts(NAMES)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,15 +66,15 @@ def evaluate(
         loader, multi_label, prepare = _of_batches(data), None, None
     total = len(loader) if hasattr(loader, "__len__") else 0
     with progress(total, "evaluate", every_seconds=10, quiet=quiet or not total) as advance:
-        loader = iter(loader)
-        first = next(loader, None)
+        pairs = map(_pair, loader)
+        first = next(pairs, None)
         if first is None:
             raise ValueError("there are no images")
         if multi_label is None:
             multi_label = first[1].dim() == 2
         return one_pass(
             built,
-            _again(first, loader),
+            chain([first], pairs),
             metric_for(multi_label),
             prepare=prepare,
             advance=lambda count: advance(f"{count} images"),
@@ -128,7 +129,7 @@ def _for_object(model: nn.Module, recipe: str, chosen: dict[str, Any]) -> Traini
     """The settings of a run that starts from a model as it is."""
     from agglo.classification.training.recipe import load
 
-    for name in ("model", "checkpoint", "pretrained", "from_scratch", *_OF_BUILDING):
+    for name in ("model", "checkpoint", "pretrained", "from_scratch", "teacher", *_OF_BUILDING):
         if name in chosen:
             raise ValueError(f"{name}={chosen[name]!r} goes with a model by name; this one is built already")
     cls = type(model)
@@ -186,12 +187,6 @@ def _of_batches(data: Any) -> Any:
     if not isinstance(data, Iterable):
         raise ValueError(f"data={data!r} must be a folder, or batches of images and labels (a DataLoader)")
     return data
-
-
-def _again(first: Any, rest: Any) -> Iterable[tuple[Tensor, Tensor]]:
-    yield _pair(first)
-    for batch in rest:
-        yield _pair(batch)
 
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:

@@ -60,9 +60,7 @@ class OpenClip(Library):
             require_tag(spec, name, tag, tags)
             if spec.pretrained and not tag:
                 accepted = ", ".join(tags) or "none"
-                raise ValueError(
-                    f"model={spec.name!r} needs a tag that says which weights: {spec.name}:TAG with {accepted}"
-                )
+                raise ValueError(f"model={spec.name!r}: a tag says which weights: {spec.name}:TAG with {accepted}")
         model: Any = open_clip.create_model(
             name,
             pretrained=(tag or None) if spec.takes_own_weights else None,

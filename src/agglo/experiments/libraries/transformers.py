@@ -27,6 +27,7 @@ from agglo.experiments.libraries.transformers_sizes import resized
 from agglo.experiments.zero_shot import is_contrastive, zero_shot
 
 _SHOWN = 4
+_TOWER = "vision_model."  # of a model of images and texts
 
 
 class Transformers(Library):
@@ -114,11 +115,14 @@ def _with_weights(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoin
     if classes is not None and classes != config.num_labels:
         config.num_labels = classes
     model = _published(kind, name, config, spec) if spec.takes_own_weights else kind.from_config(config)
+    state = None if checkpoint is None else dict(checkpoint.model)
     if kind is AutoModel and hasattr(model, "get_image_features"):
         model = model.vision_model
-    if checkpoint is not None:
-        state = with_own_head(model, checkpoint.model) if spec.new_head else checkpoint.model
-        load_exactly(model, state, str(spec.checkpoint))
+        of_tower = {} if state is None else {key: value for key, value in state.items() if key.startswith(_TOWER)}
+        if len(of_tower) < len(state or ()) and of_tower:  # a checkpoint of the whole model, texts too
+            state = {key.removeprefix(_TOWER): value for key, value in of_tower.items()}
+    if state is not None:
+        load_exactly(model, with_own_head(model, state) if spec.new_head else state, str(spec.checkpoint))
     found: nn.Module = model if spec.image_size is None else resized(model, spec.image_size)
     return found
 
@@ -135,6 +139,9 @@ def _published(kind: Any, name: str, config: Any, spec: ModelSpec) -> Any:
     missing = [*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])]
     if spec.new_head:
         missing = [key for key in missing if not loads_as_head(key)]
+    elif missing and all(key.startswith("pooler.") for key in missing):
+        model.pooler = None  # what many towers were trained without
+        missing = []
     if missing:
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         shown = ", ".join(sorted(missing)[:_SHOWN]) + more
@@ -150,11 +157,12 @@ def _by_prompts(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoint 
     assert spec.prompts is not None
     if spec.prompts.class_names is None:
         raise ValueError("zero-shot: class names are needed, one for each class")
+    refusal = f"model={spec.name!r}: a {config.model_type} does not compare images with texts, as zero-shot needs"
+    if not hasattr(config, "text_config"):
+        raise ValueError(refusal)
     model: Any = _published(AutoModel, name, config, spec) if spec.takes_own_weights else AutoModel.from_config(config)
     if not is_contrastive(model):
-        raise ValueError(
-            f"model={spec.name!r}: {type(model).__name__} does not compare images with texts, as zero-shot needs"
-        )
+        raise ValueError(refusal)
     if checkpoint is not None:
         load_exactly(model, checkpoint.model, str(spec.checkpoint))
     model = model if spec.image_size is None else resized(model, spec.image_size)
