@@ -1,8 +1,10 @@
 """Faster vision transformers by exact agglomerative token clustering."""
 
 from agglo import detection
+from agglo.classification.api import evaluate, finetune
 from agglo.clustering import backends, cluster, cut, linkage
 from agglo.drawing.groups import draw
+from agglo.experiments.zero_shot import zero_shot
 from agglo.grouping import Grouping
 from agglo.hosts import UnsupportedModelError
 from agglo.hosts.diffusion import generation
@@ -49,6 +51,8 @@ __all__ = [
     "cut",
     "detection",
     "draw",
+    "evaluate",
+    "finetune",
     "generation",
     "linkage",
     "list_methods",
@@ -59,4 +63,5 @@ __all__ = [
     "remove",
     "trace",
     "tune",
+    "zero_shot",
 ]

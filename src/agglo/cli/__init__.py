@@ -22,8 +22,8 @@ _PACKAGE = Path(__file__).parents[1]
 _EXTRAS = {
     **dict.fromkeys(("accelerate", "datasets", "torchmetrics", "tensorboard", "tqdm", "tomli", "safetensors"), "train"),
     "faster_coco_eval": "detection",
-    **dict.fromkeys(("diffusers", "transformers"), "diffusion"),
-    **dict.fromkeys(("torchvision", "open_clip", "timm")),
+    "diffusers": "diffusion",
+    **dict.fromkeys(("torchvision", "transformers", "open_clip", "timm")),
 }
 
 _EXAMPLES = f"""\

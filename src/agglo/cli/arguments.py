@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 USAGE_ERROR = 2
+MODEL_HELP = "a timm name, hf:PATH, torchvision:NAME, open_clip:NAME, ... (docs/evaluate.md#models)"
 SCHEDULE_HELP = f"a schedule, such as {EXAMPLES} (docs/evaluate.md lists all)"
 
 
@@ -223,24 +224,33 @@ def method_options(given: Sequence[str]) -> dict[str, Any]:
 
 
 def add_model(
-    parser: argparse.ArgumentParser, *, positional: bool = False, default: str | None = "deit_tiny_patch16_224"
+    parser: argparse.ArgumentParser,
+    *,
+    positional: bool = False,
+    default: str | None = "deit_tiny_patch16_224",
+    zero_shot: str | None = None,
 ) -> None:
     """--model or MODEL, and --checkpoint, --pretrained, --image-size, --num-classes.
 
     default: of --model; None is the model that comes with agglo.
+    zero_shot: for --zero-shot, --class-names and --templates, which class names are taken without --class-names.
     """
     group = parser.add_argument_group("model")
     if positional:
-        group.add_argument("model", metavar="MODEL", help="a timm model")
+        group.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     else:
         group.add_argument(
-            "--model", default=default, metavar="NAME", help=f"a timm model (default: {default or 'the one in agglo'})"
+            "--model", default=default, metavar="NAME", help=f"{MODEL_HELP} (default: {default or 'the one in agglo'})"
         )
     weights = group.add_mutually_exclusive_group()
     weights.add_argument(
         "--checkpoint", type=Path, metavar="F", help="its weights: .safetensors, or a state dict saved by torch"
     )
-    weights.add_argument("--pretrained", action="store_true", help="timm's published weights (downloads them)")
+    weights.add_argument(
+        "--pretrained",
+        action="store_true",
+        help="the published weights (downloads them); folders, hf:, hf-hub: and names with a tag bring theirs",
+    )
     group.add_argument(
         "--image-size",
         type=positive,
@@ -254,6 +264,26 @@ def add_model(
         metavar="N",
         help="classes of the head (default: the checkpoint's, or else the model's)",
     )
+    if zero_shot is not None:
+        _add_zero_shot(parser, zero_shot)
+
+
+def _add_zero_shot(parser: argparse.ArgumentParser, names: str) -> None:
+    group = parser.add_argument_group("classes by their names, for models of images and texts (CLIP, SigLIP)")
+    group.add_argument(
+        "--zero-shot", action="store_true", help="classify by comparing images with a prompt for each class"
+    )
+    group.add_argument(
+        "--class-names",
+        metavar="FILE",
+        help=f"one name per line, in the order of the labels, or openai: CLIP's own for ImageNet (default: {names})",
+    )
+    group.add_argument(
+        "--templates",
+        metavar="FILE",
+        help="one prompt per line with {} for the name, several are averaged; or openai: CLIP's 80 for ImageNet "
+        "(default: a photo of a {}.)",
+    )
 
 
 def model_spec(arguments: argparse.Namespace) -> ModelSpec:
@@ -263,12 +293,19 @@ def model_spec(arguments: argparse.Namespace) -> ModelSpec:
     size = arguments.image_size
     if size is not None and len(size) > 2:
         raise ValueError(f"--image-size {' '.join(map(str, size))}: one number, or height and width, is accepted")
+    from agglo.experiments.zero_shot import read_prompts
+
+    names, templates = getattr(arguments, "class_names", None), getattr(arguments, "templates", None)
+    is_zero_shot = getattr(arguments, "zero_shot", False)
+    if not is_zero_shot and (names or templates):
+        raise ValueError(f"{'--class-names' if names else '--templates'} says nothing without --zero-shot")
     return ModelSpec(
         name=arguments.model,
         checkpoint=arguments.checkpoint,
         pretrained=arguments.pretrained,
         image_size=None if size is None else (size[0], size[-1]),
         num_classes=arguments.num_classes,
+        prompts=read_prompts(names, templates) if is_zero_shot else None,
     )
 
 

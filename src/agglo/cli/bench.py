@@ -29,6 +29,7 @@ _EXAMPLES = """\
 examples:
   agglo bench model
   agglo bench model --model vit_small_patch16_224 --batch-size 32 --keep-rate 0.7 0.5
+  agglo bench model --model torchvision:vit_b_16 --keep-rate 0.5
   agglo bench model --linkage single average complete --repeats 15 --json speed.json --plot speed.png
   agglo bench model --schedule constant:14 linear:14 stages:0.9,0.7,0.5@3,6,9
   agglo bench model --device cuda --dtype float16 --batch-size 256 --image-size 384

@@ -41,7 +41,7 @@ _FILES = {
 _NEXT = """\
 Next, for a model and data of your own:
   agglo demo --model deit_tiny_patch16_224 --checkpoint F --data DIR
-  agglo evaluate --help         any timm model, method and keep rate
+  agglo evaluate --help         any model, method and keep rate
   agglo bench model --help      speed, against the ceiling where reduction is free
   agglo visualize --help        the groups of your pictures, still or moving
 or in Python: agglo.apply(model, keep_rate=0.5)"""

@@ -9,6 +9,7 @@ from textwrap import indent
 from typing import Any
 
 from agglo.classification.data import dataset_named, dataset_names
+from agglo.classification.data.transforms import FRAMES
 from agglo.cli.arguments import (
     add_command,
     add_execution,
@@ -30,7 +31,15 @@ reason. With --json a run that was stopped goes on where it was: type the same c
 
 Data sets, by the layout of DIR (docs/evaluate.md has the details):
 {data_sets}
-Images are resized to 8/7 of the model's size and cropped in the middle; those of {whole} are not cropped.
+
+Images for timm's models are resized to 8/7 of the model's size and cropped in the middle, for others as the model's own
+configuration says (--frame chooses); those of {whole} are not cropped.
+
+MODEL is of timm by its plain name, or of another library:
+  deit_tiny_patch16_224, hf-hub:ORG/NAME, local-dir:PATH      timm: by name, on the hub, in a folder
+  hf:PATH, hf:ORG/NAME                                        transformers: a folder of save_pretrained, or on the hub
+  torchvision:vit_b_16, torchvision:vit_b_16:TAG              torchvision; TAG is one of its weights
+  open_clip:ViT-B-32, open_clip:ViT-B-32:TAG                  open_clip, likewise; also open_clip:local-dir:PATH
 """
 
 _METHODS = ["atc"]
@@ -43,13 +52,16 @@ examples:
   agglo evaluate vit_base_patch16_224.mae --checkpoint mae_finetuned_vit_base.pth --data imagenet \\
       --proportional off --schedule constant:8 constant:16 linear:8 linear:16
   agglo evaluate deit_small_patch16_224 --checkpoint birds.pth --data nabirds --method evit --keep-rate 0.7 --no-dense
+  agglo evaluate hf:my-vit --data birds --keep-rate 0.7 0.5
+  agglo evaluate torchvision:vit_b_16 --pretrained --data imagenet --keep-rate 0.5
+  agglo evaluate open_clip:ViT-B-32:openai --zero-shot --data imagenet --keep-rate 0.5
   accelerate launch --num_processes 4 -m agglo evaluate deit_base_patch16_224 --pretrained --data imagenet --device cuda
 """
 
 
 def add_to(commands: Any) -> None:
     parser = add_command(commands, "evaluate", about=_ABOUT, details=_details(), examples=_EXAMPLES)
-    add_model(parser, positional=True)
+    add_model(parser, positional=True, zero_shot="the data set's")
     _add_data(parser)
     add_reduction(parser, _METHODS, "none, the dense model alone", dense=True)
     how = parser.add_argument_group("how it runs")
@@ -86,7 +98,13 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         "--crop-pct",
         type=number,
         metavar="P",
-        help="side of the crop, as a fraction of the resized image's (default: 0.875, as DeiT; 0.9 is timm's for it)",
+        help="side of the crop, as a fraction of the resized image's (default: as --frame says; the study's is 0.875)",
+    )
+    group.add_argument(
+        "--frame",
+        choices=FRAMES,
+        help="how pictures are resized and cropped: as in the study, or as the model's own configuration says "
+        "(default: study for timm's models, model for all others)",
     )
     group.add_argument(
         "--skip-bad",
@@ -103,6 +121,7 @@ def run(arguments: argparse.Namespace) -> None:
     settings = EvaluationSettings(
         model=model_spec(arguments),
         crop=arguments.crop_pct,
+        frame=arguments.frame,
         cache_gigabytes=arguments.cache,
         **grid_settings(arguments, _METHODS),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agglo.classification.data import dataset_names
-from agglo.cli.arguments import add_command
+from agglo.cli.arguments import MODEL_HELP, add_command
 from agglo.cli.training import add_choices, add_folders, add_look, chosen, require_folders, run_by_recipe
 
 _ABOUT = "train a classifier by a recipe, crash-safe, on any number of devices"
@@ -29,6 +29,8 @@ examples:
   agglo finetune fashion_mnist --data fashion-mnist --output runs/fashion
   agglo finetune deit --model deit_small_patch16_224 --dataset imagenet --data imagenet --output runs/atc50 \\
       --method atc --linkage average --keep-rate 0.5
+  agglo finetune deit --model hf:my-vit --dataset folder --data birds --output runs/birds --set drop_path=0 \\
+      --method atc --keep-rate 0.5
   accelerate launch --num_processes 8 -m agglo finetune mae --checkpoint mae_pretrain_vit_base.pth \\
       --data imagenet --output runs/mae --set linkage=complete tracker=tensorboard
 """
@@ -51,7 +53,7 @@ examples:
 def _settings() -> dict[str, str]:
     """What some settings accept: asked anew each time, since users may have added data sets."""
     return {
-        "model": "a timm model",
+        "model": MODEL_HELP,
         "dataset": ", ".join(dataset_names()),
         "skip_bad": "leave out missing and unreadable images and count them",
         "checkpoint": "starting weights; a head of other classes is replaced",

@@ -27,12 +27,14 @@ examples:
   agglo tune deit_tiny_patch16_224 --checkpoint deit_tiny.safetensors --data imagenet --speedup 2 -o tuned.json
   agglo tune deit_small_patch16_224 --pretrained --data imagenet --max-drop 1 --images 2000 -o small.json
   agglo tune deit_tiny_patch16_224 --pretrained --data imagenet --gflops 0.5 --minutes 30 -o half.json
+  agglo tune hf:my-vit --data birds --speedup 1.5 -o mine.json
+  agglo tune open_clip:ViT-B-32:openai --zero-shot --data imagenet --max-drop 1 -o clip.json
 """
 
 
 def add_to(commands: Any) -> None:
     parser = add_command(commands, "tune", about=_ABOUT, details=_DETAILS, examples=_EXAMPLES)
-    add_model(parser, positional=True)
+    add_model(parser, positional=True, zero_shot="the data set's")
     data = parser.add_argument_group("data")
     data.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of a data set, as for evaluate")
     data.add_argument("--dataset", metavar="NAME", help=f"{', '.join(dataset_names())} (default: found by its files)")

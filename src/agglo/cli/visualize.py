@@ -41,6 +41,8 @@ examples:
   agglo visualize cat.jpg --pretrained --linkage single average complete --keep-rate 0.25 -o linkages.png
   agglo visualize cat.jpg --pretrained --method atc tome --keep-rate 0.5 -o methods.png
   agglo visualize cat.jpg --pretrained --schedule stages:0.5@4,8 linear:16 -o schedules.png
+  agglo visualize cat.jpg --model hf:my-vit --keep-rate 0.25 -o mine.png
+  agglo visualize cat.jpg --model open_clip:ViT-B-32:openai --zero-shot --class-names animals.txt -o clip.png
   agglo visualize cat.jpg --pretrained --threshold 0.1 --blocks 4 8 -o dynamic.png
 """
 
@@ -55,7 +57,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--after", type=whole, metavar="B", help="groups as they are after block B (default: after the last stage)"
     )
-    add_model(parser)
+    add_model(parser, zero_shot="ImageNet's 1000")
     group = parser.add_argument_group("reduction")
     add_methods(group, ["atc"])
     add_budget(group, "0.5")

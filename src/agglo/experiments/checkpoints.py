@@ -17,6 +17,8 @@ _SHOWN = 6
 _NESTED_UNDER = ("state_dict", "model")
 _AVERAGE, _AVERAGE_IS_BETTER = "model_ema", "ema_best"
 _OF_METHOD = "agglo_method"
+# What libraries call the layer that gives logits: timm, transformers (and its DeiT), torchvision, convolutional models.
+HEADS = ("head", "classifier", "cls_classifier", "heads.head", "fc")
 _BLOCKED = re.compile(r"\bGLOBAL (\S+)")  # as torch names what it refuses to read
 
 
@@ -39,8 +41,7 @@ class Checkpoint:
     @property
     def head_classes(self) -> int | None:
         """How many classes the head tells apart; None if there is no head."""
-        head = self.model.get("head.weight")
-        return None if head is None else len(head)
+        return next((len(self.model[f"{head}.weight"]) for head in HEADS if f"{head}.weight" in self.model), None)
 
     def fresh_names(self, model: nn.Module) -> list[str]:
         """Parameters of a model that this does not have, or has in another shape: those start afresh."""

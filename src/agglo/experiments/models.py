@@ -1,45 +1,27 @@
-"""A timm model by name, with the weights of a file, at any image size."""
+"""A model by name, of any library, with the weights of a file, at any image size.
+
+deit_tiny_patch16_224                       timm
+hf-hub:timm/NAME, local-dir:PATH            timm's own spellings, of the hub and of a folder
+hf:PATH, hf:ORG/NAME                        transformers
+torchvision:NAME, torchvision:NAME:TAG      torchvision, TAG being one of its weights
+open_clip:NAME, open_clip:NAME:TAG          open_clip, likewise; open_clip:local-dir:PATH, open_clip:hf-hub:ORG/NAME
+"""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
 from pathlib import Path
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from agglo.experiments.checkpoints import Checkpoint, load_exactly
+from agglo.experiments.checkpoints import Checkpoint
+from agglo.experiments.libraries import LIBRARIES, split_name
+from agglo.experiments.libraries.base import ModelSpec
 
-_ENDS = ("head.", "norm.", "fc_norm.")
+__all__ = ["ACCEPTED", "ModelSpec", "build"]
 
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """A model as a person describes it.
-
-    name: as timm knows it.
-    checkpoint: a .safetensors file or one of torch.save; its names and shapes must be exactly the model's. What a
-        method learned may be there too and is left out (`checkpoints.load_method`).
-    pretrained: take timm's published weights instead (downloads them).
-    image_size: (height, width); None is the model's own. Position embeddings are resampled after loading.
-    num_classes: of the head; None is the checkpoint's, or else the model's own.
-    options: further arguments of the model, by timm's names (drop_path_rate, global_pool, ...).
-    new_head: let the checkpoint have another head, final norm or none at all: those start afresh.
-    """
-
-    name: str
-    checkpoint: Path | None = None
-    pretrained: bool = False
-    image_size: tuple[int, int] | None = None
-    num_classes: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    new_head: bool = False
-
-    @property
-    def has_random_weights(self) -> bool:
-        return self.checkpoint is None and not self.pretrained
+ACCEPTED = "; ".join(library.accepts for library in LIBRARIES)
+_PREFIX = re.compile(r"^([A-Za-z_-]+):")
 
 
 def build(spec: ModelSpec, checkpoint: Checkpoint | None = None) -> nn.Module:
@@ -47,60 +29,76 @@ def build(spec: ModelSpec, checkpoint: Checkpoint | None = None) -> nn.Module:
 
     checkpoint: what the spec's file holds, if it was read already.
     """
-    import timm
-
-    import agglo.embedded.classifier  # noqa: F401 from here on timm knows the model that comes with agglo
-
-    if not timm.is_model(spec.name):
-        close = difflib.get_close_matches(spec.name, timm.list_models(), n=3)
-        hint = f"; close to it: {', '.join(close)}" if close else "; timm.list_models() lists them"
-        raise ValueError(f"model={spec.name!r} is not known to timm{hint}")
     if spec.pretrained and spec.checkpoint is not None:
         raise ValueError(f"give either pretrained weights or checkpoint={str(spec.checkpoint)!r}, not both")
+    library, name = split_name(spec.name)
+    _require_spelling(spec.name)
+    if spec.prompts is not None and library.package not in ("transformers", "open_clip"):
+        raise ValueError(
+            f"model={spec.name!r}: zero-shot is for models of images and texts: hf:PATH of a CLIP or SigLIP, or "
+            "open_clip:NAME:TAG"
+        )
     if checkpoint is None and spec.checkpoint is not None:
         checkpoint = Checkpoint.read(spec.checkpoint)
-    state = None if checkpoint is None else checkpoint.model
-    options = {} if state is None or spec.new_head else _options_of(state)
-    if spec.num_classes is not None:
-        options["num_classes"] = spec.num_classes
-    options.update(spec.options)
     try:
-        model: nn.Module = timm.create_model(spec.name, pretrained=spec.pretrained, **options)
-    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
-        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        return library.build(name, spec, checkpoint).eval()
+    except (RuntimeError, OSError, TypeError, KeyError, AssertionError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"model={spec.name!r} cannot be built{given and f' with {given}'}: {reason}") from error
-    if state is not None:
-        load_exactly(model, _with_own_head(model, state) if spec.new_head else state, str(spec.checkpoint))
-    if spec.image_size is not None:
-        _resize(model, spec.image_size)
-    return model.eval()
+        raise ValueError(f"model={spec.name!r} cannot be built: {reason}") from error
 
 
-def _options_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The options that a vision transformer with these weights has: its classes, and whether patches are averaged."""
-    options: dict[str, Any] = {}
-    if "head.weight" in state and state["head.weight"].ndim == 2:
-        options["num_classes"] = len(state["head.weight"])
-    if "fc_norm.weight" in state and "norm.weight" not in state:
-        options["global_pool"] = "avg"
-    return options
+def _require_spelling(name: str) -> None:
+    """ValueError for a name of another library, or a folder, without what goes in front: with the right spelling, and
+    never with another model."""
+    if any(name.startswith(prefix) for library in LIBRARIES for prefix in library.prefixes):
+        return
+    if found := _PREFIX.match(name):
+        raise ValueError(f"model={name!r}: {found[1]!r} is not known; accepted: {ACCEPTED}")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        raise ValueError(f"model={name!r} is a folder: {_of_folder(path, name)}")
+    if path.is_file():
+        raise ValueError(f"model={name!r} is a file: name the model, and give the file as --checkpoint")
+    if "/" in name:
+        raise ValueError(
+            f"model={name!r} needs a library in front: hf:{name} (transformers), hf-hub:{name} (timm) or "
+            f"open_clip:hf-hub:{name}"
+        )
+    if elsewhere := _elsewhere(name):
+        raise ValueError(f"model={name!r} is not known to timm: write {elsewhere}")
 
 
-def _with_own_head(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict, except that the model keeps its own head and final norm where the state dict has none (MAE's
-    encoder), or has them in another shape (other classes) or under another name (another pooling)."""
-    own = model.state_dict()
-    ends = {name for name in (*own, *state) if name.startswith(_ENDS)}
-    differs = {name for name in ends if name not in own or name not in state or own[name].shape != state[name].shape}
-    kept = {name: value for name, value in state.items() if name not in differs}
-    return {**kept, **{name: own[name] for name in differs if name in own}}
+def _of_folder(path: Path, name: str) -> str:
+    import json
+
+    if (path / "open_clip_config.json").is_file():
+        return f"write open_clip:local-dir:{name}"
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "it holds no config.json; folders of transformers are hf:PATH, of timm local-dir:PATH"
+    is_timm = "architecture" in config
+    return f"write {'local-dir' if is_timm else 'hf'}:{name}"
 
 
-def _resize(model: Any, image_size: tuple[int, int]) -> None:
-    if not hasattr(model, "set_input_size"):
-        raise ValueError(f"{type(model).__name__} has a fixed image size; image_size={image_size} cannot be set")
-    patch = model.patch_embed.patch_size
-    if any(side < 1 or side % p for side, p in zip(image_size, patch, strict=True)):
-        raise ValueError(f"image_size={image_size} must be multiples of the patch size {tuple(patch)}")
-    model.set_input_size(img_size=image_size)
+def _elsewhere(name: str) -> str | None:
+    """The spelling of a plain name that another library has and timm does not, if any is installed that has it."""
+    from importlib.util import find_spec
+
+    import timm
+
+    import agglo.embedded.classifier  # noqa: F401
+
+    if timm.is_model(name):
+        return None
+    if find_spec("torchvision") is not None:
+        from torchvision import models
+
+        if name in models.list_models(module=models):
+            return f"torchvision:{name}"
+    if find_spec("open_clip") is not None:
+        import open_clip
+
+        if name in open_clip.list_models():
+            return f"open_clip:{name}"
+    return None

@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from agglo.classification.data import detect, open_split
 from agglo.classification.data.transforms import Normalise, evaluation_transform, inputs_for
 from agglo.classification.evaluation.grid import spread
+from agglo.classification.evaluation.prompts import prompted
 from agglo.experiments.devices import dtype_named, require_device, torch_threads
 from agglo.experiments.image_store import ImageStore
+from agglo.experiments.libraries import class_count
 from agglo.experiments.models import ModelSpec, build
+from agglo.experiments.outputs import features_in
 from agglo.experiments.progress import progress
 from agglo.tuning.api import tune
 from agglo.tuning.result import Tuned
@@ -39,7 +42,7 @@ class FolderSettings:
 @dataclass(frozen=True)
 class Prepared:
     """A classifier on its device, images as bytes, their labels where the data set has those of the model, and the
-    function that gives logits of such images."""
+    function that gives logits of such images, or features of a model without a head."""
 
     model: nn.Module
     images: Tensor
@@ -52,7 +55,7 @@ def prepare(settings: FolderSettings, *, quiet: bool = False) -> Prepared:
     name = detect(settings.data) if settings.dataset is None else settings.dataset
     data = open_split(name, settings.data, "val")
     torch.manual_seed(0)  # random weights are then the same ones when a stopped search goes on
-    model: Any = build(settings.model)
+    model: Any = build(prompted(settings.model, data))
     wanted = inputs_for(model, name)
     data.transform = evaluation_transform(wanted, normalise=False)
     chosen = spread(data, settings.images)
@@ -65,13 +68,12 @@ def prepare(settings: FolderSettings, *, quiet: bool = False) -> Prepared:
             pixels.append(images.clone())
             targets.append(labels.clone())
             advance(f"{len(images)} images")
-    known = not data.multi_label and len(data.classes) == model.num_classes
+    known = not data.multi_label and len(data.classes) == class_count(model)
     normalise = Normalise(wanted.mean, wanted.std)
 
     def output(model: nn.Module, images: Tensor) -> Tensor:
         # Bytes until here: they take a quarter of the memory.
-        logits: Tensor = model(normalise(images).to(dtype))
-        return logits
+        return features_in(model(normalise(images).to(dtype)))
 
     return Prepared(model.to(device, dtype), torch.cat(pixels), torch.cat(targets) if known else None, output)
 
@@ -85,7 +87,7 @@ def tune_on_folder(settings: FolderSettings, *, quiet: bool = False, **how: Any)
             ready.images,
             labels=ready.labels,
             output=ready.output,
-            objective="kl",
+            objective="kl" if class_count(ready.model) else "auto",
             batch_size=settings.batch_size,
             name=settings.model.name,
             quiet=quiet,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from agglo.experiments.evaluation.turns import seconds_in_turns, seconds_per_pass
+from agglo.experiments.outputs import named_tensors
 from agglo.experiments.slicing import Slice
 from agglo.hosts.diffusion import is_diffusion
 from agglo.hosts.registry import applied_modules, find_tower
@@ -20,7 +21,7 @@ from agglo.patching import apply, reduction, remove, trace
 from agglo.schedule import Counts
 from agglo.tuning.images import Batch, Images, moved, tensors_in
 from agglo.tuning.objectives import Objective, objective_named
-from agglo.tuning.outputs import Output, named_tensors, objective_for, output_of
+from agglo.tuning.outputs import Output, objective_for, output_of
 from agglo.tuning.statistics import Quality
 
 _BETWEEN_DENSE = 4  # ways that are timed between two passes of the dense model

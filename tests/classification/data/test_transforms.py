@@ -45,7 +45,7 @@ def test_evaluation_resizes_to_256_and_crops_224() -> None:
 
 def test_several_labels_are_evaluated_on_the_whole_squashed_picture() -> None:
     expected = photograph().resize((224, 224), Image.Resampling.BICUBIC)
-    found = evaluation_transform(replace(INPUTS, squash=True))(photograph())
+    found = evaluation_transform(replace(INPUTS, squash=True, crop=1.0))(photograph())
     torch.testing.assert_close(found, normalised(expected), atol=1e-5, rtol=0)
 
 
@@ -102,7 +102,7 @@ def seed(value: int) -> None:
 
 def test_without_augmentation_several_labels_train_on_what_they_are_evaluated_on() -> None:
     nothing = Augmentation(flip=0.0, randaugment=None, erasing=0.0)
-    inputs = replace(INPUTS, squash=True)
+    inputs = replace(INPUTS, squash=True, crop=1.0)
     found = train_transform(inputs, nothing)(photograph())
     torch.testing.assert_close(found, evaluation_transform(inputs)(photograph()), atol=1e-6, rtol=0)
 
@@ -144,4 +144,4 @@ def test_what_makes_no_sense_is_told() -> None:
 
 def test_a_protocol_can_be_read() -> None:
     assert str(INPUTS) == "short side resized to 256 (bicubic), centre crop 224x224"
-    assert str(replace(INPUTS, squash=True)) == "resized to 224x224 (bicubic), aspect ignored"
+    assert str(replace(INPUTS, squash=True, crop=1.0)) == "resized to 224x224 (bicubic), aspect ignored"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from torch import nn
 
 import agglo
 from agglo.classification.training.parameter_groups import freeze_backbone, parameter_groups
+from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.training.optimisation import optimiser_and_rates
+from tests.support import tiny_models
 from tests.support.fashion import plain
 
 
@@ -118,3 +121,59 @@ def test_a_rate_of_zero_leaves_weights_alone(model: nn.Module) -> None:
     for (name, parameter), old in zip(model.named_parameters(), before, strict=True):
         frozen = name.split(".")[0] not in ("head", "pos_embed", "patch_embed")
         assert torch.equal(parameter, old) is frozen, name
+
+
+ELSEWHERE = {
+    "transformers": (
+        {
+            "vit.embeddings.cls_token": (0, False, False),
+            "vit.embeddings.position_embeddings": (0, True, False),
+            "vit.embeddings.patch_embeddings.projection.weight": (0, True, True),
+            "vit.layers.2.mlp.fc1.weight": (3, False, True),
+            "vit.layers.2.mlp.fc1.bias": (3, False, False),
+            "vit.layernorm.weight": (5, False, False),
+            "classifier.weight": (5, True, True),
+        }
+    ),
+    "torchvision": {
+        "class_token": (0, False, False),
+        "conv_proj.weight": (0, True, True),
+        "encoder.pos_embedding": (0, True, False),
+        "encoder.layers.encoder_layer_3.mlp.0.weight": (4, False, True),
+        "encoder.ln.weight": (5, False, False),
+        "heads.head.weight": (5, True, True),
+    },
+    "open_clip": {
+        "visual.class_embedding": (0, False, False),
+        "visual.positional_embedding": (0, True, False),
+        "visual.proj": (5, False, True),
+        "visual.conv1.weight": (0, True, True),
+        "visual.transformer.resblocks.0.mlp.c_fc.weight": (1, False, True),
+        "visual.ln_post.weight": (5, False, False),
+        "head.weight": (5, True, True),
+    },
+}
+
+
+@pytest.mark.parametrize("library", ELSEWHERE)
+def test_layers_and_new_modules_of_other_libraries(library: str, tmp_path: Path) -> None:
+    """By name: the layer, whether it is new, and whether it decays; every parameter once."""
+    if library == "torchvision":
+        shape = {"image_size": 16, "patch_size": 8, "num_layers": 4, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 8}
+        model: Any = pytest.importorskip("torchvision").models.VisionTransformer(**shape)
+    elif library == "transformers":
+        model = build(ModelSpec(f"hf:{tiny_models.vit_folder(tmp_path)}"))
+    else:
+        name = tiny_models.open_clip_config(tmp_path)
+        model = build(ModelSpec(f"open_clip:{name}", num_classes=3))
+    found = by_name(parameter_groups(model, weight_decay=0.05, layer_decay=0.5, backbone_lr_scale=0.1))
+    assert sorted(found) == sorted(name for name, _ in model.named_parameters())
+    for name, (layer, new, decays) in ELSEWHERE[library].items():
+        group = found[name]
+        assert math.isclose(group["lr_scale"], 0.5 ** (5 - layer) * (1 if new else 0.1)), name
+        assert group["backbone"] is not new and group["weight_decay"] == (0.05 if decays else 0), name
+
+
+def test_layers_that_cannot_be_told_apart() -> None:
+    with pytest.raises(ValueError, match=r"layer_decay=0\.5: Linear has no blocks under a usual name"):
+        parameter_groups(nn.Linear(2, 2), weight_decay=0.05, layer_decay=0.5)

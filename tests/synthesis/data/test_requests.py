@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agglo.experiments.imagenet import imagenet_names
 from agglo.synthesis.data.requests import (
     fashion_requests,
     image_seed,
-    imagenet_names,
     imagenet_requests,
     prompt_requests,
 )

@@ -2,85 +2,49 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from agglo.classification.data.augmentation import Augmentation
-from agglo.classification.data.registry import dataset_named
+from agglo.classification.data.registry import DataSet, dataset_named
+from agglo.experiments.inputs import Inputs, Mode, Normalise, Transform, evaluation_transform
+from agglo.experiments.libraries import TIMM, library_of, own_inputs
 
-Transform = Callable[[Any], Tensor]
+__all__ = ["FRAMES", "STUDY", "Inputs", "Normalise", "evaluation_transform", "inputs_for", "train_transform"]
 
-
-@dataclass(frozen=True)
-class Inputs:
-    """What a model wants to see.
-
-    image_size: (height, width).
-    mean, std: one number per channel; one channel makes pictures grey, three make them RGB.
-    crop: fraction of the resized picture's side that is left; 0.875 is a resize to 256 and a crop of 224.
-    squash: resize to the image size itself, whatever the picture's proportions, and crop nothing.
-    """
-
-    image_size: tuple[int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str = "bicubic"
-    crop: float = 0.875
-    squash: bool = False
-
-    def __str__(self) -> str:
-        height, width = self.image_size
-        if self.squash:
-            return f"resized to {height}x{width} ({self.interpolation}), aspect ignored"
-        resized = " x ".join(str(math.floor(side / self.crop)) for side in sorted(set(self.image_size)))
-        return f"short side resized to {resized} ({self.interpolation}), centre crop {height}x{width}"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.crop <= 1:
-            raise ValueError(f"crop_pct={self.crop!r} must lie in (0, 1]")
-        if len(self.mean) not in (1, 3) or len(self.mean) != len(self.std):
-            raise ValueError(f"mean={self.mean} and std={self.std} must both have 1 value (grey) or 3 (RGB)")
+STUDY, MODEL = FRAMES = ("study", "model")
 
 
-def inputs_for(model: nn.Module, dataset: str | None = None) -> Inputs:
-    """A model's own size, mean and std with the protocol of a data set, which decides about crops.
+def inputs_for(model: nn.Module, dataset: str | None = None, frame: str | None = None) -> Inputs:
+    """What a model wants to see of a data set. Size, mean and deviation are always those of its own configuration.
 
-    dataset: by name. None is any picture, prepared as ImageNet's are: resized to 8/7 of the size, then cropped.
+    dataset: by name; None is any picture, prepared as ImageNet's are.
+    frame: how a picture is resized and cropped. "study": as the study does it, resized (bicubic) to 8/7 of the size and
+        cropped unless the data set says otherwise. "model": as the model's library does it. None is "study" for timm's
+        models, and for others "model" unless the data set is one that is never cropped.
     Every command that shows pictures to a model goes by this, so that each shows it the same.
     """
-    from timm.data import resolve_data_config
-
-    config = resolve_data_config({}, model=model)
-    size = tuple(getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:])
-    found = Inputs((int(size[0]), int(size[1])), tuple(config["mean"]), tuple(config["std"]))
-    if dataset is None:
+    if frame is not None and frame not in FRAMES:
+        raise ValueError(f"frame={frame!r} is not known; accepted: {', '.join(map(repr, FRAMES))}")
+    found = own_inputs(model)
+    protocol = None if dataset is None else dataset_named(dataset)
+    if frame is None:
+        is_whole = protocol is not None and (protocol.squash or protocol.crop == 1)
+        frame = STUDY if is_whole or library_of(model) is TIMM else MODEL
+    if frame == MODEL:
         return found
-    protocol = dataset_named(dataset)
-    return replace(found, crop=protocol.crop, squash=protocol.squash)
+    crop, squash = _framed(protocol)
+    return replace(found, interpolation=Inputs.interpolation, crop=crop, squash=squash)
 
 
-def evaluation_transform(inputs: Inputs, *, normalise: bool = True) -> Transform:
-    """Resize, centre crop, normalise. normalise: False leaves pixels as bytes, for `Normalise` to do it later."""
-    from timm.data import create_transform
-    from torchvision.transforms import Compose
-
-    prepare = create_transform(
-        inputs.image_size,
-        interpolation=inputs.interpolation,
-        mean=inputs.mean,
-        std=inputs.std,
-        crop_pct=1.0 if inputs.squash else inputs.crop,
-        crop_mode="squash" if inputs.squash else "center",
-        normalize=normalise,
-    )
-    transform: Transform = Compose([Mode(inputs), prepare])
-    return transform
+def _framed(protocol: DataSet | None) -> tuple[float, bool]:
+    """crop and squash of a data set, as of `Inputs`."""
+    if protocol is None:
+        return Inputs.crop, Inputs.squash
+    return (1.0 if protocol.squash else protocol.crop), protocol.squash
 
 
 def train_transform(inputs: Inputs, augmentation: Augmentation) -> Transform:
@@ -132,27 +96,6 @@ def _randaugment(inputs: Inputs, policy: str) -> Any:
         "interpolation": str_to_pil_interp(inputs.interpolation),
     }
     return rand_augment_transform(policy, hints)
-
-
-class Normalise:
-    """Bytes (B, C, H, W) on any device -> what `evaluation_transform` gives with normalise=True."""
-
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        self._mean, self._std = mean, std
-
-    def __call__(self, pixels: Tensor) -> Tensor:
-        mean, std = (torch.tensor(values, device=pixels.device).view(-1, 1, 1) for values in (self._mean, self._std))
-        return (pixels.float() / 255 - mean) / std
-
-
-class Mode:
-    """Grey or RGB, as the model takes it."""
-
-    def __init__(self, inputs: Inputs) -> None:
-        self._mode = "L" if len(inputs.mean) == 1 else "RGB"
-
-    def __call__(self, image: Any) -> Any:
-        return image if image.mode == self._mode else image.convert(self._mode)
 
 
 class Cutout:

@@ -13,12 +13,14 @@ from agglo.classification.data import ClassificationData, detect, open_split
 from agglo.classification.data.transforms import Normalise, evaluation_transform, inputs_for
 from agglo.classification.evaluation.metrics import metric_for
 from agglo.classification.evaluation.one_pass import evaluate
+from agglo.classification.evaluation.prompts import prompted
 from agglo.experiments.checkpoints import Checkpoint, fingerprint
 from agglo.experiments.devices import dtype_named
 from agglo.experiments.evaluation.cells import Cell, Reducible
 from agglo.experiments.evaluation.grid import Grid, about_data, run_grid
 from agglo.experiments.evaluation.record import Record
 from agglo.experiments.image_store import GIGABYTE, ImageStore
+from agglo.experiments.libraries import class_count
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.progress import progress
 from agglo.experiments.variants import Variant
@@ -32,7 +34,8 @@ class EvaluationSettings:
     dense: whether the model is also evaluated as it is, first.
     dataset: one of `data.dataset_names()`; None finds out by the files.
     images: only so many, evenly spread over the data set; None is all.
-    crop: fraction of the resized picture that is left; None is the data set's protocol.
+    crop: fraction of the resized picture that is left; None is what `frame` says.
+    frame: how pictures are resized and cropped, "study" or "model"; see `inputs_for`.
     cache_gigabytes: images are decoded once and kept up to so much memory per process, otherwise decoded for each cell.
     """
 
@@ -43,6 +46,7 @@ class EvaluationSettings:
     dataset: str | None = None
     images: int | None = None
     crop: float | None = None
+    frame: str | None = None
     skip_bad: bool = False
     batch_size: int = 64
     workers: int = 2
@@ -67,16 +71,16 @@ class Evaluation(Grid):
         self.settings = settings
         name = detect(settings.data) if settings.dataset is None else settings.dataset
         self.data = open_split(name, settings.data, "val", skip_bad=settings.skip_bad)
-        spec = settings.model
+        self.spec = spec = prompted(settings.model, self.data)
         checkpoint = None if spec.checkpoint is None else Checkpoint.read(spec.checkpoint)
         self.model = build(spec, checkpoint)
-        _require_same_classes(self.model, self.data)
+        require_same_classes(self.model, self.data)
         # What a method learned; None where the model's own weights are random too.
         learned = None if spec.has_random_weights else {} if checkpoint is None else dict(checkpoint.method)
         self.reducible = Reducible(self.model, learned, f"checkpoint {self._weights_in_words()}")
         self.weights = fingerprint({**self.model.state_dict(), **(learned or {})})
         self.model.to(self.device, dtype_named(settings.dtype))
-        self.inputs = inputs_for(self.model, name)
+        self.inputs = inputs_for(self.model, name, settings.frame)
         if settings.crop is not None:
             self.inputs = replace(self.inputs, crop=settings.crop, squash=False)
         self.data.transform = evaluation_transform(self.inputs, normalise=False)
@@ -106,14 +110,17 @@ class Evaluation(Grid):
 
     def _weights_in_words(self) -> str:
         spec = self.settings.model
-        return "random" if spec.has_random_weights else "pretrained" if spec.pretrained else str(spec.checkpoint)
+        return "random" if spec.has_random_weights else "pretrained" if spec.takes_own_weights else str(spec.checkpoint)
 
     def about(self) -> dict[str, Any]:
         settings = self.settings
         chosen = "found by its files" if settings.dataset is None else "as asked"
         weights = self._weights_in_words()
+        prompts = self.spec.prompts
+        asked = {} if prompts is None else {"classes": prompts.class_names, "templates": prompts.templates}
+        model = {"name": settings.model.name, "weights": weights, "fingerprint": self.weights}
         return {
-            "model": {"name": settings.model.name, "weights": weights, "fingerprint": self.weights},
+            "model": {**model, **({"prompts": asked} if asked else {})},
             "data": about_data(self.data, chosen=chosen, root=settings.data, images=len(self.images)),
             "inputs": {**asdict(self.inputs), "in_words": str(self.inputs)},
         }
@@ -126,10 +133,17 @@ def spread(data: ClassificationData, images: int | None) -> Any:
     return Subset(data, [index * len(data) // images for index in range(images)])
 
 
-def _require_same_classes(model: Any, data: ClassificationData) -> None:
-    if model.num_classes != len(data.classes):
+def require_same_classes(model: Any, data: ClassificationData) -> None:
+    """ValueError unless a model tells as many classes apart as the data has, as far as the model says."""
+    classes = class_count(model)
+    if not classes:
+        raise ValueError(
+            f"{type(model).__name__} has no head: give --checkpoint, of a classifier of these classes, or "
+            "--zero-shot for a model of images and texts"
+        )
+    if classes != len(data.classes):
         hint = "; --dataset folder numbers the folders there are" if data.name == "imagenet" else ""
         raise ValueError(
-            f"the model tells {model.num_classes} classes apart, {data.name} has {len(data.classes)}: a checkpoint "
+            f"the model tells {classes} classes apart, {data.name} has {len(data.classes)}: a checkpoint "
             f"trained on these classes, or data of the model's, is needed{hint}"
         )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from agglo.classification.evaluation.metrics import MeanAveragePrecision, TopK
 from agglo.experiments.evaluation.turns import timed_pass
+from agglo.experiments.outputs import logits_in
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -68,4 +69,5 @@ def evaluate(
 
 def _run(model: nn.Module, inputs: Tensor, accelerator: Accelerator | None) -> tuple[float, Tensor]:
     with nullcontext() if accelerator is None else accelerator.autocast():
-        return timed_pass(model, inputs)
+        spent, answer = timed_pass(model, inputs)
+    return spent, logits_in(answer)

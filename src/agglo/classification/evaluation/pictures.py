@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +13,17 @@ from torch import Tensor
 
 from agglo.classification.data.transforms import Normalise, evaluation_transform, inputs_for
 from agglo.drawing.animation import Cut, counts_between, dissolve
-from agglo.drawing.groups import Ints, as_pixels, count_groups, draw_groups, enlarged, stages_of, tokens
+from agglo.drawing.groups import Ints, as_pixels, count_groups, draw_groups, enlarged, grid_of, stages_of, tokens
 from agglo.drawing.sheet import Panel, Row, compose
-from agglo.embedded import classifier as embedded
 from agglo.experiments.checkpoints import Checkpoint, load_method, split_method
-from agglo.experiments.fashion_mnist import CLASSES as FASHION_CLASSES
 from agglo.experiments.image_files import open_image
+from agglo.experiments.imagenet import imagenet_names
+from agglo.experiments.libraries import class_names
 from agglo.experiments.models import ModelSpec, build
+from agglo.experiments.outputs import features_in
 from agglo.experiments.variants import Variant
+from agglo.hosts.registry import find_tower
+from agglo.hosts.vit.base import Layout
 from agglo.methods import Method
 from agglo.patching import apply, remove, trace
 
@@ -37,7 +40,7 @@ def visualize(
     """A sheet with one row for every image; see `draw_variants`."""
     opened = [open_image(path) for path in images]
     checkpoint = None if spec.checkpoint is None else Checkpoint.read(spec.checkpoint)
-    model = build(spec, checkpoint)
+    model = build(_prompted(spec), checkpoint)
     inputs, pictures = prepared(model, opened)
     return draw_variants(
         model,
@@ -50,6 +53,13 @@ def visualize(
         scale=scale,
         learned=None if checkpoint is None else checkpoint.method,
     )
+
+
+def _prompted(spec: ModelSpec) -> ModelSpec:
+    """Without class names, prompts are of ImageNet's classes."""
+    if spec.prompts is None or spec.prompts.class_names is not None:
+        return spec
+    return replace(spec, prompts=replace(spec.prompts, class_names=tuple(imagenet_names())))
 
 
 def prepared(model: Any, images: Sequence[Image]) -> tuple[Tensor, Tensor]:
@@ -83,7 +93,7 @@ def draw_variants(
     """
     pixels = as_pixels(pictures)
     with torch.inference_mode():
-        answers = Answers(remove(model)(inputs), classes)
+        answers = Answers(features_in(remove(model)(inputs)), classes)
     reduced = [_run(model, inputs, pixels, variant, classes, after, learned) for variant in variants]
     remove(model)
     sheet = []
@@ -124,8 +134,8 @@ def _run(
     variant.apply(model)
     _load_learned(model, variant, learned)
     with torch.inference_mode(), trace(model) as record:
-        logits = model(inputs)
-    stages = stages_of(record, pixels, model.patch_embed.grid_size)
+        logits = features_in(model(inputs))
+    stages = stages_of(record, pixels, _layout(model).grid)
     if after is not None:
         stages = [{block: labels for block, labels in of.items() if block <= after} for of in stages]
         if not all(stages):
@@ -164,22 +174,6 @@ class Answers:
         return f"{who}: {answer}" if who else answer
 
 
-def class_names(model: Any) -> list[str] | None:
-    """What a model's answers are called: by ImageNet's names where it has that many classes as published, by number
-    where the classes are others'; None for a model without a head."""
-    from timm.data import ImageNetInfo
-
-    if model.num_classes == 0:
-        return None
-    published = model.pretrained_cfg
-    if model.num_classes == published["num_classes"] and published["architecture"] == embedded.NAME:
-        return list(FASHION_CLASSES)
-    if model.num_classes == published["num_classes"] == 1000:
-        info = ImageNetInfo()
-        return [info.index_to_description(number).partition(",")[0] for number in range(1000)]
-    return [f"class {number}" for number in range(model.num_classes)]
-
-
 def animate(
     spec: ModelSpec,
     image: Path,
@@ -198,27 +192,34 @@ def animate(
     keep_rate: where it ends; None is at FEWEST tokens.
     """
     opened = open_image(image)
-    model: Any = build(spec)
+    model: Any = build(_prompted(spec))
     classes = class_names(model)
     inputs, pictures = prepared(model, [opened])
     pixels = as_pixels(pictures)
-    n_patches = model.patch_embed.num_patches
+    layout = _layout(model)
+    n_patches = layout.patches
     fewest = FEWEST if keep_rate is None else int(n_patches * keep_rate)
-    block = len(model.blocks) // 4 if block is None else block
+    block = layout.depth // 4 if block is None else block
     with torch.inference_mode():
-        first = Cut(_each_alone(model), tokens(n_patches), Answers(model(inputs), classes).of(0))
+        first = Cut(_each_alone(layout, pixels), tokens(n_patches), Answers(features_in(model(inputs)), classes).of(0))
         cuts = []
         for count in counts_between(n_patches, fewest, _STEPS):
             apply(model, method, schedule=[0] * block + [n_patches - count])
             with trace(model) as record:
-                logits = model(inputs)
-            labels = stages_of(record, pixels, model.patch_embed.grid_size)[0][block]
+                logits = features_in(model(inputs))
+            labels = stages_of(record, pixels, layout.grid)[0][block]
             cuts.append(Cut(labels, tokens(count_groups(labels)), Answers(logits, classes).of(0)))
     return dissolve(pixels[0], cuts, first=first, scale=scale)
 
 
-def _each_alone(model: Any) -> Ints:
-    labels: Ints = torch.arange(model.patch_embed.num_patches).view(model.patch_embed.grid_size).numpy()
+def _layout(model: Any) -> Layout:
+    module, host = find_tower(model)
+    return host.layout(module)
+
+
+def _each_alone(layout: Layout, pixels: Any) -> Ints:
+    grid = grid_of(layout.patches, pixels.shape[1:3]) if layout.grid is None else layout.grid
+    labels: Ints = torch.arange(layout.patches).view(grid).numpy()
     return labels
 
 

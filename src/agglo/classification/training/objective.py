@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from agglo.classification.training.settings import TrainingSettings
+from agglo.experiments.outputs import logits_in
 from agglo.experiments.training.reduction import heard, method_loss
 from agglo.tracing import Trace
 
@@ -47,7 +48,7 @@ class Objective:
             heard(self.model) as record,
             _final_tokens(self.model, wanted=self.teacher is not None) as tokens,
         ):
-            logits = forward(inputs).float()
+            logits = logits_in(forward(inputs)).float()
         loss: Tensor = self.criterion(logits, targets)
         if (extra := method_loss(record)) is not None:
             loss = loss + extra
@@ -63,7 +64,7 @@ class Objective:
         if policy is None:
             raise ValueError("distill=true goes with methods that mask tokens in training (dynamicvit)")
         with torch.no_grad(), _final_tokens(self.teacher, wanted=True) as teacher_tokens:
-            teacher_logits = self.teacher(inputs)
+            teacher_logits = logits_in(self.teacher(inputs))
         prefix = self.model.num_prefix_tokens
         assert isinstance(prefix, int)
         return distillation_loss(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,18 @@ _ALWAYS_NEW = ("head", "head_dist", "pos_embed", "patch_embed")
 _METHOD = "agglo_method"
 _FOLLOWS = "norm"  # timm counts the final norm to the last block, MAE to what follows the blocks
 
+# The same parts in transformers, torchvision and open_clip, at any depth of a name.
+_POSITIONS = frozenset({"position_embeddings", "position_embedding", "pos_embedding", "positional_embedding"})
+_TOKENS = frozenset({"cls_token", "class_token", "class_embedding", "distillation_token", "register_tokens"})
+_PATCHES = frozenset({"patch_embeddings", "patch_embedding", "conv_proj", "conv1"})
+_HEADS = frozenset({"classifier", "cls_classifier", "distillation_classifier", "heads"})
+_BLOCK = re.compile(r"(?:^|\.)(?:layers?|blocks|resblocks)\.(?:encoder_layer_)?(\d+)\.")
+_PROJECTION = ".proj"  # of open_clip's towers: the one parameter that follows the blocks and is listed before them
+
 Group = dict[str, Any]
+
+
+_NEW_ELSEWHERE = _POSITIONS | _PATCHES | _HEADS
 
 
 def is_new(name: str) -> bool:
@@ -21,7 +33,7 @@ def is_new(name: str) -> bool:
     (True, False, True)
     """
     parts = name.split(".")
-    return parts[0] in _ALWAYS_NEW or _METHOD in parts
+    return parts[0] in _ALWAYS_NEW or _METHOD in parts or not _NEW_ELSEWHERE.isdisjoint(parts)
 
 
 def parameter_groups(
@@ -34,11 +46,9 @@ def parameter_groups(
     backbone_lr_scale for the backbone, times layer_decay^(depth + 1 - id), where id is 0 for the embeddings, i + 1 for
     block i and depth + 1 for what follows them, the final norm included, and for what a method learns.
     """
-    from timm.optim import param_groups_layer_decay
-
-    undecayed: Any = getattr(model, "no_weight_decay", set)
-    # timm tells layers and decay apart; at a layer_decay of 1 all its layers have the same rate.
-    layers = param_groups_layer_decay(model, weight_decay, undecayed(), layer_decay=layer_decay)
+    layers = _timms(model, weight_decay, layer_decay)
+    if layers is None:
+        layers = _of_others(model, weight_decay, layer_decay)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups: dict[tuple[float, float, bool], Group] = {}
     for layer in layers:
@@ -62,3 +72,34 @@ def freeze_backbone(groups: Sequence[Group]) -> None:
     for group in groups:
         if group["backbone"]:
             group["lr"] = 0.0
+
+
+def _timms(model: nn.Module, weight_decay: float, layer_decay: float) -> list[Group] | None:
+    """As timm tells layers and decay apart; at a layer_decay of 1 all its layers have the same rate. None for models of
+    other libraries."""
+    from timm.optim import param_groups_layer_decay
+
+    if not hasattr(model, "group_matcher"):
+        return None
+    undecayed: Any = getattr(model, "no_weight_decay", set)
+    found: list[Group] = param_groups_layer_decay(model, weight_decay, undecayed(), layer_decay=layer_decay)
+    return found
+
+
+def _of_others(model: nn.Module, weight_decay: float, layer_decay: float) -> list[Group]:
+    """The same by the names of parameters: what is listed before the first block embeds, what is listed after the last
+    one follows."""
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    numbers = [int(found[1]) for name, _ in trained if (found := _BLOCK.search(name)) is not None]
+    if not numbers and layer_decay != 1:
+        raise ValueError(f"layer_decay={layer_decay:g}: {type(model).__name__} has no blocks under a usual name")
+    depth, begun = max(numbers, default=-1) + 1, False
+    groups = []
+    for name, parameter in trained:
+        block = _BLOCK.search(name)
+        begun = begun or block is not None
+        layer = int(block[1]) + 1 if block is not None else depth + 1 if begun or name.endswith(_PROJECTION) else 0
+        undecayed = parameter.ndim <= 1 or not (_POSITIONS | _TOKENS).isdisjoint(name.split("."))
+        scale = layer_decay ** (depth + 1 - layer)
+        groups.append({"lr_scale": scale, "weight_decay": 0.0 if undecayed else weight_decay, "params": [parameter]})
+    return groups

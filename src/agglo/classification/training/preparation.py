@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from agglo.classification.data.registry import dataset_named
 from agglo.classification.data.transforms import (
+    STUDY,
     Inputs,
     Normalise,
     evaluation_transform,
@@ -21,10 +22,13 @@ from agglo.classification.data.transforms import (
 )
 from agglo.classification.training.settings import AUGMENTATION_SETTINGS, TrainingSettings
 from agglo.experiments.checkpoints import Checkpoint, load_method
+from agglo.experiments.libraries import library_of
+from agglo.experiments.libraries.heads import class_count, head_name, set_classes
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.randomness import seed_everything
 from agglo.experiments.training.batches import ImageBatches, MemoryBatches, Share, TrainingData
 from agglo.experiments.training.reduction import reduce
+from agglo.hosts.registry import applied_modules
 
 
 def starting_weights(settings: TrainingSettings) -> Checkpoint | None:
@@ -33,28 +37,21 @@ def starting_weights(settings: TrainingSettings) -> Checkpoint | None:
 
 
 def build_models(
-    settings: TrainingSettings, classes: int, checkpoint: Checkpoint | None = None
+    settings: TrainingSettings, classes: int, checkpoint: Checkpoint | None = None, given: nn.Module | None = None
 ) -> tuple[nn.Module, nn.Module | None]:
     """The model to train, reduced as settings say, and its dense teacher if it has one.
 
-    checkpoint: the `starting_weights`, if they were read already.
+    checkpoint: the `starting_weights`, if they were read already. given: trained in place of what settings name.
     """
     seed_everything(settings.seed, "model")
-    options: dict[str, Any] = {"drop_path_rate": settings.drop_path}
-    if any(settings.patch_drop_rates):
-        options["patch_drop_rate"] = max(settings.patch_drop_rates)
-    if settings.global_pool is not None:
-        options["global_pool"] = settings.global_pool
     checkpoint = starting_weights(settings) if checkpoint is None else checkpoint
-    path = None if settings.checkpoint is None else Path(settings.checkpoint)
-    spec = ModelSpec(settings.model, path, settings.pretrained, None, classes, options, new_head=True)
-    model = build(spec, checkpoint)
-    if settings.head_std is not None and _known_classes(settings, model, checkpoint) != classes:
-        head: Any = model.get_submodule("head")
+    known, model = _of_object(given, classes) if given is not None else _of_settings(settings, classes, checkpoint)
+    if settings.head_std is not None and known != classes and (name := head_name(model)) is not None:
+        head: Any = model.get_submodule(name)
         nn.init.trunc_normal_(head.weight, std=settings.head_std)
     teacher = None
     if settings.distill:
-        teacher = _teacher(settings, model, checkpoint, classes)
+        teacher = _teacher(settings, model, known, classes)
     if settings.method != "none":
         reduce(model, settings)
         if checkpoint is not None and checkpoint.method:
@@ -62,13 +59,53 @@ def build_models(
     return model, teacher
 
 
-def _teacher(settings: TrainingSettings, model: nn.Module, checkpoint: Checkpoint | None, classes: int) -> nn.Module:
-    """A dense model that knows the classes: of its own weights, or the model to be trained before it is."""
+def _of_settings(
+    settings: TrainingSettings, classes: int, checkpoint: Checkpoint | None
+) -> tuple[int | None, nn.Module]:
+    """How many classes the starting weights tell apart, None if they have no head; and the model with them."""
+    options: dict[str, Any] = {"drop_path_rate": settings.drop_path}
+    if any(settings.patch_drop_rates):
+        options["patch_drop_rate"] = max(settings.patch_drop_rates)
+    if settings.global_pool is not None:
+        options["global_pool"] = settings.global_pool
+    path = None if settings.checkpoint is None else Path(settings.checkpoint)
+    spec = ModelSpec(
+        settings.model,
+        path,
+        settings.pretrained,
+        num_classes=classes,
+        options=options,
+        new_head=True,
+        from_scratch=settings.from_scratch,
+    )
+    model = build(spec, checkpoint)
+    if checkpoint is not None:
+        return checkpoint.head_classes, model
+    library = library_of(model)
+    return library.taught(model) if settings.pretrained and library is not None else None, model
+
+
+def _of_object(model: nn.Module, classes: int) -> tuple[int | None, nn.Module]:
+    """The same of a model that a person has built: it gets a new head where its own is of other classes."""
+    if applied_modules(model):
+        raise ValueError(
+            "this model is reduced already: call agglo.remove(model) first; method= says how it is trained"
+        )
+    known = class_count(model) or None
+    if known != classes:
+        set_classes(model, classes)
+    return known, model
+
+
+def _teacher(settings: TrainingSettings, model: nn.Module, known: int | None, classes: int) -> nn.Module:
+    """A dense model that knows the classes: of its own weights, or the model to be trained before it is.
+
+    known: how many classes the starting weights tell apart.
+    """
     if settings.teacher is not None:
         pool = {} if settings.global_pool is None else {"global_pool": settings.global_pool}
         teacher = build(ModelSpec(settings.model, Path(settings.teacher), num_classes=classes, options=pool))
     else:
-        known = _known_classes(settings, model, checkpoint)
         if known != classes:
             raise ValueError(
                 f"distill=true needs a teacher that knows the {classes} classes of the data; the starting weights "
@@ -76,13 +113,6 @@ def _teacher(settings: TrainingSettings, model: nn.Module, checkpoint: Checkpoin
             )
         teacher = deepcopy(model)
     return teacher.eval().requires_grad_(False)
-
-
-def _known_classes(settings: TrainingSettings, model: Any, checkpoint: Checkpoint | None) -> int | None:
-    """How many classes the starting weights tell apart; None if they have no head."""
-    if checkpoint is not None:
-        return checkpoint.head_classes
-    return int(model.pretrained_cfg["num_classes"]) if settings.pretrained else None
 
 
 @dataclass(frozen=True)
@@ -125,7 +155,8 @@ def training_data(settings: TrainingSettings, splits: Splits, model: nn.Module, 
     """Augmented batches for a model."""
     from timm.data.random_erasing import RandomErasing
 
-    inputs = inputs_for(model, settings.dataset)
+    # Only sizes and colours are the model's: crops are random here.
+    inputs = inputs_for(model, settings.dataset, STUDY)
     repeats = settings.repeated_augmentation if share.processes > 1 else 1
     if settings.in_memory:
         images, targets = in_memory(splits.train, inputs)

@@ -16,11 +16,11 @@ class TrainingSettings(ReductionSettings, CosineSettings):
 
     # What is trained
     model: str = "deit_small_patch16_224"
-    """as timm knows it"""
+    """of timm by its name, or of another library: hf:PATH, torchvision:NAME, open_clip:NAME"""
     checkpoint: str | None = None
     """starting weights: a file; its head is replaced where the number of classes differs"""
     pretrained: bool = False
-    """start from timm's published weights (downloads them)"""
+    """start from the published weights (downloads them), or those of the folder that model names"""
     global_pool: str | None = None
     """what the head reads: token, avg; none is the model's own"""
     head_std: float | None = None

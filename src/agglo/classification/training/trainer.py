@@ -28,17 +28,17 @@ from agglo.experiments.training.loop import TrainingTask, train
 _NOT_METRICS = ("images", "images_per_second")
 
 
-def finetune(settings: TrainingSettings, data: Path, output: Path) -> dict[str, Any]:
+def finetune(settings: TrainingSettings, data: Path, output: Path, model: nn.Module | None = None) -> dict[str, Any]:
     """Train as the settings say, or go on where an earlier call with the same settings stopped.
 
-    data: folder of the data set. output: folder of the run.
+    data: folder of the data set. output: folder of the run. model: trained in place of what settings name.
     Returns the best row of the log. Started by `accelerate launch` or `torchrun`, all processes call this.
     """
     return train(
         settings,
         data,
         output,
-        lambda accelerator, share: Classification(settings, data, accelerator, share),
+        lambda accelerator, share: Classification(settings, data, accelerator, share, model),
         defaults=TrainingSettings(from_scratch=True),
         may_differ=MAY_DIFFER,
         name="finetune",
@@ -48,11 +48,18 @@ def finetune(settings: TrainingSettings, data: Path, output: Path) -> dict[str, 
 class Classification(TrainingTask):
     """A classifier, its augmented images and its loss."""
 
-    def __init__(self, settings: TrainingSettings, data: Path, accelerator: Any, share: Share) -> None:
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        data: Path,
+        accelerator: Any,
+        share: Share,
+        given: nn.Module | None = None,
+    ) -> None:
         self.settings, self.accelerator = settings, accelerator
         self.splits = open_splits(settings, data)
         checkpoint = starting_weights(settings)
-        self.model, teacher = build_models(settings, self.splits.classes, checkpoint)
+        self.model, teacher = build_models(settings, self.splits.classes, checkpoint, given)
         self.companions = () if teacher is None else (teacher,)
         self.start = {} if settings.from_scratch else {"weights": fingerprint(self.model.state_dict())}
         fresh = [] if checkpoint is None else checkpoint.fresh_names(self.model)

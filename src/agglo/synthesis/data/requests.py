@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from agglo.experiments.fashion_mnist import CLASSES
+from agglo.experiments.imagenet import imagenet_names
 
 TEMPLATE = "A high quality photograph of a {}."
 
@@ -20,12 +20,6 @@ class Request:
     prompt: str
     label: int
     seed: int
-
-
-def imagenet_names() -> list[str]:
-    """The 1000 classes as the paper prompts them: all synonyms of each, the two cranes told apart."""
-    text = files("agglo.synthesis.data").joinpath("imagenet_names.txt").read_text(encoding="utf-8")
-    return text.splitlines()
 
 
 def imagenet_requests(per_class: int = 2, *, seed: int = 0, classes: Sequence[int] | None = None) -> list[Request]:
