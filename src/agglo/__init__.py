@@ -18,7 +18,7 @@ from agglo.methods import (
     parse_method,
     register,
 )
-from agglo.patching import Reduction, apply, reduction, remove, trace
+from agglo.patching import Reduction, adapt_processor, apply, image_tokens, reduction, remove, trace
 from agglo.schedule import Constant, Counts, Geometric, Linear, PerBlock, Schedule, Stages, parse_schedule
 from agglo.tuning import Tuned, tune
 from agglo.version import __version__
@@ -43,6 +43,7 @@ __all__ = [
     "UnsupportedModelError",
     "View",
     "__version__",
+    "adapt_processor",
     "apply",
     "backends",
     "cluster",
@@ -50,6 +51,7 @@ __all__ = [
     "detection",
     "draw",
     "generation",
+    "image_tokens",
     "linkage",
     "list_methods",
     "parse_method",

@@ -19,7 +19,7 @@ from agglo.hosts.vit.attending import attend, run_front
 from agglo.hosts.vit.base import Parts, Projected
 from agglo.hosts.vit.padding import Picture, reduce_apart
 from agglo.hosts.vit.reading import are_watched
-from agglo.hosts.vit.restoring import BeforeDrops, Run, full_length
+from agglo.hosts.vit.restoring import BeforeDrops, Run, States, full_length
 from agglo.hosts.vit.rotary import Rotary
 from agglo.hosts.vit.slices import in_slices
 from agglo.methods import Grid, RememberingMethod, View
@@ -77,7 +77,7 @@ def run_blocks(
     rotary: the tables of rotary position embeddings.
     call: `directly`, or `checkpointed` for gradient checkpointing. The decision what to merge is never inside, so that
         it is taken once.
-    keep: blocks after which full-length tokens are wanted.
+    keep: blocks after which tokens are wanted, full-length unless the plan wants them merged.
     grid: (rows, columns) of the patches, for methods that ask where they are.
     inject: by the block before which it is called: what every patch gains, (B, T - prefix, C). The token of a group
         gains the size-weighted mean over its members; what was dropped gains its own.
@@ -93,7 +93,7 @@ def run_blocks(
     n_front = run.plan.front(run.method, targets[last], bool(setup.traces)) if setup.front_only else None
     if n_front is not None and (last in keep or last in look or are_watched(blocks[last].modules())):
         n_front = None
-    kept: list[Tensor] = []
+    states = States(run.plan.merged, run.plan.read_blocks)
     for index, block in enumerate(blocks):
         if index in inject:
             run.gain(inject[index])
@@ -101,10 +101,10 @@ def run_blocks(
         if index in look:
             look[index](run.patches())
         if index in keep:
-            kept.append(full_length(run.x, run.total, run.before_drops))
+            states.keep(index, run.x, run.total, run.before_drops)
     for trace in setup.traces:
         trace.record(run.steps)
-    return Run(run.x, run.total, kept, run.before_drops)
+    return Run(run.x, run.total, states.kept, run.before_drops, run.plan.merged)
 
 
 class _Pass:
