@@ -46,6 +46,8 @@ class Projected:
     gate: what `join` multiplies its output by, where a library has that.
     scale: of the dot products; None means 1 / sqrt(d).
     dropout: probability of attention dropout, 0 unless the block trains.
+    bias: (B or 1, H or 1, T, T), added to the attention logits. One that goes by the positions of tokens is not for
+        `project` to give, which sees merged tokens: hand `run_blocks` a `RelativeBias`.
     """
 
     q: Tensor
@@ -55,10 +57,19 @@ class Projected:
     gate: Tensor | None = None
     scale: float | None = None
     dropout: float = 0.0
+    bias: Tensor | None = None
 
 
 class Parts(ABC):
-    """How a block of a library comes apart. `rotary` is the block's table (..., T - prefix, 2d), or None."""
+    """How a block of a library comes apart. `rotary` is the block's table (..., T - prefix, 2d), or None.
+
+    treats_images_alike: whether a block may be given some images of a batch alone: not where it knows of something that
+        is each image's own.
+    needs_all_tokens: whether `whole` is given, beside the tokens, something that goes by their original number.
+    """
+
+    treats_images_alike: bool = True
+    needs_all_tokens: bool = False
 
     @abstractmethod
     def whole(self, block: nn.Module, x: Tensor, rotary: Tensor | None) -> Tensor:
@@ -72,8 +83,13 @@ class Parts(ABC):
         """The same where only the first n_front tokens, prefix tokens all of them, ask: q and gate are of these alone.
         Here they are cut off what `project` gives; a host that can tell the projections apart spares the others."""
         projected = self.project(block, x, rotary)
-        gate = projected.gate
-        return replace(projected, q=projected.q[:, :, :n_front], gate=None if gate is None else gate[:, :n_front])
+        gate, bias = projected.gate, projected.bias
+        return replace(
+            projected,
+            q=projected.q[:, :, :n_front],
+            gate=None if gate is None else gate[:, :n_front],
+            bias=None if bias is None else bias[:, :, :n_front],
+        )
 
     @abstractmethod
     def join(self, block: nn.Module, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from agglo.grouping import Grouping
@@ -19,13 +20,16 @@ class Run:
     grouping: of the first tokens, which led there, if any.
     kept: full-length tokens (B, T, C) after each block that was asked for, in order.
     before_drops: the tokens just before some of them were dropped, and the grouping that had led there.
-    merged: whether the plan wants them to leave as they are, one per group.
+    ends: how many prefix and suffix tokens there are: here suffix tokens follow the prefix tokens, in `kept` and
+        `restored` they are last.
+    merged: whether the plan wants tokens to leave as they are, one per group.
     """
 
     reduced: Tensor
     grouping: Grouping | None
     kept: list[Tensor]
     before_drops: BeforeDrops = field(default_factory=list)
+    ends: tuple[int, int] = (0, 0)
     merged: bool = False
 
     @property
@@ -40,32 +44,25 @@ class Run:
         """Tokens in the original number and order, (B, T, C): `self.tokens`, or what a norm made of them. Where the
         plan wants them merged, they are given as they are."""
         tokens = self.tokens if tokens is None else tokens
-        if self.merged or self.grouping is None or self.before_drops:
-            return tokens
-        return self.grouping.unmerge(tokens)
+        if self.grouping is not None and not self.before_drops and not self.merged:
+            tokens = self.grouping.unmerge(tokens)
+        return in_library_order(tokens, self.ends)
 
 
-class States:
-    """Tokens after chosen blocks, as they leave: full-length, or as merged as they are.
+def ends_first(x: Tensor, ends: tuple[int, int]) -> Tensor:
+    """Tokens (B, T, C) with the suffix tokens moved behind the prefix tokens. ends: how many there are of each."""
+    prefix, suffix = ends
+    if suffix == 0:
+        return x
+    return torch.cat([x[:, :prefix], x[:, -suffix:], x[:, prefix:-suffix]], dim=1)
 
-    Merged states that are read side by side must have one token for each of the same groups. They get those of the
-    deepest of them: of an earlier one the size-weighted means over their members.
-    """
 
-    def __init__(self, merged: bool, side_by_side: tuple[int, ...]) -> None:
-        self.merged = merged
-        self.together = side_by_side if merged and len(side_by_side) > 1 else ()
-        self.kept: list[Tensor] = []
-        self.waiting: dict[int, Tensor] = {}  # by their places in kept: full-length
-
-    def keep(self, index: int, x: Tensor, grouping: Grouping | None, before_drops: BeforeDrops) -> None:
-        """Keep the tokens x (B, G, C) that a block left."""
-        if index in self.together:
-            self.waiting[len(self.kept)] = full_length(x, grouping, before_drops)
-        self.kept.append(x if self.merged else full_length(x, grouping, before_drops))
-        if self.together and index == max(self.together) and grouping is not None:
-            for place, full in self.waiting.items():
-                self.kept[place] = x if place == len(self.kept) - 1 else grouping.merge(full)
+def in_library_order(x: Tensor, ends: tuple[int, int]) -> Tensor:
+    """Tokens (B, T, C) with the suffix tokens moved from behind the prefix tokens to the end."""
+    prefix, suffix = ends
+    if suffix == 0:
+        return x
+    return torch.cat([x[:, :prefix], x[:, prefix + suffix :], x[:, prefix : prefix + suffix]], dim=1)
 
 
 def full_length(x: Tensor, grouping: Grouping | None, before_drops: BeforeDrops) -> Tensor:
