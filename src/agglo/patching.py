@@ -62,8 +62,9 @@ def apply(
         output: for vision-language models, so that the language model gets fewer tokens too. "merged": the tower runs
             reduced, and what is merged stays merged. "merged late": the tower runs whole, and its tokens are merged
             once on their way to the language model; keep_rate is then the fraction that is left. How many that is
-            `agglo.image_tokens(model)` says, and `agglo.adapt_processor` makes prompts fit. "restored", the default,
-            gives every position its group's token.
+            `agglo.image_tokens(model)` says, and `agglo.adapt_processor` makes prompts fit. "smaller picture" is the
+            baseline: nothing is merged, the picture is scaled down. "restored", the default, gives every position its
+            group's token.
 
     Instead of keep_rate, one of:
         schedule: `Stages`, `Constant`, `Linear`, `Geometric`, or a list of tokens removed at each block.
@@ -138,9 +139,11 @@ def apply(
     if decided is not None and decided.returning and chosen.tokens_return == "never":
         raise ValueError(f"{decided!r} is for methods whose tokens return; those that {chosen.name} drops are gone")
     whole = cast(nn.Module, model)
-    if output == "merged late":
+    if output in ("merged late", "smaller picture"):
         _require_default(output, blocks=blocks, tower=tower, acts=acts, unread=None if unread == "keep" else unread)
-        _apply_late(whole, Plan(decided, threshold, proportional=False), chosen)
+        if output == "smaller picture" and (method != "atc" or options):
+            raise ValueError("output='smaller picture' merges nothing: it takes no method and no options of one")
+        _apply_late(whole, Plan(decided, threshold, proportional=False), chosen, output)
         return model
     speaker = vlm.find(whole, output) if output == "merged" else None
     module, host = find_tower(whole, tower)
@@ -182,10 +185,10 @@ def apply(
     return model
 
 
-def _apply_late(model: nn.Module, plan: Plan, method: Method) -> None:
+def _apply_late(model: nn.Module, plan: Plan, method: Method, output: str) -> None:
     """Merge the tokens of a vision-language model between its tower, which runs whole, and its language model."""
-    module, family = vlm.find(model, "merged late")
-    outlet = vlm.late_outlet(module, family, plan, method)
+    module, family = vlm.find(model, output)
+    outlet = vlm.late_outlet(module, family, plan, method, output)
     with _changing:
         _require_no_override(module, family.mixin)
         for former in applied_modules(model):
@@ -278,6 +281,8 @@ class Reduction:
     acts: where the method acts, "after attention" or "before block".
     unread: "drop" where the last block computes only what the head reads, "keep" otherwise.
     levels: of a diffusion model, whose counts are of its self-attentions: tokens and groups at each resolution.
+    image_tokens: that a picture takes in a language model's prompt, without reduction and with it; None where that is
+        the same, or depends on the picture's size.
     """
 
     method: str
@@ -292,13 +297,20 @@ class Reduction:
     levels: tuple[diffusion.Level, ...] = ()
     acts: Place = "after attention"
     unread: str = "keep"
+    image_tokens: tuple[int, int] | None = None
 
     def __str__(self) -> str:
+        leaving = "" if self.image_tokens is None else ", {} -> {} image tokens".format(*self.image_tokens)
+        return self._described() + leaving
+
+    def _described(self) -> str:
         if self.levels:
             return (
                 f"{self.method}, {self.schedule}: {'; '.join(map(str, self.levels))} tokens, self-attention "
                 f"{self.gflops_before:.2f} -> {self.gflops_after:.2f} GFLOPs"
             )
+        if self.image_tokens is not None and self.counts is None:
+            return f"{self.method}, {self.schedule}: the tower runs whole"
         if self.counts is None or self.gflops_after is None:
             return f"{self.method}, {self.schedule}: {self.n_tokens} patch tokens, counts differ from image to image"
         bound = "" if self.varies == "no" else f"{self.varies} "
@@ -317,6 +329,9 @@ def reduction(model: Any, n_tokens: int | None = None) -> Reduction | None:
     if diffusion.is_diffusion(model):
         return _diffusion_reduction(model, n_tokens)
     towers = applied_towers(model)
+    outlet = next((vlm.outlet_of(module) for module in vlm.outlets(model)), None)
+    if not towers and outlet is not None:
+        return _late_reduction(model, outlet)
     if not towers:
         return None
     module, host = towers[0]
@@ -342,6 +357,36 @@ def reduction(model: Any, n_tokens: int | None = None) -> Reduction | None:
         returning=method.tokens_return != "never",
         acts="before block" if before_block else "after attention",
         unread="keep" if plan.reads is None else "drop",
+        image_tokens=_image_tokens(outlet),
+    )
+
+
+def _image_tokens(outlet: vlm.Outlet | None) -> tuple[int, int] | None:
+    return None if outlet is None or outlet.dense is None else (outlet.dense, outlet.count())
+
+
+def _late_reduction(model: nn.Module, outlet: vlm.Outlet) -> Reduction:
+    """Of a model whose tower runs whole."""
+    try:
+        module, host = find_tower(model)
+        layout: Layout | None = host.layout(module)
+    except (UnsupportedModelError, ValueError):  # the tower need be none that agglo knows
+        layout = None
+    by = repr(outlet.method) if outlet.shrink is None else "smaller picture"
+    schedule, leaving = repr(outlet.plan.schedule), _image_tokens(outlet)
+    if layout is None:
+        return Reduction(by, schedule, 0, 0, None, 0.0, None, image_tokens=leaving)
+    left = layout.patches if outlet.shrink is None else outlet.count() * outlet.patches_per_token
+    before, after = ([tokens] * layout.depth for tokens in (layout.patches, left))
+    return Reduction(
+        by,
+        schedule,
+        n_tokens=layout.patches,
+        prefix=layout.prefix,
+        counts=after,
+        gflops_before=layout.gflops(before, layout.patches),
+        gflops_after=layout.gflops(after, left),
+        image_tokens=leaving,
     )
 
 

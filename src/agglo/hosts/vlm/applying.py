@@ -12,9 +12,10 @@ from agglo.hosts.vlm.family import Family
 from agglo.hosts.vlm.outlet import Outlet, at_connector, require_known_count
 from agglo.hosts.vlm.registry import outlet_of, outlets
 from agglo.methods import Method
+from agglo.methods.pooling import Pooling
 from agglo.plan import Plan
 
-OUTPUTS = ("restored", "merged", "merged late")
+OUTPUTS = ("restored", "merged", "merged late", "smaller picture")
 
 
 def require_output(output: str) -> None:
@@ -22,11 +23,13 @@ def require_output(output: str) -> None:
         raise ValueError(f"output={output!r} is not known; accepted: {', '.join(map(repr, OUTPUTS))}")
 
 
-def late_outlet(model: nn.Module, family: Family, plan: Plan, method: Method) -> Outlet:
-    """For a tower that runs whole: what the connector gives is merged once."""
+def late_outlet(model: nn.Module, family: Family, plan: Plan, method: Method, output: str) -> Outlet:
+    """For a tower that runs whole: what the connector gives is merged once, or the picture is made smaller."""
     require_known_count(method, plan)
-    outlet = Outlet(_owner(model), family.dense(model), plan, 1, method=at_connector(method))
-    return _tried(outlet)
+    shrink = family.shrink(model) if output == "smaller picture" else None
+    by = at_connector(method) if shrink is None else Pooling()
+    each = family.patches_per_token(model)
+    return _tried(Outlet(_owner(model), family.dense(model), plan, 1, None, by, None, each, shrink))
 
 
 def tower_outlet(model: nn.Module, family: Family, layout: Layout, plan: Plan, method: Method) -> Outlet:

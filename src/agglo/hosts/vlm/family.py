@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from agglo.hosts.swap import ReducedModule
+from agglo.hosts.swap import ReducedModule, UnsupportedModelError
 from agglo.hosts.vit.base import Layout
 from agglo.hosts.vlm.mixin import ReducedVLM
+from agglo.hosts.vlm.outlet import Shrink
 from agglo.methods import Grid
 
 
@@ -52,6 +53,12 @@ class Family(ABC):
     def grid(self, processor: Any, image_inputs: Mapping[str, Any], index: int) -> Grid | None:
         """(rows, columns) of the dense tokens of a processed picture, where they need not be a square."""
         return None
+
+    def shrink(self, model: Any) -> Shrink:
+        """What makes pictures smaller; UnsupportedModelError where the model takes those of one size alone."""
+        raise UnsupportedModelError(
+            f"{type(model).__name__} takes no smaller pictures, so that output='smaller picture' is not for it"
+        )
 
     def recognises(self, model: nn.Module) -> bool:
         return _is_of_transformers(model, self.model_classes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from agglo.hosts.vlm.family import Family, side_of
+from agglo.hosts.vlm.outlet import Shrink
+from agglo.hosts.vlm.shrinking import SmallerPictures
 
 
 class PaliGemma(Family):
@@ -15,6 +17,9 @@ class PaliGemma(Family):
     def dense(self, model: Any) -> int | None:
         vision = model.config.vision_config
         return side_of(vision.image_size, vision.patch_size) ** 2
+
+    def shrink(self, model: Any) -> Shrink:
+        return SmallerPictures(model.config.vision_config.patch_size, (("interpolate_pos_encoding", True),))
 
 
 class Gemma3(Family):

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 from agglo.hosts.swap import UnsupportedModelError
 from agglo.hosts.vit.base import Layout
 from agglo.hosts.vlm.family import Family, side_of
+from agglo.hosts.vlm.outlet import Shrink
+from agglo.hosts.vlm.shrinking import SmallerPictures
 
 _PREFIX = {"clip_vision_model": 1, "siglip_vision_model": 0}  # tokens in front of the patches
 
@@ -50,6 +52,9 @@ class Llava(Family):
 
     def handed_on(self, model: Any, layout: Layout, left: int) -> int:
         return layout.prefix + left - self.left_out(model)
+
+    def shrink(self, model: Any) -> Shrink:
+        return SmallerPictures(model.config.vision_config.patch_size, (("interpolate_pos_encoding", True),))
 
 
 class VipLlava(Llava):

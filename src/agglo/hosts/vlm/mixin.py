@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from math import isqrt
 from typing import Any
 
 import torch
@@ -59,9 +60,11 @@ def merged_features(
     """What the model's own `get_image_features` gives, its `pooler_output` merged in the shape it has; and the pictures
     one by one, unless the tower has merged them already."""
     kwargs = {**kwargs, "return_dict": True}
+    if outlet.shrink is not None and outlet.count() != outlet.dense:
+        args, kwargs = outlet.shrink(isqrt(outlet.count()), args, kwargs)
     outputs = outlet.owner.get_image_features(model, *args, **kwargs)  # type: ignore[attr-defined]
     pictures: list[Picture] = []
-    if outlet.handed_on is None:
+    if outlet.handed_on is None and outlet.shrink is None:
         given = outputs.pooler_output
         tensors = [given] if isinstance(given, Tensor) else list(given)
         single = [_pictures(tensor, outlet.dense) for tensor in tensors]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,9 @@ from agglo.methods import Grid, Method, View
 from agglo.methods.base import square
 from agglo.methods.helpers.validation import require_valid
 from agglo.plan import Plan
+
+# From the number of tokens along a side, and arguments of `get_image_features`, to others.
+Shrink = Callable[[int, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Outlet(Setting):
         None where the connector's outputs are merged instead.
     method: by which they are. tower_method: that of the tower; None where the tower runs whole.
     patches_per_token: patches of the tower that the connector makes one token of.
+    shrink: what makes pictures smaller, in place of merging; the method then says how many tokens are left.
     """
 
     owner: type[nn.Module]
@@ -37,6 +42,7 @@ class Outlet(Setting):
     method: Method | None = None
     tower_method: Method | None = None
     patches_per_token: int = 1
+    shrink: Shrink | None = None
 
     def count(self, dense: int | None = None, grid: Grid | None = None) -> int:
         """Tokens of a picture that takes `dense` of them without reduction.

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from agglo.grouping import Grouping
-from agglo.hosts.swap import ReducedModule, begins_pass
+from agglo.hosts.swap import ReducedModule, UnsupportedModelError, begins_pass
 from agglo.hosts.vit.reading import StandIn
 from agglo.hosts.vlm import positions
 from agglo.hosts.vlm.family import Family
 from agglo.hosts.vlm.mixin import ReducedVLM, as_asked, merged_features
-from agglo.hosts.vlm.outlet import Outlet, Picture
+from agglo.hosts.vlm.outlet import Outlet, Picture, Shrink
 from agglo.methods import Grid
 
 
@@ -150,6 +150,12 @@ class QwenVL(Family):
 
     def patches_per_token(self, model: Any) -> int:
         return int(model.config.vision_config.spatial_merge_size) ** 2
+
+    def shrink(self, model: Any) -> Shrink:
+        raise UnsupportedModelError(
+            "Qwen-VL takes pictures of any size: for smaller ones give its processor another size, as in "
+            "processor(..., size={'shortest_edge': ..., 'longest_edge': ...}), both in pixels of area"
+        )
 
     def grid(self, processor: Any, image_inputs: Mapping[str, Any], index: int) -> Grid | None:
         side = processor.image_processor.merge_size

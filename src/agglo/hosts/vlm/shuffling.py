@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 from agglo.hosts.swap import ReducedModule
 from agglo.hosts.vlm.family import Family, side_of
 from agglo.hosts.vlm.mixin import ReducedInputsMerger
+from agglo.hosts.vlm.outlet import Shrink
+from agglo.hosts.vlm.shrinking import SmallerPictures
 
 
 class InternVL(Family):
@@ -22,6 +24,9 @@ class InternVL(Family):
     def patches_per_token(self, model: Any) -> int:
         return int(1 / model.config.downsample_ratio) ** 2
 
+    def shrink(self, model: Any) -> Shrink:
+        return SmallerPictures(_patch(model) * int(1 / model.config.downsample_ratio))
+
 
 class Idefics3(Family):
     """A picture is cut into tiles, each of as many tokens, and shown once more as a whole."""
@@ -35,3 +40,12 @@ class Idefics3(Family):
 
     def patches_per_token(self, model: Any) -> int:
         return int(model.config.scale_factor) ** 2
+
+    def shrink(self, model: Any) -> Shrink:
+        return SmallerPictures(_patch(model) * int(model.config.scale_factor))
+
+
+def _patch(model: Any) -> int:
+    """Pixels along the side of a patch."""
+    size = model.config.vision_config.patch_size
+    return int(size if isinstance(size, int) else size[0])
