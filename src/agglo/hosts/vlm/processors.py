@@ -49,6 +49,11 @@ class AdaptedProcessor(ReducedModule):
 
     agglo_placeholders: Placeholders
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if hasattr(vars(cls).get("agglo_original"), "_get_num_multimodal_tokens"):  # which not every processor has
+            cls._get_num_multimodal_tokens = _count_tokens  # type: ignore[attr-defined]
+
     def replace_image_token(self: Any, image_inputs: Any, image_idx: int, **kwargs: Any) -> str:
         placeholders: Placeholders = self.agglo_placeholders
         text = self.agglo_original.replace_image_token(self, image_inputs, image_idx, **kwargs)
@@ -59,22 +64,24 @@ class AdaptedProcessor(ReducedModule):
         text = self.agglo_original.replace_video_token(self, video_inputs, video_idx, **kwargs)
         return self.agglo_placeholders.shorten(self, text)
 
-    def _get_num_multimodal_tokens(self: Any, image_sizes: Any = None, **kwargs: Any) -> Any:
-        data = self.agglo_original._get_num_multimodal_tokens(self, image_sizes=image_sizes, **kwargs)
-        if image_sizes is not None:
-            placeholders: Placeholders = self.agglo_placeholders
-            each = placeholders.outlet.dense
-            counted = zip(data.num_image_tokens, data.num_image_patches, strict=True)
-            data.num_image_tokens = [
-                placeholders.count(tokens) if each is None else tokens - tiles * (each - placeholders.outlet.count())
-                for tokens, tiles in counted
-            ]
-        return data
-
     def to_dict(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What is saved: the processor as it was."""
         plain: dict[str, Any] = restored(copy.copy(self)).to_dict(*args, **kwargs)
         return plain
+
+
+def _count_tokens(self: Any, image_sizes: Any = None, **kwargs: Any) -> Any:
+    """`_get_num_multimodal_tokens`, which serving engines ask before they see a picture."""
+    data = self.agglo_original._get_num_multimodal_tokens(self, image_sizes=image_sizes, **kwargs)
+    if image_sizes is not None:
+        placeholders: Placeholders = self.agglo_placeholders
+        each = placeholders.outlet.dense
+        counted = zip(data.num_image_tokens, data.num_image_patches, strict=True)
+        data.num_image_tokens = [
+            placeholders.count(tokens) if each is None else tokens - tiles * (each - placeholders.outlet.count())
+            for tokens, tiles in counted
+        ]
+    return data
 
 
 def adapted(processor: Any, model: nn.Module) -> Any:

@@ -10,9 +10,18 @@ from agglo.hosts.vlm.gemma import Gemma3, PaliGemma
 from agglo.hosts.vlm.llava import Llava, VipLlava
 from agglo.hosts.vlm.outlet import Outlet
 from agglo.hosts.vlm.qwen import QwenVL
-from agglo.hosts.vlm.shuffling import Idefics3, InternVL
+from agglo.hosts.vlm.shuffling import Idefics3, InternVL, SmolVLM
 
-FAMILIES: tuple[Family, ...] = (Llava(), VipLlava(), PaliGemma(), Gemma3(), InternVL(), Idefics3(), QwenVL())
+FAMILIES: tuple[Family, ...] = (
+    Llava(),
+    VipLlava(),
+    PaliGemma(),
+    Gemma3(),
+    InternVL(),
+    Idefics3(),
+    SmolVLM(),
+    QwenVL(),
+)
 
 
 def find(model: nn.Module, output: str) -> tuple[nn.Module, Family]:

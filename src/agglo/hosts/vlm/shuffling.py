@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from agglo.hosts.swap import ReducedModule
 from agglo.hosts.vlm.family import Family, side_of
-from agglo.hosts.vlm.mixin import ReducedInputsMerger
+from agglo.hosts.vlm.mixin import ReducedInputsMerger, ReducedVLM
 from agglo.hosts.vlm.outlet import Shrink
 from agglo.hosts.vlm.shrinking import SmallerPictures
 
@@ -31,8 +31,8 @@ class InternVL(Family):
 class Idefics3(Family):
     """A picture is cut into tiles, each of as many tokens, and shown once more as a whole."""
 
-    model_classes: ClassVar[tuple[str, ...]] = ("Idefics3Model", "SmolVLMModel")
-    processor_classes: ClassVar[tuple[str, ...]] = ("Idefics3Processor", "SmolVLMProcessor")
+    model_classes: ClassVar[tuple[str, ...]] = ("Idefics3Model",)
+    processor_classes: ClassVar[tuple[str, ...]] = ("Idefics3Processor",)
     mixin: ClassVar[type[ReducedModule]] = ReducedInputsMerger
 
     def dense(self, model: Any) -> int | None:
@@ -43,6 +43,14 @@ class Idefics3(Family):
 
     def shrink(self, model: Any) -> Shrink:
         return SmallerPictures(_patch(model) * int(model.config.scale_factor))
+
+
+class SmolVLM(Idefics3):
+    """Built alike."""
+
+    model_classes: ClassVar[tuple[str, ...]] = ("SmolVLMModel",)
+    processor_classes: ClassVar[tuple[str, ...]] = ("SmolVLMProcessor",)
+    mixin: ClassVar[type[ReducedModule]] = ReducedVLM
 
 
 def _patch(model: Any) -> int:
