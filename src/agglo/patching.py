@@ -49,6 +49,7 @@ def apply(
     proportional: bool | None = None,
     acts: Place | None = None,
     unread: str = "keep",
+    probe: bool = True,
     **options: Any,
 ) -> M:
     """Make a vision transformer faster by reducing its tokens as it runs. In place; `agglo.remove` undoes it.
@@ -75,6 +76,8 @@ def apply(
             is the same but for rounding; features, hidden states, traces and hooks still see every patch. "keep", the
             default, computes all. UnsupportedModelError where the head reads patches.
         any other option of the method, by its name.
+        probe: before anything changes, run one block of each kind both as the library does and in parts, on a small
+            random input, and raise UnsupportedModelError if the two differ. Done once per kind; False leaves it out.
         tower: the submodule to reduce (or its name), for models with several.
 
     Outputs keep their shapes and token order. An earlier `apply` is replaced; forward passes that run in other threads
@@ -126,6 +129,8 @@ def apply(
     if keep_rate is not None and host.rates_are_nested and isinstance(decided, Stages) and not decided.returning:
         decided = replace(decided, nested=True)
     host.check(module)
+    if probe:
+        host.prove(module)
     layout = host.layout(module)
     head = host.head(whole, module) if unread == "drop" else None
     plan = Plan(
@@ -136,6 +141,7 @@ def apply(
         grid=layout.grid,
         acts=acts,
         reads=None if head is None else head.reads,
+        ends=(layout.prefix - layout.suffix, layout.suffix),
     )
     shape = _shape_of(plan, chosen, layout)  # an impossible request raises here, before anything changes
     loop, mixin = host.loop(module), host.mixin(module)
