@@ -3,6 +3,7 @@
 python -m tests.support.families        # writes the table
 """
 
+# ruff: noqa: E501 a family is a line
 from __future__ import annotations
 
 import importlib
@@ -228,7 +229,8 @@ def build_vitpose() -> nn.Module:
 def build_trocr() -> nn.Module:
     library = tf()
     decoder = library.TrOCRConfig(
-        vocab_size=50, d_model=24, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=32, cross_attention_hidden_size=24
+        vocab_size=50, d_model=24, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=32,
+        cross_attention_hidden_size=24,
     )  # fmt: skip
     return library.VisionEncoderDecoderModel(  # type: ignore[no-any-return]
         encoder=library.ViTModel(library.ViTConfig(**SMALL)), decoder=library.TrOCRForCausalLM(decoder)
@@ -336,7 +338,85 @@ TRANSFORMERS: tuple[Family, ...] = (
     hf("Qwen3-VL", "Qwen3VLVisionModel", "Qwen3VLVisionConfig", {**QWEN, "hidden_size": 24, "intermediate_size": 40, "out_hidden_size": 32, "num_position_embeddings": 64, "deepstack_visual_indexes": [1, 2]}, packed, f"{PACKED}; {ROTARY}", patches),
 )  # fmt: skip
 
-FAMILIES: tuple[Family, ...] = TRANSFORMERS
+TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 2, "num_classes": 5}
+
+
+def timm(folder: str, cls: str, **options: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        models = importlib.import_module(f"timm.models.{folder}")
+        chosen = {name: getattr(models, value) if name == "block_fn" else value for name, value in options.items()}
+        return getattr(models, cls)(**{**TINY, **chosen})  # type: ignore[no-any-return]
+
+    return build
+
+
+def build_naflex() -> nn.Module:
+    models = importlib.import_module("timm.models.naflexvit")
+    config = models.NaFlexVitCfg(
+        patch_size=8, embed_dim=24, depth=4, num_heads=2, pos_embed_grid_size=(4, 4), reg_tokens=1
+    )
+    return models.NaFlexVit(config, num_classes=5)  # type: ignore[no-any-return]
+
+
+def naflex_patches() -> Tensor:
+    return random(2, 16, 3 * 8 * 8)
+
+
+def naflex(model: Any, x: Tensor) -> Any:
+    """The second picture is padded from 12 patches to 16."""
+    coordinates = torch.cartesian_prod(torch.arange(4), torch.arange(4)).repeat(2, 1, 1)
+    valid = torch.ones(2, 16, dtype=torch.bool)
+    valid[1, 12:] = False
+    return model({"patches": x, "patch_coord": coordinates, "patch_valid": valid})
+
+
+def build_vitamin() -> nn.Module:
+    from timm.layers import HybridEmbed
+    from timm.models import vitamin
+    from timm.models.vision_transformer import VisionTransformer
+
+    stages = vitamin.VitCfg(embed_dim=(8, 16, 24), depths=(1, 1, 4), stem_width=8, conv_cfg=vitamin.VitConvCfg())
+    backbone = vitamin.MbConvStages(cfg=stages)
+    return VisionTransformer(
+        img_size=64, embed_dim=24, depth=4, num_heads=2, num_classes=5, class_token=False, global_pool="avg",
+        mlp_layer=vitamin.GeGluMlp, embed_layer=lambda **options: HybridEmbed(backbone, proj=False, **options),
+    )  # fmt: skip
+
+
+def torchvision_vit() -> nn.Module:
+    from torchvision.models import VisionTransformer
+
+    return VisionTransformer(  # type: ignore[no-any-return]
+        image_size=32, patch_size=8, num_layers=4, num_heads=2, hidden_dim=24, mlp_dim=40, num_classes=5
+    )
+
+
+def open_clip_vit() -> nn.Module:
+    from open_clip.transformer import VisionTransformer
+
+    return VisionTransformer(  # type: ignore[no-any-return]
+        image_size=32, patch_size=8, width=24, layers=4, heads=2, mlp_ratio=2.0, output_dim=16
+    )
+
+
+TIMM: tuple[Family, ...] = (
+    Family("timm", "ViT, DeiT, AugReg, MAE, DINOv2, CLIP, SigLIP", "VisionTransformer", timm("vision_transformer", "VisionTransformer", init_values=0.5), plainly),
+    Family("timm", "ViT with parallel branches", "ParallelThingsBlock", timm("vision_transformer", "VisionTransformer", block_fn="ParallelThingsBlock"), plainly, "the attentions of a block are one of all their heads"),
+    Family("timm", "EVA-02, DINOv3, Perception Encoder", "Eva", timm("eva", "Eva", use_rot_pos_emb=True), plainly, ROTARY),
+    Family("timm", "BEiT, BEiTv2", "Beit", timm("beit", "Beit", use_abs_pos_emb=False, use_rel_pos_bias=True, init_values=0.5), plainly, RELATIVE),
+    Family("timm", "BEiT, pre-training", "Beit, shared bias", timm("beit", "Beit", use_shared_rel_pos_bias=True), plainly, RELATIVE),
+    Family("timm", "CaiT", "Cait", timm("cait", "Cait", init_values=0.5), plainly, "heads that talk; the class token comes after the reduced blocks"),
+    Family("timm", "NaFlexViT", "NaFlexVit", build_naflex, plainly, "with images of one size"),
+    Family("timm", "NaFlexViT", "NaFlexVit, padded", build_naflex, naflex, PADDED, naflex_patches),
+    Family("timm", "ViTamin", "VisionTransformer, hybrid", build_vitamin, plainly, "its transformer stage; convolutions before it stay as they are", lambda: random(2, 3, 64, 64)),
+)  # fmt: skip
+
+OTHERS: tuple[Family, ...] = (
+    Family("torchvision", "ViT", "VisionTransformer", torchvision_vit, plainly),
+    Family("open_clip", "CLIP and its kin", "VisionTransformer", open_clip_vit, plainly),
+)
+
+FAMILIES: tuple[Family, ...] = TRANSFORMERS + TIMM + OTHERS
 
 
 def rows() -> Iterator[str]:

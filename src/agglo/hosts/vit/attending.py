@@ -29,7 +29,11 @@ def attend(
     q, k, v, scale, dropout = projected.q, projected.k, projected.v, projected.scale, projected.dropout
     bias, policy = projected.bias, of_keys(policy, k)
     sizes = of_keys(sizes, k)
-    if policy is not None:
+    own = parts.attend(block, projected, sizes)
+    if own is not None:
+        attended = own
+        received = attention_received(q, k, sizes, scale=scale, bias=bias) if receives else None
+    elif policy is not None:
         attended = policy_attention(q, k, v, policy, scale=scale, bias=bias)
         received = attention_received(q, k, sizes, scale=scale, bias=bias) if receives else None
     elif receives:

@@ -93,6 +93,11 @@ class Parts(ABC):
             bias=None if bias is None else bias[:, :, :n_front],
         )
 
+    def attend(self, block: nn.Module, projected: Projected, sizes: Tensor | None) -> Tensor | None:
+        """Attention of a kind of its own, (B, H, T, d), for tokens of sizes (B, T) or of one patch each. None, unless a
+        host says otherwise: softmax, in which a token weighs as much as its size says."""
+        return None
+
     @abstractmethod
     def join(self, block: nn.Module, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
         """x (B, T, C) plus the output projection of attended (B, H, T, d)."""

@@ -24,9 +24,7 @@ from agglo.compiling import constant_result
 from agglo.hosts.swap import PassSetup, ReducedModule, begins_pass
 from agglo.hosts.vit.passing import Pass, checkpointed, directly
 from agglo.hosts.vit.reading import StandIn, are_watched
-from agglo.hosts.vit.transformers_parts import Structure, parts_for
-from agglo.hosts.vit.transformers_positions import bias_of, parted, positions_of, spied, table_of
-from agglo.hosts.vit.transformers_sequences import (
+from agglo.hosts.vit.sequences import (
     Sequences,
     Split,
     block_boundaries,
@@ -35,6 +33,8 @@ from agglo.hosts.vit.transformers_sequences import (
     padded,
     real_tokens,
 )
+from agglo.hosts.vit.transformers_parts import Structure, parts_for
+from agglo.hosts.vit.transformers_positions import bias_of, parted, positions_of, spied, table_of
 from agglo.hosts.vit.transformers_tower import layers_of, pair
 from agglo.methods import Grid
 from agglo.methods.base import square

@@ -1,8 +1,8 @@
 """How a layer of transformers' vision models comes apart, told by what it has and not by its class.
 
 Its families copy one pre-norm layer under different names: norms, q, k, v projections or a fused one, output
-projection, MLP, and on both branches any of dropout, LayerScale, gates and stochastic depth. `Structure.of` finds the names. What a
-layer does with them is then proved by running it (`probe.py`).
+projection, MLP, and on both branches any of dropout, LayerScale, gates and stochastic depth. `Structure.of` finds the
+names. What a layer does with them is then proved by running it (`probe.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _EXPERTS = "dataset_index"  # ViTPose tells every image's expert by this argumen
 class Structure:
     """The names under which a layer has its parts; dotted where they are nested.
 
-    output: of attention: a linear layer, or a module that is given the layer's input too.
+    output: of attention: a linear layer, or a module that may be given the layer's input too (`output_takes_both`).
     mlp: one module, or two; the second may add the residual itself (`mlp_adds`).
     scales: LayerScale of both branches, modules or vectors. gates: vectors whose tanh scales the branches.
     drops: which branches the layer's own dropout acts on.
@@ -52,6 +52,7 @@ class Structure:
     attention: str
     qkv: tuple[str, ...]
     output: str
+    output_takes_both: bool
     mlp: tuple[str, ...]
     mlp_adds: bool
     scales: tuple[str, str] | None
@@ -83,7 +84,7 @@ class Structure:
         mlp_adds = False
         if not mlp and _is_module(layer, "intermediate") and _is_module(layer, "output"):
             mlp = ("intermediate", "output")
-            mlp_adds = len(inspect.signature(cast(Any, layer).output.forward).parameters) > 1
+            mlp_adds = _arguments(layer.output) > 1
         if not mlp:
             return "has no MLP"
         width = _head_width(inner, qkv)
@@ -95,6 +96,7 @@ class Structure:
             attention=attention,
             qkv=qkv,
             output=output,
+            output_takes_both=output.endswith(".output") and _arguments(_get(layer, output)) > 1,
             mlp=mlp,
             mlp_adds=mlp_adds,
             scales=next((pair for pair in _SCALES if all(_get(layer, name) is not None for name in pair)), None),
@@ -195,8 +197,7 @@ class LayerParts(Parts):
     def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
         attended = attended.transpose(1, 2).flatten(2)
         output = _get(block, self.structure.output)
-        nested = self.structure.output.endswith(".output")
-        out = output(attended, x) if nested else output(attended)
+        out = output(attended, x) if self.structure.output_takes_both else output(attended)
         attention = _get(block, self.structure.attention)
         if hasattr(attention, "projection_dropout"):
             out = attention.projection_dropout(out)
@@ -249,6 +250,10 @@ class MessageParts(LayerParts):
 def parts_for(layer: nn.Module, structure: Structure, given: Mapping[str, Any]) -> LayerParts:
     """The parts of a layer whose structure is known."""
     return (MessageParts if hasattr(layer, "message_attn") else LayerParts)(structure, given)
+
+
+def _arguments(module: Any) -> int:
+    return len(inspect.signature(module.forward).parameters)
 
 
 def _get(module: Any, path: str) -> Any:
