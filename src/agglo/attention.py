@@ -261,7 +261,7 @@ def policy_attention(
     with torch.autocast(q.device.type, enabled=False):
         logits = (q.float() @ k.float().transpose(-2, -1)) * scale
         logits = logits if bias is None else logits + bias.float()
-        itself = torch.eye(n_tokens, device=q.device)
+        itself = torch.eye(n_tokens, k.shape[2], device=q.device)
         seen = policy.float()[:, None, None, :]
         exponentials = (logits - logits.amax(dim=-1, keepdim=True)).exp() * (seen * (1 - itself) + itself)
         weights = (exponentials + eps / n_tokens) / (exponentials.sum(dim=-1, keepdim=True) + eps)

@@ -51,6 +51,7 @@ def apply(
     acts: Place | None = None,
     unread: str = "keep",
     output: str = "restored",
+    probe: bool = True,
     **options: Any,
 ) -> M:
     """Make a vision transformer faster by reducing its tokens as it runs. In place; `agglo.remove` undoes it.
@@ -83,6 +84,8 @@ def apply(
             is the same but for rounding; features, hidden states, traces and hooks still see every patch. "keep", the
             default, computes all. UnsupportedModelError where the head reads patches.
         any other option of the method, by its name.
+        probe: before anything changes, run one block of each kind both as the library does and in parts, on a small
+            random input, and raise UnsupportedModelError if the two differ. Done once per kind; False leaves it out.
         tower: the submodule to reduce (or its name), for models with several.
 
     Outputs keep their shapes and token order, unless `output` says otherwise. An earlier `apply` is replaced; forward
@@ -150,6 +153,8 @@ def apply(
     if keep_rate is not None and host.rates_are_nested and isinstance(decided, Stages) and not decided.returning:
         decided = replace(decided, nested=True)
     host.check(module)
+    if probe:
+        host.prove(module)
     layout = host.layout(module)
     head = host.head(whole, module) if unread == "drop" else None
     plan = Plan(
@@ -160,10 +165,11 @@ def apply(
         grid=layout.grid,
         acts=acts,
         reads=None if head is None else head.reads,
+        ends=(layout.prefix - layout.suffix, layout.suffix),
     )
     outlet = None
     if speaker is not None:
-        plan = replace(plan, **vlm.merged_plan(plan, *speaker, layout.depth))
+        plan = vlm.merged_plan(plan, *speaker, layout.depth, host)
         outlet = vlm.tower_outlet(*speaker, layout, plan, chosen)
     shape = _shape_of(plan, chosen, layout)  # an impossible request raises here, before anything changes
     loop, mixin = host.loop(module), host.mixin(module)

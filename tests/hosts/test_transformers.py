@@ -34,6 +34,10 @@ class TransformersContract(HostContract):
     def run(self, model: nn.Module, x: Tensor) -> Any:
         return model(x, output_hidden_states=True)
 
+    def run_copy(self, model: nn.Module, x: Tensor) -> Any:
+        """Asked for hidden states, transformers puts hooks on the layers that cannot be pickled."""
+        return model(x)
+
 
 class TestViT(TransformersContract):
     def model(self) -> nn.Module:
@@ -393,7 +397,7 @@ def test_a_tower_can_be_chosen() -> None:
     agglo.apply(model, keep_rate=0.5, tower=model.model.vision_tower)
     assert agglo.reduction(model) is not None
     pair = nn.ModuleList([build("vit"), build("dinov2")])
-    with pytest.raises(ValueError, match=r"'0' \(ViTModel\).*'1.encoder' \(Dinov2Encoder\).*tower="):
+    with pytest.raises(ValueError, match=r"'0' \(ViTModel\).*'1' \(Dinov2Model\).*tower="):
         agglo.apply(pair, keep_rate=0.5)
     with pytest.raises(agglo.UnsupportedModelError, match="LlamaModel"):
         agglo.apply(model, keep_rate=0.5, tower="model.language_model")
@@ -403,7 +407,6 @@ OTHERS = {
     "SwinModel": lambda: tf.SwinModel(
         tf.SwinConfig(image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[1, 2], window_size=4)
     ),
-    "BeitModel": lambda: tf.BeitModel(tf.BeitConfig(**SMALL, use_relative_position_bias=True)),
     "ConvNextModel": lambda: tf.ConvNextModel(tf.ConvNextConfig(hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1])),
     "CLIPTextModel": lambda: tf.CLIPTextModel(tf.CLIPTextConfig(**TEXT)),
 }
@@ -411,7 +414,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_are_refused_by_name(name: str) -> None:
-    with pytest.raises(agglo.UnsupportedModelError, match=rf"{name}.*transformers.ViTModel"):
+    with pytest.raises(agglo.UnsupportedModelError, match=rf"{name}.*transformers'"):
         agglo.apply(OTHERS[name](), keep_rate=0.5)
 
 
@@ -436,7 +439,7 @@ def test_subclasses_are_refused_by_name() -> None:
         agglo.apply(model, keep_rate=0.5)
     model = tf.ViTModel(config)
     model.layers[2].attention = OwnLayer()
-    with pytest.raises(agglo.UnsupportedModelError, match="ViTModel is built from OwnLayer"):
+    with pytest.raises(agglo.UnsupportedModelError, match="ViTModel is built from ViTLayer, which has no attention"):
         agglo.apply(model, keep_rate=0.5)
 
 

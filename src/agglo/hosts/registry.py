@@ -9,10 +9,11 @@ from agglo.hosts.vit.adapter import AdapterViT
 from agglo.hosts.vit.base import Host
 from agglo.hosts.vit.open_clip import OpenClipViT
 from agglo.hosts.vit.timm import TimmViT
+from agglo.hosts.vit.timm_loop import TimmLoop
 from agglo.hosts.vit.torchvision import TorchvisionViT
 from agglo.hosts.vit.transformers import TransformersViT
 
-HOSTS: tuple[Host, ...] = (TimmViT(), TorchvisionViT(), OpenClipViT(), TransformersViT(), AdapterViT())
+HOSTS: tuple[Host, ...] = (TimmViT(), TimmLoop(), TorchvisionViT(), OpenClipViT(), TransformersViT(), AdapterViT())
 
 _TOWER_NAMES = ("visual", "vision_tower", "vision_model", "trunk")
 

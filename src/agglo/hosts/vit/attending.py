@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.attention import attention_received, attention_with_received, policy_attention, proportional_attention
@@ -26,15 +27,27 @@ def attend(
     """
     projected, received = with_bias(parts.project(block, x, table), bias), None
     q, k, v, scale, dropout = projected.q, projected.k, projected.v, projected.scale, projected.dropout
-    bias = projected.bias
-    if policy is not None:
+    bias, policy = projected.bias, of_keys(policy, k)
+    sizes = of_keys(sizes, k)
+    own = parts.attend(block, projected, sizes)
+    if own is not None:
+        attended = own
+        received = attention_received(q, k, sizes, scale=scale, bias=bias) if receives else None
+    elif policy is not None:
         attended = policy_attention(q, k, v, policy, scale=scale, bias=bias)
         received = attention_received(q, k, sizes, scale=scale, bias=bias) if receives else None
     elif receives:
         attended, received = attention_with_received(q, k, v, sizes, scale=scale, dropout=dropout, bias=bias)
     else:
         attended = proportional_attention(q, k, v, sizes, scale=scale, dropout=dropout, bias=bias)
+    received = None if received is None else received[:, : x.shape[1]]
     return parts.join(block, x, attended, projected), projected, received
+
+
+def of_keys(numbers: Tensor | None, k: Tensor) -> Tensor | None:
+    """Numbers (B, T) of the tokens, with 1 for keys (B, H, T + n, d) that are no tokens: see `Projected`."""
+    extra = 0 if numbers is None else k.shape[2] - numbers.shape[1]
+    return numbers if numbers is None or extra == 0 else F.pad(numbers, (0, extra), value=1.0)
 
 
 def with_bias(projected: Projected, bias: Tensor | None) -> Projected:
@@ -60,7 +73,7 @@ def run_front(
         projected.q,
         projected.k,
         projected.v,
-        sizes,
+        of_keys(sizes, projected.k),
         scale=projected.scale,
         dropout=projected.dropout,
         bias=projected.bias,

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from agglo.attention import class_attention
 from agglo.grouping import Grouping
 from agglo.hosts.swap import PassSetup
-from agglo.hosts.vit.attending import attend, run_front
+from agglo.hosts.vit.attending import attend, of_keys, run_front
 from agglo.hosts.vit.base import Parts, Projected
 from agglo.hosts.vit.padding import Picture, reduce_apart
 from agglo.hosts.vit.relative import RelativeBias
@@ -102,7 +102,7 @@ class Pass:
             target = None
         table = None if self.rotary is None else self.rotary.table(index)
         bias = None if self.bias is None else self.bias.table(block)
-        sizes, x = self._sizes(), self.x
+        sizes, x = self.sizes(), self.x
         if n_front is not None and self.policy is None and self.processed is None:
             self.x = call(run_front, parts, block, x, table, bias, sizes, n_front)
             self.total, self.before_drops = None, []
@@ -152,7 +152,7 @@ class Pass:
 
     def result(self, kept: list[Tensor]) -> Run:
         """What came out of the blocks run so far."""
-        return Run(self.x, self.total, kept, self.before_drops, self.ends, self.plan.merged)
+        return Run(self.x, self.total, kept, self.before_drops, self.ends)
 
     def gain(self, inject: Inject) -> None:
         """Let all tokens have what every patch gains."""
@@ -174,6 +174,38 @@ class Pass:
             self.before_drops = [(full + gain, None)]
         # Of all members, also where a method let one of them stand for its group; no group gains where nobody is in it.
         self.x = self.x + replace(self.total, chosen=None).merge(gain)
+
+    def use_bias(self, tables: Callable[[nn.Module], Tensor | None] | None) -> None:
+        """Let attention go by these tables from here on; None leaves it as it was."""
+        if tables is None:
+            return
+        if self.bias is None:
+            batch = self.x.shape[0]
+            every = torch.eye(self.n_tokens, device=self.x.device).expand(batch, -1, -1)
+            shares = None if self.total is None else replace(self.total, chosen=None).merge(every)
+            self.bias, self.of_all = RelativeBias(tables, shares), RelativeBias(tables)
+        else:
+            self.bias, self.of_all = replace(self.bias, tables=tables), RelativeBias(tables)
+
+    def prepend(self, tokens: Tensor) -> None:
+        """Put further tokens (B, n, C) in front, which are never merged."""
+        full, n_more = full_length(self.x, self.total, self.before_drops), int(tokens.shape[1])
+        if self.before_drops:
+            self.before_drops = [(torch.cat([tokens, full], dim=1), None)]
+        self.x = torch.cat([tokens, self.x], dim=1)
+        self.ends, self.prefix, self.n_tokens = (
+            (self.ends[0] + n_more, self.ends[1]),
+            self.prefix + n_more,
+            (int(full.shape[1]) + n_more),
+        )
+        self.total = None if self.total is None else self.total.with_more_in_front(n_more)
+        self.received = self.class_attention = None
+        self.bias = self.of_all = None
+        self.memory = None if self.memory is None else F.pad(self.memory, (n_more, 0))
+        if self.policy is not None:
+            self.policy = F.pad(self.policy, (n_more, 0), value=1.0)
+        if self.processed is not None:
+            self.processed = F.pad(self.processed, (n_more, 0), value=1.0)
 
     def front(self, front_only: bool, traced: bool, last: int) -> int | None:
         """Tokens in front for which alone the last block may run, if the caller of the pass reads no others."""
@@ -219,7 +251,7 @@ class Pass:
             return self.memory
         return self.total.merge(self.memory.unsqueeze(-1)).squeeze(-1)
 
-    def _sizes(self) -> Tensor | None:
+    def sizes(self) -> Tensor | None:
         """The sizes (B, G) that attention must know of: all of them, or where they do not matter which are 0: padding,
         and tokens that pass by."""
         some_are_hidden = True
@@ -244,7 +276,7 @@ class Pass:
         return View(
             tokens=self.x,
             keys=keys,
-            values=None if projected is None else projected.v,
+            values=None if projected is None else projected.v[:, :, : self.x.shape[1]],
             class_attention=self.class_attention,
             sizes=None if total is None else total.sizes,
             counts=None if total is None else total.counts,
@@ -262,4 +294,6 @@ class Pass:
 
 
 def _class_attention(projected: Projected, sizes: Tensor | None) -> Tensor:
-    return class_attention(projected.q, projected.k, sizes, scale=projected.scale, bias=projected.bias)
+    k, n_tokens = projected.k, projected.q.shape[2]
+    sizes = of_keys(sizes, k)
+    return class_attention(projected.q, k, sizes, scale=projected.scale, bias=projected.bias)[..., :n_tokens]

@@ -22,7 +22,6 @@ class Run:
     before_drops: the tokens just before some of them were dropped, and the grouping that had led there.
     ends: how many prefix and suffix tokens there are: here suffix tokens follow the prefix tokens, in `kept` and
         `restored` they are last.
-    merged: whether the plan wants tokens to leave as they are, one per group.
     """
 
     reduced: Tensor
@@ -30,23 +29,18 @@ class Run:
     kept: list[Tensor]
     before_drops: BeforeDrops = field(default_factory=list)
     ends: tuple[int, int] = (0, 0)
-    merged: bool = False
 
     @property
     def tokens(self) -> Tensor:
         """What a last norm is to act on: one token per group (B, G, C), or, where tokens were dropped, which have last
         values of their own, all positions (B, T, C)."""
-        if self.merged or not self.before_drops:
-            return self.reduced
-        return full_length(self.reduced, self.grouping, self.before_drops)
+        return full_length(self.reduced, self.grouping, self.before_drops) if self.before_drops else self.reduced
 
     def restored(self, tokens: Tensor | None = None) -> Tensor:
-        """Tokens in the original number and order, (B, T, C): `self.tokens`, or what a norm made of them. Where the
-        plan wants them merged, they are given as they are."""
+        """Tokens in the original number and order, (B, T, C): `self.tokens`, or what a norm made of them."""
         tokens = self.tokens if tokens is None else tokens
-        if self.grouping is not None and not self.before_drops and not self.merged:
-            tokens = self.grouping.unmerge(tokens)
-        return in_library_order(tokens, self.ends)
+        full = tokens if self.grouping is None or self.before_drops else self.grouping.unmerge(tokens)
+        return in_library_order(full, self.ends)
 
 
 def ends_first(x: Tensor, ends: tuple[int, int]) -> Tensor:

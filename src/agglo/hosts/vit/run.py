@@ -18,7 +18,6 @@ from agglo.hosts.vit.reading import are_watched
 from agglo.hosts.vit.relative import RelativeBias
 from agglo.hosts.vit.restoring import Run as Run
 from agglo.hosts.vit.rotary import Positions
-from agglo.hosts.vit.states import States
 from agglo.methods import Grid
 
 Look = Callable[[Tensor], None]
@@ -65,7 +64,7 @@ def run_blocks(
     bias: the tables of relative position bias.
     call: `directly`, or `checkpointed` for gradient checkpointing. The decision what to merge is never inside, so that
         it is taken once.
-    keep: blocks after which tokens are wanted, full-length unless the plan wants them merged.
+    keep: blocks after which full-length tokens are wanted.
     grid: (rows, columns) of the patches, for methods that ask where they are.
     inject: by the block before which it is called: what every patch gains, (B, T - prefix, C). The token of a group
         gains the size-weighted mean over its members; what was dropped gains its own.
@@ -93,7 +92,7 @@ def run_blocks(
     n_front = run.front(setup.front_only, bool(setup.traces), last)
     if n_front is not None and (last in keep or last in look or are_watched(blocks[last].modules())):
         n_front = None
-    states = States(run)
+    kept: list[Tensor] = []
     for index, block in enumerate(blocks):
         if index in inject:
             run.gain(inject[index])
@@ -103,7 +102,7 @@ def run_blocks(
         if index in look:
             look[index](run.patches())
         if index in keep:
-            states.keep(index)
+            kept.append(run.full())
     for trace in setup.traces:
         trace.record(run.steps)
-    return run.result(states.kept)
+    return run.result(kept)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from agglo.hosts.swap import ReducedModule, UnsupportedModelError
-from agglo.hosts.vit.base import Layout
+from agglo.hosts.vit.base import Host, Layout
 from agglo.hosts.vlm.family import Family
 from agglo.hosts.vlm.outlet import Outlet, at_connector, require_known_count
 from agglo.hosts.vlm.registry import outlet_of, outlets
@@ -45,9 +46,16 @@ def tower_outlet(model: nn.Module, family: Family, layout: Layout, plan: Plan, m
     return Outlet(_owner(model), dense, plan, layout.depth, handed_on=family.handed_on(model, layout, left))
 
 
-def merged_plan(plan: Plan, model: Any, family: Family, depth: int) -> dict[str, Any]:
-    """What a plan says besides where the tower's groups are handed on."""
-    return {"merged": True, "read_blocks": family.read_blocks(model, depth)} if family.pointwise else {}
+def merged_plan(plan: Plan, model: Any, family: Family, depth: int, host: Host) -> Plan:
+    """The plan of the tower of a model that is given fewer tokens."""
+    if not family.pointwise:
+        return plan
+    if not host.may_stay_merged:
+        raise UnsupportedModelError(
+            f"the tower of this {type(model).__name__} is none of transformers' own, which alone can hand on merged "
+            "tokens: output='merged late' merges them afterwards"
+        )
+    return replace(plan, merged=True, read_blocks=family.read_blocks(model, depth))
 
 
 def image_tokens(model: nn.Module, dense: int | None = None) -> int:
