@@ -74,11 +74,7 @@ def _side_by_side(model: Any, inputs: Any, labels: Tensor) -> Tensor:
 
 @on_a_grid
 def test_a_connector_on_a_grid_gets_every_position_and_its_outputs_are_merged_as_far(vlm: VLM) -> None:
-    model = vlm.model()
-    try:
-        model, processor = applied(vlm)
-    except agglo.UnsupportedModelError as error:
-        pytest.skip(str(error)[:60])
+    model, processor = applied(vlm)
     n_groups = int(16 * 0.7**3)
     assert agglo.image_tokens(model, 16) == n_groups
     inputs = vlm.inputs(processor, [[picture(1)], [picture(2), picture(3)]])
@@ -95,10 +91,7 @@ def test_keep_rate_1_is_dense_and_removal_exact(vlm: VLM) -> None:
     model, processor = vlm.model(), vlm.processor()
     inputs = vlm.inputs(processor, [[picture(1)], [picture(2), picture(3)]])
     dense = logits(model, inputs)
-    try:
-        agglo.apply(model, keep_rate=1.0, output="merged")
-    except agglo.UnsupportedModelError as error:
-        pytest.skip(str(error)[:60])
+    agglo.apply(model, keep_rate=1.0, output="merged")
     torch.testing.assert_close(logits(model, inputs), dense, atol=1e-5, rtol=0)
     agglo.apply(model, keep_rate=0.7, output="merged")
     agglo.remove(model)
@@ -108,10 +101,7 @@ def test_keep_rate_1_is_dense_and_removal_exact(vlm: VLM) -> None:
 
 @of_every_kind
 def test_generate_works_unchanged(vlm: VLM) -> None:
-    try:
-        model, processor = applied(vlm)
-    except agglo.UnsupportedModelError as error:
-        pytest.skip(str(error)[:60])
+    model, processor = applied(vlm)
     settings = {"max_new_tokens": 3, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     pictures = [[picture(1)], [picture(2), picture(3)]]
     batch = torch.stack(model.generate(**vlm.inputs(processor, pictures), **settings).logits)

@@ -13,6 +13,7 @@ from torch import Tensor
 from agglo.hosts.swap import ReducedModule, begins_pass
 from agglo.hosts.vlm.outlet import Outlet, Picture, merge_pictures
 from agglo.methods import Grid
+from agglo.tracing import traces_of
 
 
 class ReducedFeatures(ReducedModule):
@@ -68,7 +69,10 @@ def merged_features(
         given = outputs.pooler_output
         tensors = [given] if isinstance(given, Tensor) else list(given)
         single = [_pictures(tensor, outlet.dense) for tensor in tensors]
-        pictures = merge_pictures(outlet, [each for part in single for each in part], grids, model.training)
+        every = [each for part in single for each in part]
+        # A tower that runs reduced has reported its own pass.
+        traces = traces_of(model) if outlet.tower_method is None else ()
+        pictures = merge_pictures(outlet, every, grids, model.training, traces)
         rest = iter(pictures)
         joined = [torch.stack([next(rest).tokens for _ in part]) if part else tensor
                   for part, tensor in zip(single, tensors, strict=True)]  # fmt: skip

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agglo.grouping import Grouping
 from agglo.hosts.swap import Setting
-from agglo.methods import Grid, Method, View
+from agglo.methods import Grid, Method, Outcome, View
 from agglo.methods.base import square
 from agglo.methods.helpers.validation import require_valid
 from agglo.plan import Plan
+from agglo.tracing import Step, Trace
 
 # From the number of tokens along a side, and arguments of `get_image_features`, to others.
 Shrink = Callable[[int, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -73,30 +73,17 @@ class Outlet(Setting):
             )
         return dense if asked >= dense else self.method.stages(dense, [asked], grid)[0]
 
-    def merge(self, tokens: Tensor, grid: Grid | None, training: bool) -> tuple[Tensor, Grouping | None]:
-        """The connector's outputs (B, M, D) of pictures of one size as (B, K, D), and how they were grouped."""
+    def merge(self, tokens: Tensor, grid: Grid | None, training: bool) -> tuple[Tensor, Outcome | None]:
+        """The connector's outputs (B, M, D) of pictures of one size as (B, K, D), and what the method decided."""
         n_tokens = int(tokens.shape[1])
         target = self.count(n_tokens, grid)
         if target >= n_tokens:
             return tokens, None
         assert self.method is not None
-        view = View(
-            tokens=tokens,
-            keys=None,
-            values=None,
-            class_attention=None,
-            sizes=None,
-            counts=None,
-            prefix=0,
-            target=target,
-            threshold=None,
-            stage=0,
-            training=training,
-            grid=square(n_tokens) if grid is None else grid,
-        )
+        view = View.of_patches(tokens, target, square(n_tokens) if grid is None else grid, training)
         outcome = self.method.reduce(view)
         require_valid(self.method, view, outcome)
-        return outcome.new_tokens(tokens), outcome.grouping
+        return outcome.new_tokens(tokens), outcome
 
 
 @dataclass(frozen=True)
@@ -112,17 +99,22 @@ class Picture:
 
 
 def merge_pictures(
-    outlet: Outlet, pictures: Sequence[Tensor], grids: Sequence[Grid] | None, training: bool
+    outlet: Outlet, pictures: Sequence[Tensor], grids: Sequence[Grid] | None, training: bool, traces: Sequence[Trace]
 ) -> list[Picture]:
-    """Merge the connector's outputs (M, D) of each picture; those of one size together."""
+    """Merge the connector's outputs (M, D) of each picture; those of one size together.
+
+    traces: to whom that is reported, a pass for every size, as of block 0.
+    """
     alike: dict[tuple[int, Grid | None], list[int]] = {}
     for index, tokens in enumerate(pictures):
         alike.setdefault((len(tokens), None if grids is None else grids[index]), []).append(index)
     done: dict[int, Picture] = {}
     for (_, grid), indices in alike.items():
-        merged, grouping = outlet.merge(torch.stack([pictures[index] for index in indices]), grid, training)
+        merged, outcome = outlet.merge(torch.stack([pictures[index] for index in indices]), grid, training)
         for place, index in enumerate(indices):
-            done[index] = Picture(merged[place], None if grouping is None else grouping.labels[place])
+            done[index] = Picture(merged[place], None if outcome is None else outcome.grouping.labels[place])
+        for trace in traces:
+            trace.record([] if outcome is None else [Step(0, outcome, outcome.grouping)])
     return [done[index] for index in range(len(pictures))]
 
 
