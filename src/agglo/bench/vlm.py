@@ -210,19 +210,34 @@ _COLUMNS = (
 
 def table(report: dict[str, Any]) -> str:
     """Text for a terminal."""
+    return "\n".join([headline(report), body(report).markdown(), *notes(report)])
+
+
+def headline(report: dict[str, Any]) -> str:
+    """What ran, and where."""
     settings, where = report["settings"], report["machine"]
-    rows = [
-        [row["kept"], row["name"], row["image_tokens"], row["prompt_tokens"],
-         *(1000 * row["median"][part] for part in PARTS), row["to_dense"]["prefill"], row["to_dense"]["first token"]]
-        for row in report["results"]
-    ]  # fmt: skip
     repeats = len(report["results"][0]["seconds"]["prefill"])
-    machine_text = where["gpu"] or f"{where['cpu']}, {where['threads']} threads"
-    lines = [
-        f"{settings['model']} with random weights, batch {settings['batch_size']}, {settings['pictures']} picture(s) "
-        f"and {settings['words']} words per prompt, {settings['dtype']}, median of {repeats} repeats, {machine_text}",
-        Table(_COLUMNS, rows).markdown(),
-    ]
-    if busy := load_warning(where):
-        lines.append(busy)
-    return "\n".join([*lines, *(f"not run: {reason}" for reason in report["skipped"])])
+    shown = "1 picture" if settings["pictures"] == 1 else f"{settings['pictures']} pictures"
+    what = f"{settings['model']} with random weights, batch {settings['batch_size']}, {shown} and {settings['words']} words"
+    what += f" per prompt, {settings['dtype']}, median of {repeats} repeats"
+    return f"{what}, {where['gpu'] or '{cpu}, threads: {threads}'.format(**where)}"
+
+
+def body(report: dict[str, Any]) -> Table:
+    return Table(_COLUMNS, list(map(_cells, report["results"])))
+
+
+def _cells(row: dict[str, Any]) -> list[Any]:
+    times = [1000 * row["median"][part] for part in PARTS]
+    speeds = [row["to_dense"][part] for part in ("prefill", "first token")]
+    return [row["kept"], row["name"], row["image_tokens"], row["prompt_tokens"], *times, *speeds]
+
+
+def notes(report: dict[str, Any]) -> list[str]:
+    """How much is noise, whether others were at work, and what did not run."""
+    dense, again = report["results"][0], report["results"][-1]
+    pairs = zip(again["seconds"]["first token"], dense["seconds"]["first token"], strict=True)
+    noise = max(abs(a / b - 1) for a, b in pairs)
+    lines = [f"noise: timed twice in this run, the dense model was up to {noise:.1%} off itself"]
+    busy = load_warning(report["machine"])
+    return [*lines, *([busy] if busy else []), *(f"not run: {reason}" for reason in report["skipped"])]
