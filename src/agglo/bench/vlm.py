@@ -218,8 +218,8 @@ def headline(report: dict[str, Any]) -> str:
     settings, where = report["settings"], report["machine"]
     repeats = len(report["results"][0]["seconds"]["prefill"])
     shown = "1 picture" if settings["pictures"] == 1 else f"{settings['pictures']} pictures"
-    what = f"{settings['model']} with random weights, batch {settings['batch_size']}, {shown} and {settings['words']} words"
-    what += f" per prompt, {settings['dtype']}, median of {repeats} repeats"
+    what = f"{settings['model']} with random weights, batch {settings['batch_size']}, {shown} and "
+    what += f"{settings['words']} words per prompt, {settings['dtype']}, median of {repeats} repeats"
     return f"{what}, {where['gpu'] or '{cpu}, threads: {threads}'.format(**where)}"
 
 
