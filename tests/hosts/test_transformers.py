@@ -89,6 +89,9 @@ class TestViTMAE(TransformersContract):
     def run(self, model: nn.Module, x: Tensor) -> Any:
         return model(x, noise=noise(x), output_hidden_states=True)
 
+    def run_copy(self, model: nn.Module, x: Tensor) -> Any:
+        return model(x, noise=noise(x))
+
 
 DECODER = {
     "decoder_hidden_size": 32, "decoder_num_hidden_layers": 2, "decoder_num_attention_heads": 2,
@@ -102,6 +105,8 @@ class TestViTMAEPretraining(TransformersContract):
 
     def run(self, model: nn.Module, x: Tensor) -> Any:
         return model(x, noise=noise(x)).logits
+
+    run_copy = run
 
 
 class TestDINOv2(TransformersContract):
@@ -168,6 +173,8 @@ class TestCLIP(TransformersContract):
         output = model(pixel_values=x, input_ids=IDS)
         return output.image_embeds, output.vision_model_output
 
+    run_copy = run
+
 
 class TestSigLIPVision(TransformersContract):
     def model(self) -> nn.Module:
@@ -190,6 +197,8 @@ class TestSigLIP(TransformersContract):
         output = model(pixel_values=x, input_ids=IDS)
         return output.image_embeds, output.vision_model_output
 
+    run_copy = run
+
 
 class TestLLaVA(TransformersContract):
     """A VLM reads the last hidden state but one, without the class token."""
@@ -204,6 +213,8 @@ class TestLLaVA(TransformersContract):
     def run(self, model: nn.Module, x: Tensor) -> Any:
         ids = torch.tensor([[1] + [59] * 64 + [5, 7]]).repeat(len(x), 1)
         return model(input_ids=ids, pixel_values=x, use_cache=False).logits
+
+    run_copy = run
 
 
 IMAGE = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))

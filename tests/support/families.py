@@ -375,11 +375,14 @@ def build_vitamin() -> nn.Module:
     from timm.models import vitamin
     from timm.models.vision_transformer import VisionTransformer
 
-    stages = vitamin.VitCfg(embed_dim=(8, 16, 24), depths=(1, 1, 4), stem_width=8, conv_cfg=vitamin.VitConvCfg())
+    convolutions = vitamin.VitConvCfg(norm_layer="layernorm2d")
+    stages = vitamin.VitCfg(
+        embed_dim=(8, 16, 24), depths=(1, 1, 1), stem_width=8, conv_cfg=convolutions, head_type="1d"
+    )
     backbone = vitamin.MbConvStages(cfg=stages)
     return VisionTransformer(
-        img_size=64, embed_dim=24, depth=4, num_heads=2, num_classes=5, class_token=False, global_pool="avg",
-        mlp_layer=vitamin.GeGluMlp, embed_layer=lambda **options: HybridEmbed(backbone, proj=False, **options),
+        img_size=64, patch_size=16, embed_dim=24, depth=4, num_heads=2, num_classes=5, class_token=False, global_pool="avg",
+        mlp_layer=vitamin.GeGluMlp, embed_layer=lambda **options: HybridEmbed(backbone, proj=False, **{**options, "patch_size": 1}),
     )  # fmt: skip
 
 

@@ -77,10 +77,11 @@ def padded(real: Tensor) -> list[Sequences]:
 
 
 def real_tokens(mask: Tensor) -> Tensor | None:
-    """Which tokens (B, T) a mask (B, 1, T or 1, T) shows as keys; None if it tells queries apart."""
+    """Which tokens (B, T) a mask (B, 1, T or 1, T) shows as keys; None if it tells queries apart, but for padding."""
     opens = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     keys = opens[:, 0].any(dim=1)
-    return keys if bool((opens[:, 0] == keys.unsqueeze(1)).all()) else None
+    asks = keys.unsqueeze(2) if mask.shape[2] > 1 else torch.ones_like(keys[:, :1, None])
+    return keys if bool(((opens[:, 0] == keys.unsqueeze(1)) | ~asks).all()) else None
 
 
 class Split:
