@@ -39,6 +39,19 @@ class TransformersContract(HostContract):
         return model(x)
 
 
+class NeverPickled(TransformersContract):
+    """Models that always ask their towers for hidden states."""
+
+    @torch.no_grad()
+    def test_copies_run_themselves(self) -> None:
+        """Copies only: transformers puts local functions on these models, which cannot be pickled."""
+        model, x = agglo.apply(self.fresh(), keep_rate=self.keep_rate), self.image()
+        expected, twin = self.run(model, x), copy.deepcopy(model)
+        for parameter in model.parameters():
+            parameter.zero_()
+        assert_same(self.run(twin, x), expected)
+
+
 class TestViT(TransformersContract):
     def model(self) -> nn.Module:
         return tf.ViTModel(tf.ViTConfig(**SMALL, attn_implementation="sdpa"))
@@ -124,18 +137,9 @@ class TestDINOv2Classifier(TransformersContract):
         return tf.Dinov2ForImageClassification(tf.Dinov2Config(**DINO, num_labels=10, drop_path_rate=0.1))
 
 
-class TestDINOv2Backbone(TransformersContract):
+class TestDINOv2Backbone(NeverPickled):
     def model(self) -> nn.Module:
         return tf.Dinov2Backbone(tf.Dinov2Config(**DINO, out_features=["stage2", "stage5", "stage8"]))
-
-    @torch.no_grad()
-    def test_copies_run_themselves(self) -> None:
-        """Copies only: transformers puts local functions on a backbone, which cannot be pickled."""
-        model, x = agglo.apply(self.fresh(), keep_rate=self.keep_rate), self.image()
-        expected, twin = self.run(model, x), copy.deepcopy(model)
-        for parameter in model.parameters():
-            parameter.zero_()
-        assert_same(self.run(twin, x), expected)
 
 
 class TestDINOv2WithRegisters(TransformersContract):
@@ -200,7 +204,7 @@ class TestSigLIP(TransformersContract):
     run_copy = run
 
 
-class TestLLaVA(TransformersContract):
+class TestLLaVA(NeverPickled):
     """A VLM reads the last hidden state but one, without the class token."""
 
     def model(self) -> nn.Module:

@@ -24,7 +24,6 @@ _REASONS = {
     "Levit": "changes the number of its tokens by their places in the grid from stage to stage",
     "GroupViT": "groups its tokens itself",
     "Vilt": "mixes the tokens of a text with those of the picture",
-    "MllamaVision": "has tokens that must not be merged between those of its tiles, in two loops over layers",
     "ConvNext": "has no attention, only convolutions",
     "ResNet": "has no attention, only convolutions",
     "EfficientNet": "has no attention, only convolutions",

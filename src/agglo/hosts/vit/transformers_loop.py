@@ -24,6 +24,7 @@ from agglo.compiling import constant_result
 from agglo.hosts.swap import PassSetup, ReducedModule, begins_pass
 from agglo.hosts.vit.passing import Pass, checkpointed, directly
 from agglo.hosts.vit.reading import StandIn, are_watched
+from agglo.hosts.vit.relative import RelativeBias
 from agglo.hosts.vit.sequences import (
     Sequences,
     Split,
@@ -35,6 +36,7 @@ from agglo.hosts.vit.sequences import (
 )
 from agglo.hosts.vit.transformers_parts import Structure, parts_for
 from agglo.hosts.vit.transformers_positions import bias_of, parted, positions_of, spied, table_of
+from agglo.hosts.vit.transformers_tiles import has_tiles, tiles_of
 from agglo.hosts.vit.transformers_tower import layers_of, pair
 from agglo.methods import Grid
 from agglo.methods.base import square
@@ -99,7 +101,7 @@ class Loop:
         self.structure: Structure | None = None
         self.given_back: Tensor | None = None
         self.n_front: int | None = None
-        if not _is_packed(owner) and not _is_padded(owner):
+        if not _is_packed(owner) and not _is_padded(owner) and not has_tiles(owner):
             _refuse_mask(kwargs.get("attention_mask"))
         _refuse_mask(kwargs.get("head_mask"), "head_mask")
 
@@ -151,6 +153,13 @@ class Loop:
             else:
                 sequences = padded(real)
         prefix, suffix = self.ends
+        bias = None
+        if has_tiles(self.owner):
+            tiles = tiles_of(self.owner, x)
+            prefix = tiles.kept * (x.shape[1] // (tiles.kept + tiles.patches))
+            rows = torch.arange(x.shape[0], device=x.device)
+            sequences = [Sequences(rows[:, None] * x.shape[1] + tiles.order, rows)]
+            bias = None if mask is None else RelativeBias(tiles.bias(mask))
 
         def begin(tokens: Tensor, table: Tensor | None, points: Tensor | None, grid: Grid | None) -> Pass:
             n_tokens = int(tokens.shape[1])
@@ -163,6 +172,7 @@ class Loop:
                 suffix=suffix,
                 training=self.owner.training,
                 rotary=positions_of(layer, table, points, self.ends, n_tokens),
+                bias=bias,
                 call=checkpointed if _is_checkpointing(self.owner) else directly,
                 grid=grid,
             )
