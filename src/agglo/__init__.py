@@ -6,6 +6,7 @@ from agglo.drawing.groups import draw
 from agglo.grouping import Grouping
 from agglo.hosts import UnsupportedModelError
 from agglo.hosts.diffusion import generation
+from agglo.hosts.registry import register_host
 from agglo.methods import (
     LearnedMethod,
     Method,
@@ -58,6 +59,7 @@ __all__ = [
     "parse_schedule",
     "reduction",
     "register",
+    "register_host",
     "remove",
     "trace",
     "tune",

@@ -39,6 +39,19 @@ class TransformersContract(HostContract):
         return model(x)
 
 
+class NeverPickled(TransformersContract):
+    """Models that always ask their towers for hidden states."""
+
+    @torch.no_grad()
+    def test_copies_run_themselves(self) -> None:
+        """Copies only: transformers puts local functions on these models, which cannot be pickled."""
+        model, x = agglo.apply(self.fresh(), keep_rate=self.keep_rate), self.image()
+        expected, twin = self.run(model, x), copy.deepcopy(model)
+        for parameter in model.parameters():
+            parameter.zero_()
+        assert_same(self.run(twin, x), expected)
+
+
 class TestViT(TransformersContract):
     def model(self) -> nn.Module:
         return tf.ViTModel(tf.ViTConfig(**SMALL, attn_implementation="sdpa"))
@@ -89,6 +102,9 @@ class TestViTMAE(TransformersContract):
     def run(self, model: nn.Module, x: Tensor) -> Any:
         return model(x, noise=noise(x), output_hidden_states=True)
 
+    def run_copy(self, model: nn.Module, x: Tensor) -> Any:
+        return model(x, noise=noise(x))
+
 
 DECODER = {
     "decoder_hidden_size": 32, "decoder_num_hidden_layers": 2, "decoder_num_attention_heads": 2,
@@ -102,6 +118,8 @@ class TestViTMAEPretraining(TransformersContract):
 
     def run(self, model: nn.Module, x: Tensor) -> Any:
         return model(x, noise=noise(x)).logits
+
+    run_copy = run
 
 
 class TestDINOv2(TransformersContract):
@@ -119,18 +137,9 @@ class TestDINOv2Classifier(TransformersContract):
         return tf.Dinov2ForImageClassification(tf.Dinov2Config(**DINO, num_labels=10, drop_path_rate=0.1))
 
 
-class TestDINOv2Backbone(TransformersContract):
+class TestDINOv2Backbone(NeverPickled):
     def model(self) -> nn.Module:
         return tf.Dinov2Backbone(tf.Dinov2Config(**DINO, out_features=["stage2", "stage5", "stage8"]))
-
-    @torch.no_grad()
-    def test_copies_run_themselves(self) -> None:
-        """Copies only: transformers puts local functions on a backbone, which cannot be pickled."""
-        model, x = agglo.apply(self.fresh(), keep_rate=self.keep_rate), self.image()
-        expected, twin = self.run(model, x), copy.deepcopy(model)
-        for parameter in model.parameters():
-            parameter.zero_()
-        assert_same(self.run(twin, x), expected)
 
 
 class TestDINOv2WithRegisters(TransformersContract):
@@ -168,6 +177,8 @@ class TestCLIP(TransformersContract):
         output = model(pixel_values=x, input_ids=IDS)
         return output.image_embeds, output.vision_model_output
 
+    run_copy = run
+
 
 class TestSigLIPVision(TransformersContract):
     def model(self) -> nn.Module:
@@ -190,8 +201,10 @@ class TestSigLIP(TransformersContract):
         output = model(pixel_values=x, input_ids=IDS)
         return output.image_embeds, output.vision_model_output
 
+    run_copy = run
 
-class TestLLaVA(TransformersContract):
+
+class TestLLaVA(NeverPickled):
     """A VLM reads the last hidden state but one, without the class token."""
 
     def model(self) -> nn.Module:
@@ -204,6 +217,8 @@ class TestLLaVA(TransformersContract):
     def run(self, model: nn.Module, x: Tensor) -> Any:
         ids = torch.tensor([[1] + [59] * 64 + [5, 7]]).repeat(len(x), 1)
         return model(input_ids=ids, pixel_values=x, use_cache=False).logits
+
+    run_copy = run
 
 
 IMAGE = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))

@@ -285,6 +285,24 @@ NESTED = "nested attention"
 PACKED = "pictures of any size, packed: each is reduced by its own number of patches"
 PADDED = "padded pictures: padding takes no part once tokens are reduced"
 
+MLLAMA = {
+    "hidden_size": 24, "num_hidden_layers": 4, "num_global_layers": 1, "attention_heads": 2, "intermediate_size": 40,
+    "image_size": 32, "patch_size": 8, "max_num_tiles": 4, "intermediate_layers_indices": [1, 2],
+    "vision_output_dim": 72, "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1], [2, 2]],
+}  # fmt: skip
+
+
+def tiles() -> Tensor:
+    return random(2, 1, 4, 3, 32, 32)
+
+
+def tiled(model: Any, x: Tensor) -> Any:
+    """The second picture has two of four tiles."""
+    mask = torch.tensor([[[1, 1, 1, 1]], [[1, 1, 0, 0]]])
+    output = model(x, aspect_ratio_ids=torch.tensor([[4], [2]]), aspect_ratio_mask=mask)
+    return output.last_hidden_state
+
+
 TRANSFORMERS: tuple[Family, ...] = (
     hf("ViT", "ViTForImageClassification", "ViTConfig"),
     hf("DeiT", "DeiTForImageClassificationWithTeacher", "DeiTConfig"),
@@ -332,6 +350,7 @@ TRANSFORMERS: tuple[Family, ...] = (
     inner("Idefics3", "idefics3", "Idefics3VisionTransformer", "Idefics3VisionConfig", SMALL, padded_pictures, layout=PADDED),
     inner("SmolVLM", "smolvlm", "SmolVLMVisionTransformer", "SmolVLMVisionConfig", SMALL, padded_pictures, layout=PADDED),
     hf("InternVL", "InternVLVisionModel", "InternVLVisionConfig", {**SMALL, "image_size": (32, 32), "patch_size": (8, 8), "use_qk_norm": True}),
+    inner("Mllama", "mllama", "MllamaVisionModel", "MllamaVisionConfig", MLLAMA, tiled, layout="class tokens and padding of its tiles are never merged; its global layers stay as they are", batch=tiles),
     hf("Pixtral", "PixtralVisionModel", "PixtralVisionConfig", None, pixtral, f"{PACKED}; {ROTARY}"),
     inner("Qwen2-VL", "qwen2_vl", "Qwen2VisionTransformerPretrainedModel", "Qwen2VLVisionConfig", {**QWEN, "embed_dim": 24, "hidden_size": 32}, packed, layout=f"{PACKED}; {ROTARY}", batch=patches),
     inner("Qwen2.5-VL", "qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel", "Qwen2_5_VLVisionConfig", {**QWEN, "hidden_size": 24, "intermediate_size": 40, "out_hidden_size": 32, "window_size": 32, "fullatt_block_indexes": [1, 3]}, windowed, layout="windows: tokens merge within theirs, and layers that attend further see all windows", batch=wide_patches),
@@ -375,11 +394,14 @@ def build_vitamin() -> nn.Module:
     from timm.models import vitamin
     from timm.models.vision_transformer import VisionTransformer
 
-    stages = vitamin.VitCfg(embed_dim=(8, 16, 24), depths=(1, 1, 4), stem_width=8, conv_cfg=vitamin.VitConvCfg())
+    convolutions = vitamin.VitConvCfg(norm_layer="layernorm2d")
+    stages = vitamin.VitCfg(
+        embed_dim=(8, 16, 24), depths=(1, 1, 1), stem_width=8, conv_cfg=convolutions, head_type="1d"
+    )
     backbone = vitamin.MbConvStages(cfg=stages)
     return VisionTransformer(
-        img_size=64, embed_dim=24, depth=4, num_heads=2, num_classes=5, class_token=False, global_pool="avg",
-        mlp_layer=vitamin.GeGluMlp, embed_layer=lambda **options: HybridEmbed(backbone, proj=False, **options),
+        img_size=64, patch_size=16, embed_dim=24, depth=4, num_heads=2, num_classes=5, class_token=False, global_pool="avg",
+        mlp_layer=vitamin.GeGluMlp, embed_layer=lambda **options: HybridEmbed(backbone, proj=False, **{**options, "patch_size": 1}),
     )  # fmt: skip
 
 

@@ -68,10 +68,12 @@ class Parts(ABC):
     treats_images_alike: whether a block may be given some images of a batch alone: not where it knows of something that
         is each image's own.
     needs_all_tokens: whether `whole` is given, beside the tokens, something that goes by their original number.
+    never_whole: whether the library's own block cannot take the tokens as they are.
     """
 
     treats_images_alike: bool = True
     needs_all_tokens: bool = False
+    never_whole: bool = False
 
     @abstractmethod
     def whole(self, block: nn.Module, x: Tensor, rotary: Tensor | None) -> Tensor:

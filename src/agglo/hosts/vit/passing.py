@@ -140,6 +140,8 @@ class Pass:
 
     def _may_be_whole(self) -> bool:
         """Whether the library's own block can take the tokens at hand."""
+        if self.parts.never_whole:
+            return False
         return self.total is None or not (self.parts.needs_all_tokens or self.bias is not None)
 
     def patches(self) -> Tensor:

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agglo.hosts.vit.attending import attend
 from agglo.hosts.vit.base import Parts, Projected
 from agglo.hosts.vit.passing import Pass
 
@@ -77,10 +76,11 @@ def padded(real: Tensor) -> list[Sequences]:
 
 
 def real_tokens(mask: Tensor) -> Tensor | None:
-    """Which tokens (B, T) a mask (B, 1, T or 1, T) shows as keys; None if it tells queries apart."""
+    """Which tokens (B, T) a mask (B, 1, T or 1, T) shows as keys; None if it tells queries apart, but for padding."""
     opens = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     keys = opens[:, 0].any(dim=1)
-    return keys if bool((opens[:, 0] == keys.unsqueeze(1)).all()) else None
+    asks = keys.unsqueeze(2) if mask.shape[2] > 1 else torch.ones_like(keys[:, :1, None])
+    return keys if bool(((opens[:, 0] == keys.unsqueeze(1)) | ~asks).all()) else None
 
 
 class Split:
@@ -177,14 +177,16 @@ class _Apart(Parts):
     """A layer's parts, for tokens that the library's layer would not take as they are."""
 
     treats_images_alike = False
-    needs_all_tokens = True
+    never_whole = True
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
 
     def whole(self, block: nn.Module, x: Tensor, rotary: Tensor | None) -> Tensor:
-        joined, _, _ = attend(self, block, x, rotary, None, None, None, False)
-        return self.feed(block, joined)
+        raise NotImplementedError("never whole")
+
+    def attend(self, block: nn.Module, projected: Projected, sizes: Tensor | None) -> Tensor | None:
+        return self.parts.attend(block, projected, sizes)
 
     def project(self, block: nn.Module, x: Tensor, rotary: Tensor | None) -> Projected:
         return self.parts.project(block, x, rotary)

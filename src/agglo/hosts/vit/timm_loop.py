@@ -199,7 +199,7 @@ class TimmLoop(Host):
                 )
         if getattr(module, "rope_is_mixed", False):
             raise UnsupportedModelError(
-                f"{type(module).__name__} has rotary tables of each block, padded ones among them"
+                f"{type(module).__name__} with mixed rotary positions, another table for every block, is not supported"
             )
 
     def prove(self, module: Any) -> None:

@@ -1,4 +1,4 @@
-"""How timm's blocks come apart: those of VisionTransformer and Eva, of BEiT and CaiT, and blocks of parallel branches."""
+"""How timm's blocks come apart: those of VisionTransformer, Eva, BEiT and CaiT, and blocks of parallel branches."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def head_width(attn: Any) -> int:
 
 
 def block_weights(block: Any) -> tuple[int, int, int, int, int]:
-    """Matrix entries of a block's attention, those that tokens meet as they ask, those of its MLP; heads, their width."""
+    """Matrix entries of a block's attention, those that tokens meet as they ask, those of its MLP; heads and width."""
     if hasattr(block, "attns"):
         several = len(block.attns)
         attn = block.attns[0].attn

@@ -15,7 +15,7 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from agglo.compiling import constant_result
 from agglo.hosts.swap import PassSetup, ReducedModule, begins_pass
 from agglo.hosts.vit.passing import Pass, checkpointed, directly
 from agglo.hosts.vit.reading import StandIn, are_watched
+from agglo.hosts.vit.relative import RelativeBias
 from agglo.hosts.vit.sequences import (
     Sequences,
     Split,
@@ -36,41 +37,45 @@ from agglo.hosts.vit.sequences import (
 from agglo.hosts.vit.transformers_parts import Structure, parts_for
 from agglo.hosts.vit.transformers_positions import bias_of, parted, positions_of, spied, table_of
 from agglo.hosts.vit.transformers_states import MergedStates, leaving
+from agglo.hosts.vit.transformers_tiles import has_tiles, tiles_of
 from agglo.hosts.vit.transformers_tower import layers_of, pair
 from agglo.methods import Grid
 from agglo.methods.base import square
 
 _TOKENS = ("hidden_states", "hidden_state")
 _CAPTURING = "transformers.utils.output_capturing"
+_INSTALLED = "_output_capturing_hooks_installed"
 # Layers that give a tuple; the probe finds out about others.
 TUPLES = ("Data2VecVisionLayer", "VJEPA2Layer", "TimesformerLayer", "Llama4VisionEncoderLayer")
 # What says of which patches a picture is made, where images are padded to one size.
 _PADDED = ("Siglip2", "Idefics2", "Idefics3", "SmolVLM")
 
 
-class _Standing(StandIn):
-    """A stand-in that says it is of the original's class, by which transformers looks up what can be recorded."""
-
-    @property
-    def __class__(self) -> Any:  # type: ignore[override]
-        return type(self._original)
-
-
 class ReducedLoop(ReducedModule):
     """Overrides the `forward` that loops over layers, under the signature of the original."""
+
+    agglo_standing: ClassVar[type[StandIn]] = StandIn
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "agglo_original" in vars(cls):  # not for classes that others make of this one
             cls.forward = _like(cls.agglo_original.forward, cls.forward)  # type: ignore[method-assign]
+            cls.agglo_standing = _standing_for(cls.agglo_original)
 
     @begins_pass
     def forward(self: Any, setup: PassSetup, *args: Any, **kwargs: Any) -> Any:
         original = getattr(type(self), "agglo_original", type(self))  # the class may have been swapped back
         loop = Loop(self, setup, args, kwargs)
-        if not torch.compiler.is_compiling():
-            _install_hooks(self, kwargs)
-        return original.forward(_Standing(self, **{loop.name: loop.steps, **loop.spies}), *args, **kwargs)
+        _install_hooks(self, kwargs)
+        instead = {loop.name: loop.steps, **loop.spies, _INSTALLED: True}
+        standing = getattr(type(self), "agglo_standing", StandIn)
+        return original.forward(standing(self, **instead), *args, **kwargs)
+
+
+def _standing_for(original: type[nn.Module]) -> type[StandIn]:
+    """Stand-ins for modules of a class, under its name, by which transformers looks up what can be recorded."""
+    names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
+    return type(original.__name__, (StandIn,), names)
 
 
 def _like(original: Callable[..., Any], override: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,7 +103,7 @@ class Loop:
         self.given_back: Tensor | None = None
         self.states = MergedStates(setup.plan)
         self.n_front: int | None = None
-        if not _is_packed(owner) and not _is_padded(owner):
+        if not _is_packed(owner) and not _is_padded(owner) and not has_tiles(owner):
             _refuse_mask(kwargs.get("attention_mask"))
         _refuse_mask(kwargs.get("head_mask"), "head_mask")
 
@@ -167,6 +172,13 @@ class Loop:
             else:
                 sequences = padded(real)
         prefix, suffix = self.ends
+        bias = None
+        if has_tiles(self.owner):
+            tiles = tiles_of(self.owner, x)
+            prefix = tiles.kept * (x.shape[1] // (tiles.kept + tiles.patches))
+            rows = torch.arange(x.shape[0], device=x.device)
+            sequences = [Sequences(rows[:, None] * x.shape[1] + tiles.order, rows)]
+            bias = None if mask is None else RelativeBias(tiles.bias(mask))
 
         def begin(tokens: Tensor, table: Tensor | None, points: Tensor | None, grid: Grid | None) -> Pass:
             n_tokens = int(tokens.shape[1])
@@ -179,6 +191,7 @@ class Loop:
                 suffix=suffix,
                 training=self.owner.training,
                 rotary=positions_of(layer, table, points, self.ends, n_tokens),
+                bias=bias,
                 call=checkpointed if _is_checkpointing(self.owner) else directly,
                 grid=grid,
             )
@@ -242,18 +255,26 @@ class _Step:
 
 
 @constant_result
-@cache
 def _argument_names(layer: type[nn.Module]) -> tuple[str, ...]:
     """What a layer's `forward` calls its arguments, the tokens first."""
+    return _found_argument_names(layer)
+
+
+@cache
+def _found_argument_names(layer: type[nn.Module]) -> tuple[str, ...]:
     names = [name for name in inspect.signature(layer.forward).parameters if name != "self"]
     return (_TOKENS[0], *names[1:])
 
 
 @constant_result
-@cache
 def _is_plain(owner: type[nn.Module], name: str) -> bool:
     """Whether the loop over the layers, as its source shows, hands what a layer gives to the next one and to nobody
     else: its body is one statement, the call of the layer."""
+    return _found_plain(owner, name)
+
+
+@cache
+def _found_plain(owner: type[nn.Module], name: str) -> bool:
     try:
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(_original(owner).forward)))
         loops = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.For)]
@@ -320,9 +341,10 @@ def _collected() -> dict[str, Any] | None:
 
 
 def _install_hooks(owner: Any, options: dict[str, Any]) -> None:
-    """Let transformers put its hooks on the layers of the owner itself, which it would on the stand-in's each time."""
-    config = getattr(owner, "config", None)
-    if options.get("output_hidden_states") or getattr(config, "output_hidden_states", False):
+    """Let transformers put its hooks on the layers if outputs are to be collected. Done for the owner itself, where it
+    leaves a mark: for a stand-in it would do so each time."""
+    names, config = ("output_hidden_states", "output_attentions"), getattr(owner, "config", None)
+    if any(options.get(name) or getattr(config, name, False) for name in names):
         from transformers import PreTrainedModel
         from transformers.utils.output_capturing import maybe_install_capturing_hooks
 

@@ -31,6 +31,7 @@ _QKV = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("qkv",))
 _OUTPUTS = ("o_proj", "out_proj", "projection_layer", "projection", "proj")
 _MLPS = ("mlp", "ffn", "feed_forward")
 _SCALES = (("layer_scale1", "layer_scale2"), ("lambda_1", "lambda_2"), ("ls1", "ls2"))
+_DROP_PATHS = (("drop_path", "drop_path"), ("drop_path1", "drop_path2"))
 _GATES = ("gate_attn", "gate_ffn")
 _DROPOUTS = ("attention_dropout", "dropout_prob", "attn_drop", "dropout")
 _WIDTHS = ("head_dim", "attention_head_size")
@@ -57,7 +58,7 @@ class Structure:
     mlp_adds: bool
     scales: tuple[str, str] | None
     gates: tuple[str, str] | None
-    drop_path: bool
+    drop_paths: tuple[str, str] | None
     drops: tuple[bool, bool]
     head_width: int
 
@@ -101,7 +102,7 @@ class Structure:
             mlp_adds=mlp_adds,
             scales=next((pair for pair in _SCALES if all(_get(layer, name) is not None for name in pair)), None),
             gates=_GATES if all(_get(layer, name) is not None for name in _GATES) else None,
-            drop_path=_is_module(layer, "drop_path"),
+            drop_paths=next((pair for pair in _DROP_PATHS if all(_is_module(layer, name) for name in pair)), None),
             # Where attention ends with a dropout of its own, that of the layer is for the MLP.
             drops=(has_dropout and not _is_module(inner, "projection_dropout"), has_dropout),
             head_width=width,
@@ -223,7 +224,7 @@ class LayerParts(Parts):
             out = scale(out) if isinstance(scale, nn.Module) else scale * out
         if structure.gates is not None:
             out = getattr(block, structure.gates[which]).tanh() * out
-        return cast(Tensor, block.drop_path(out)) if structure.drop_path else out
+        return out if structure.drop_paths is None else getattr(block, structure.drop_paths[which])(out)  # type: ignore[no-any-return]
 
 
 class MessageParts(LayerParts):

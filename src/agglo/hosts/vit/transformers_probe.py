@@ -97,8 +97,10 @@ def _arguments(
     down, right = torch.rand(2, structure.head_width // 2, generator=generator)
     points = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).float()
     angles = (points[:, :1] * down + points[:, 1:] * right).repeat(1, 2).to(device)
+    # transformers takes attention that does not say for causal if there is no mask.
+    says = hasattr(attention_module(layer, structure), "is_causal") or "cu_seqlens" in names
     known: dict[str, Any] = {
-        "attention_mask": None,
+        "attention_mask": None if says else torch.zeros(batch, 1, n_tokens, n_tokens, device=device),
         "position_embeddings": (angles.cos(), angles.sin()),
         "cu_seqlens": torch.tensor([0, n_tokens], device=device, dtype=torch.int32),
         "resolution": (rows * _patch(layer), columns * _patch(layer)),
@@ -125,12 +127,16 @@ def _patch(layer: Any) -> int:
     return patch if isinstance(patch, int) else int(patch[0])
 
 
+def attention_module(layer: Any, structure: Structure) -> Any:
+    """The module with the projections to q, k and v."""
+    for name in structure.attention.split("."):
+        layer = getattr(layer, name)
+    return layer
+
+
 def _still(layer: Any, structure: Structure) -> None:
     """No dropout of attention weights, which kernels draw in ways of their own."""
-    attention: Any = layer
-    for name in structure.attention.split("."):
-        attention = getattr(attention, name)
-    for name, part in attention.named_children():
+    for name, part in attention_module(layer, structure).named_children():
         if isinstance(part, nn.Dropout) and name != "projection_dropout":
             part.p = 0.0
     for part in layer.modules():  # the copy's own configuration

@@ -15,6 +15,7 @@ from torch import nn
 
 from agglo.hosts.vit.base import Layout, matrix_entries
 from agglo.hosts.vit.transformers_parts import Structure
+from agglo.hosts.vit.transformers_tiles import has_tiles, length_of
 from agglo.methods import Grid
 
 PACKAGES = ("transformers", "transformers_modules")
@@ -113,6 +114,10 @@ def tower_of(module: Any) -> Tower:
     holders = [embeddings, *([module] if module._parameters else [])]
     prefix, suffix = (sum(_count(holder, names) for holder in holders) for names in (_FRONT, _BACK))
     grid, patches = _patches(module.config, embeddings)
+    if has_tiles(found[0]):
+        patches, kept = length_of(module.config)
+        n_tiles = module.config.max_num_tiles
+        return Tower(module, *found, embeddings, kept * n_tiles, 0, None, patches * n_tiles)
     return Tower(module, *found, embeddings, prefix, suffix, grid, patches)
 
 
