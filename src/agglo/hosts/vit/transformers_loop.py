@@ -13,15 +13,14 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from agglo.compiling import constant_result
-from agglo.hosts.swap import PassSetup, ReducedModule, begins_pass
+from agglo.hosts.swap import PassSetup, ReducedModule, begins_pass, signed_as
 from agglo.hosts.vit.passing import Pass, checkpointed, directly
 from agglo.hosts.vit.reading import StandIn, are_watched
 from agglo.hosts.vit.relative import RelativeBias
@@ -59,7 +58,7 @@ class ReducedLoop(ReducedModule):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "agglo_original" in vars(cls):  # not for classes that others make of this one
-            cls.forward = _like(cls.agglo_original.forward, cls.forward)  # type: ignore[method-assign]
+            cls.forward = signed_as(cls.agglo_original.forward, cls.forward)  # type: ignore[method-assign]
             cls.agglo_standing = _standing_for(cls.agglo_original)
 
     @begins_pass
@@ -76,14 +75,6 @@ def _standing_for(original: type[nn.Module]) -> type[StandIn]:
     """Stand-ins for modules of a class, under its name, by which transformers looks up what can be recorded."""
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
     return type(original.__name__, (StandIn,), names)
-
-
-def _like(original: Callable[..., Any], override: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return override(self, *args, **kwargs)
-
-    return forward
 
 
 class Loop:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from math import isqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from agglo.hosts.swap import ReducedModule, begins_pass
+from agglo.hosts.swap import ReducedModule, begins_pass, signed_as
 from agglo.hosts.vlm.outlet import Outlet, Picture, merge_pictures
 from agglo.methods import Grid
 from agglo.tracing import traces_of
@@ -24,7 +23,7 @@ class ReducedFeatures(ReducedModule):
         if "agglo_original" in vars(cls):  # not for classes that others make of this one
             # `generate` looks at its signature for what to hand it.
             original = cls.agglo_original.get_image_features  # type: ignore[attr-defined]
-            cls.get_image_features = _signed_as(original, cls.get_image_features)  # type: ignore[method-assign]
+            cls.get_image_features = signed_as(original, cls.get_image_features)  # type: ignore[method-assign]
 
     @begins_pass
     def get_image_features(self: Any, outlet: Outlet, *args: Any, **kwargs: Any) -> Any:
@@ -45,14 +44,6 @@ class ReducedInputsMerger(ReducedFeatures):
     @begins_pass
     def inputs_merger(self: Any, outlet: Outlet, *args: Any, **kwargs: Any) -> Any:
         return told_why(self, outlet, outlet.owner.inputs_merger, *args, **kwargs)  # type: ignore[attr-defined]
-
-
-def _signed_as(original: Callable[..., Any], override: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return override(self, *args, **kwargs)
-
-    return call
 
 
 def merged_features(
