@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from agglo.hosts.swap import ReducedModule, reduced_class
+from agglo.hosts.swap import ReducedModule, UnsupportedModelError, reduced_class
 from agglo.hosts.vlm.family import Family
 from agglo.hosts.vlm.outlet import Outlet
 from agglo.hosts.vlm.registry import find, outlet_of
@@ -91,6 +91,13 @@ def adapted(processor: Any, model: nn.Module) -> Any:
         raise ValueError(
             f"{type(processor).__name__} is no processor of {type(module).__name__} that agglo can adapt; "
             f"accepted: {', '.join(family.processor_classes)}"
+        )
+    if not hasattr(processor, "replace_image_token"):
+        import transformers
+
+        raise UnsupportedModelError(
+            f"processors of transformers {transformers.__version__} write placeholders in a way of their own; "
+            "agglo adapts those with a replace_image_token, as 5.22 has them"
         )
     outlet = outlet_of(module)
     restored(processor)
