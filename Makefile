@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint types pytest bench-clustering clustering-page bench-model bench-diffusion diffusion-page bench-adapter off-the-shelf better-atc off-the-shelf-page ready-made places mini-study better-tuned train-generator mini-synthesis mini-detection mini-detection-page coco-overfit nuclei-detection padding-effect readme-figures lock clean
+.PHONY: help setup demo test lint types pytest bench-clustering clustering-page bench-model bench-diffusion diffusion-page bench-vlm vlm-page bench-adapter off-the-shelf better-atc off-the-shelf-page ready-made places mini-study better-tuned train-generator mini-synthesis mini-detection mini-detection-page coco-overfit nuclei-detection padding-effect readme-figures lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -55,6 +55,12 @@ bench-diffusion: $(READY)  ## a step of Stable Diffusion 1.5's architecture agai
 
 bench-adapter: $(READY)  ## a detector's backbone at 800 x 1344 pixels part by part, dense and reduced (2 minutes)
 	$(BIN)/agglo bench adapter --json benchmarks/results/adapter.json
+
+bench-vlm: $(READY)  ## a vision-language model's time to its first token, with all and fewer image tokens (5 minutes)
+	$(BIN)/agglo bench vlm --threads 1 --json benchmarks/results/vlm.json
+
+vlm-page: $(READY)  ## write the results of the one above into docs/vlm.md
+	$(BIN)/python -m benchmarks.vlm_table
 
 diffusion-page: $(READY)  ## write the results of the one above into docs/synthesis.md
 	$(BIN)/python -m benchmarks.diffusion_table

@@ -1,4 +1,4 @@
-"""The worked examples of CONTRIBUTING.md run as they are written there."""
+"""The worked examples of CONTRIBUTING.md and docs/hosts.md run as they are written there."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ import agglo
 from agglo.hosts import registry as hosts
 from agglo.methods import registry as methods
 
-TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+PAGES = {"method": "CONTRIBUTING.md", "host": "docs/hosts.md"}
 
 
 def example(name: str) -> str:
     """All code blocks of one example, in order."""
-    blocks = re.findall(rf"^```python {name}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    assert blocks, f"CONTRIBUTING.md has no example {name!r}"
+    text = (ROOT / PAGES[name]).read_text(encoding="utf-8")
+    blocks = re.findall(rf"^```python {name}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert blocks, f"{PAGES[name]} has no example {name!r}"
     return "\n".join(blocks)
 
 
@@ -34,7 +36,7 @@ def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setattr(hosts, "HOSTS", hosts.HOSTS)
     made = ModuleType("mylib")
     monkeypatch.setitem(sys.modules, "mylib", made)
-    exec(compile(example(request.param), "CONTRIBUTING.md", "exec"), made.__dict__)
+    exec(compile(example(request.param), PAGES[request.param], "exec"), made.__dict__)
     yield made
     methods._METHODS.clear()
     methods._METHODS.update(known)

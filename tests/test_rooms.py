@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("plan", "tracing", "tuned"),
     ("hosts",),
     ("patching",),
-    ("drawing", "embedded"),
+    ("drawing", "embedded", "testing"),
     ("experiments",),
     ("classification", "synthesis", "detection"),
     ("bench", "tuning"),

@@ -8,6 +8,7 @@ from agglo.experiments.zero_shot import zero_shot
 from agglo.grouping import Grouping
 from agglo.hosts import UnsupportedModelError
 from agglo.hosts.diffusion import generation
+from agglo.hosts.registry import register_host
 from agglo.methods import (
     LearnedMethod,
     Method,
@@ -20,7 +21,7 @@ from agglo.methods import (
     parse_method,
     register,
 )
-from agglo.patching import Reduction, apply, reduction, remove, trace
+from agglo.patching import Reduction, adapt_processor, apply, image_tokens, reduction, remove, trace
 from agglo.schedule import Constant, Counts, Geometric, Linear, PerBlock, Schedule, Stages, parse_schedule
 from agglo.tuning import Tuned, tune
 from agglo.version import __version__
@@ -45,6 +46,7 @@ __all__ = [
     "UnsupportedModelError",
     "View",
     "__version__",
+    "adapt_processor",
     "apply",
     "backends",
     "cluster",
@@ -54,12 +56,14 @@ __all__ = [
     "evaluate",
     "finetune",
     "generation",
+    "image_tokens",
     "linkage",
     "list_methods",
     "parse_method",
     "parse_schedule",
     "reduction",
     "register",
+    "register_host",
     "remove",
     "trace",
     "tune",

@@ -1,6 +1,8 @@
 """Proportional attention: a token that stands for s patches weighs as much as s copies of itself.
 
-    softmax(Q K^T * scale + log s) V,   s the size of each key; log 0 = -inf hides padding
+    softmax(Q K^T * scale + bias + log s) V,   s the size of each key; log 0 = -inf hides padding
+
+The bias, (B or 1, H or 1, M, N), is that of models with relative positions; most have none.
 
 Both roads go through scaled_dot_product_attention. The additive bias is simplest, and fastest wherever no flash kernel
 runs. Flash kernels take no bias; there the same number travels in one more channel, 1 on the query side and
@@ -72,19 +74,23 @@ def proportional_attention(
     *,
     scale: float | None = None,
     dropout: float = 0.0,
+    bias: Tensor | None = None,
     path: Path | None = None,
 ) -> Tensor:
     """Attention of q (B, H, M, d) over k, v (B, H, N, d) whose tokens have sizes (B, N): (B, H, M, d).
 
-    sizes None is ordinary attention; scale None is 1 / sqrt(d); path None takes the fastest one.
+    sizes None is ordinary attention; scale None is 1 / sqrt(d); path None takes the fastest one. A bias leaves no
+    choice: only the kernels with a mask take it.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if sizes is None:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)
+        mask = None if bias is None else bias.to(q.dtype)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
     log_sizes = sizes.float().log()
-    if (path or _path_of(q)) == "bias":
-        bias = log_sizes.to(q.dtype)[:, None, None, :].expand(-1, -1, q.shape[2], -1)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
+    if bias is not None or (path or _path_of(q)) == "bias":
+        mask = log_sizes.to(q.dtype)[:, None, None, :].expand(-1, -1, q.shape[2], -1)
+        mask = mask if bias is None else (bias.float() + log_sizes[:, None, None, :]).to(q.dtype)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
     return _through_a_channel(q, k, v, log_sizes, scale, dropout)
 
 
@@ -104,7 +110,9 @@ def _through_a_channel(q: Tensor, k: Tensor, v: Tensor, log_sizes: Tensor, scale
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)[..., :width]
 
 
-def class_attention(q: Tensor, k: Tensor, sizes: Tensor | None, *, scale: float | None = None) -> Tensor:
+def class_attention(
+    q: Tensor, k: Tensor, sizes: Tensor | None, *, scale: float | None = None, bias: Tensor | None = None
+) -> Tensor:
     """How the first token of q (B, H, M, d) attends to every key of k (B, H, N, d): weights (B, H, N).
 
     In float32, under autocast too: in half precision patches tie that do not, and others are selected.
@@ -122,11 +130,15 @@ def class_attention(q: Tensor, k: Tensor, sizes: Tensor | None, *, scale: float 
         logits = logits * scale
         if sizes is not None:
             logits = logits + sizes.float().log().unsqueeze(1)
+        if bias is not None:
+            logits = logits + bias[:, :, 0].float()
         return logits.softmax(dim=-1)
 
 
 @torch.no_grad()
-def attention_received(q: Tensor, k: Tensor, sizes: Tensor | None, *, scale: float | None = None) -> Tensor:
+def attention_received(
+    q: Tensor, k: Tensor, sizes: Tensor | None, *, scale: float | None = None, bias: Tensor | None = None
+) -> Tensor:
     """How much attention each key of k (B, H, N, d) gets from all queries of q (B, H, M, d), summed over heads: (B, N).
 
     In float32, under autocast too, and without gradient. Padding, of size 0, does not ask. Weights are written out for
@@ -136,13 +148,21 @@ def attention_received(q: Tensor, k: Tensor, sizes: Tensor | None, *, scale: flo
     received = torch.zeros(k.shape[0], k.shape[2], device=k.device)
     with torch.autocast(q.device.type, enabled=False):
         for images, heads in _pieces(q, k):
-            weights = _weights(q[images, heads], k[images, heads], None if sizes is None else sizes[images], scale)
-            received[images] += _column_sums(weights, None if sizes is None else sizes[images])
+            here = None if sizes is None else sizes[images]
+            weights = _weights(q[images, heads], k[images, heads], here, scale, _piece(bias, images, heads))
+            received[images] += _column_sums(weights, here)
     return received
 
 
 def attention_with_received(
-    q: Tensor, k: Tensor, v: Tensor, sizes: Tensor | None, *, scale: float | None = None, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sizes: Tensor | None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`proportional_attention` and, of the same queries and keys, `attention_received`.
 
@@ -151,15 +171,15 @@ def attention_with_received(
     where a second pass for the sums takes 0.8 to 0.9 of it more; at 99 tokens 1.5 times, and 1.0 more.
     """
     if not _may_write_weights(q, k, v, dropout):
-        attended = proportional_attention(q, k, v, sizes, scale=scale, dropout=dropout)
-        return attended, attention_received(q, k, sizes, scale=scale)
+        attended = proportional_attention(q, k, v, sizes, scale=scale, dropout=dropout, bias=bias)
+        return attended, attention_received(q, k, sizes, scale=scale, bias=bias)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     batch, n_heads, n_queries, _ = q.shape
     attended = q.new_empty(batch, n_queries, n_heads, v.shape[-1]).transpose(1, 2)  # as blocks join the heads
     received = torch.zeros(batch, k.shape[2])
     for images, heads in _pieces(q, k):
         here = None if sizes is None else sizes[images]
-        weights = _weights(q[images, heads], k[images, heads], here, scale)
+        weights = _weights(q[images, heads], k[images, heads], here, scale, _piece(bias, images, heads))
         received[images] += _column_sums(weights, here)
         attended[images, heads] = weights @ v[images, heads]
     return attended, received
@@ -183,9 +203,18 @@ def _pieces(q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
     ]
 
 
-def _weights(q: Tensor, k: Tensor, sizes: Tensor | None, scale: float) -> Tensor:
+def _piece(bias: Tensor | None, images: slice, heads: slice) -> Tensor | None:
+    """What a bias (B or 1, H or 1, M, N) is for some images and heads."""
+    if bias is None:
+        return None
+    return bias[images if bias.shape[0] > 1 else slice(None), heads if bias.shape[1] > 1 else slice(None)]
+
+
+def _weights(q: Tensor, k: Tensor, sizes: Tensor | None, scale: float, bias: Tensor | None = None) -> Tensor:
     """The attention weights (B, H, M, N) in float32, of tensors that nobody differentiates."""
     logits = (q.float() * scale) @ k.float().transpose(-2, -1)
+    if bias is not None:
+        logits += bias.float()
     if sizes is not None:
         logits += sizes.float().log()[:, None, None]
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
@@ -211,7 +240,14 @@ def _may_write_weights(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
 
 
 def policy_attention(
-    q: Tensor, k: Tensor, v: Tensor, policy: Tensor, *, scale: float | None = None, eps: float = 1e-6
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    policy: Tensor,
+    *,
+    scale: float | None = None,
+    eps: float = 1e-6,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """DynamicViT's attention in training: tokens with policy 0 (B, T) are seen by nobody but themselves.
 
@@ -224,7 +260,8 @@ def policy_attention(
     n_tokens = q.shape[2]
     with torch.autocast(q.device.type, enabled=False):
         logits = (q.float() @ k.float().transpose(-2, -1)) * scale
-        itself = torch.eye(n_tokens, device=q.device)
+        logits = logits if bias is None else logits + bias.float()
+        itself = torch.eye(n_tokens, k.shape[2], device=q.device)
         seen = policy.float()[:, None, None, :]
         exponentials = (logits - logits.amax(dim=-1, keepdim=True)).exp() * (seen * (1 - itself) + itself)
         weights = (exponentials + eps / n_tokens) / (exponentials.sum(dim=-1, keepdim=True) + eps)

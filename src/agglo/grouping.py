@@ -6,7 +6,7 @@ position whatever value it is given: hosts give the last one the token had.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -193,6 +193,25 @@ class Grouping:
         else:
             labels = later.labels.gather(1, self.labels)
         return Grouping(labels, later.sizes, self.prefix, self.weights, later.counts, drops)
+
+    def with_more_in_front(self, n_more: int) -> Grouping:
+        """The same with so many more prefix tokens before all others.
+
+        >>> Grouping.of(torch.tensor([[0, 0]]), n_groups=1).with_more_in_front(2).labels
+        tensor([[0, 1, 2, 2]])
+        """
+        batch, device = self.labels.shape[0], self.labels.device
+        front = torch.arange(n_more, device=device).expand(batch, -1)
+        ones = torch.ones(batch, n_more, device=device)
+        labels = torch.where(self.labels < 0, -1, self.labels + n_more)
+        return replace(
+            self,
+            labels=torch.cat([front, labels], dim=1),
+            sizes=torch.cat([ones, self.sizes], dim=1),
+            prefix=self.prefix + n_more,
+            weights=None if self.weights is None else torch.cat([ones, self.weights], dim=1),
+            chosen=None if self.chosen is None else torch.cat([front, self.chosen + n_more], dim=1),
+        )
 
 
 def require_mean(mean: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 from torch import nn
 
 from agglo import tuned as tuned_results
-from agglo.hosts import diffusion, learned
+from agglo.hosts import diffusion, learned, vlm
 from agglo.hosts.registry import applied_modules, applied_towers, find_tower
 from agglo.hosts.swap import Applied, Reading, ReducedModule, UnsupportedModelError, install, uninstall
 from agglo.hosts.vit.base import Layout
@@ -30,6 +30,7 @@ from agglo.schedule import Rates, Schedule, Stages, as_schedule
 from agglo.tracing import Trace, listening
 
 M = TypeVar("M")
+P = TypeVar("P")
 
 UNREAD = ("keep", "drop")
 
@@ -49,6 +50,8 @@ def apply(
     proportional: bool | None = None,
     acts: Place | None = None,
     unread: str = "keep",
+    output: str = "restored",
+    probe: bool = True,
     **options: Any,
 ) -> M:
     """Make a vision transformer faster by reducing its tokens as it runs. In place; `agglo.remove` undoes it.
@@ -57,6 +60,12 @@ def apply(
         keep_rate: fraction of patch tokens that stays at each stage, in (0, 1]; a list gives one per stage.
         method: "atc" (default), the name of another that `agglo.list_methods()` lists, or a Method.
         linkage (atc): "average", "single" or "complete".
+        output: for vision-language models, so that the language model gets fewer tokens too. "merged": the tower runs
+            reduced, and what is merged stays merged. "merged late": the tower runs whole, and its tokens are merged
+            once on their way to the language model; keep_rate is then the fraction that is left. How many that is
+            `agglo.image_tokens(model)` says, and `agglo.adapt_processor` makes prompts fit. "smaller picture" is the
+            baseline: nothing is merged, the picture is scaled down. "restored", the default, gives every position its
+            group's token.
 
     Instead of keep_rate, one of:
         schedule: `Stages`, `Constant`, `Linear`, `Geometric`, or a list of tokens removed at each block.
@@ -75,10 +84,12 @@ def apply(
             is the same but for rounding; features, hidden states, traces and hooks still see every patch. "keep", the
             default, computes all. UnsupportedModelError where the head reads patches.
         any other option of the method, by its name.
+        probe: before anything changes, run one block of each kind both as the library does and in parts, on a small
+            random input, and raise UnsupportedModelError if the two differ. Done once per kind; False leaves it out.
         tower: the submodule to reduce (or its name), for models with several.
 
-    Outputs keep their shapes and token order. An earlier `apply` is replaced; forward passes that run in other threads
-    meanwhile go on with it to their end. Returns the model.
+    Outputs keep their shapes and token order, unless `output` says otherwise. An earlier `apply` is replaced; forward
+    passes that run in other threads meanwhile go on with it to their end. Returns the model.
 
     A method that learns brings parameters (`agglo_method.*` in the state dict). Apply it before an optimiser is made,
     which would not know of them, and before DistributedDataParallel or FSDP wraps the model. Applied again by its name,
@@ -93,11 +104,19 @@ def apply(
         beside |= {"acts": acts, "unread": None if unread == "keep" else unread}
         if given := [name for name, value in beside.items() if value is not None]:
             raise ValueError(f"tuned={tuned!r} says it all; {given[0]}={beside[given[0]]!r} does not go with it")
-        return apply(model, **{**tuned_results.arguments(tuned), **({} if tower is None else {"tower": tower})})
+        where = {"output": output, **({} if tower is None else {"tower": tower})}
+        return apply(model, **{**tuned_results.arguments(tuned), **where})
     if diffusion.is_diffusion(model):
         dropped = None if unread == "keep" else unread
+        leaving = None if output == "restored" else output
         diffusion.require_none(
-            schedule=schedule, threshold=threshold, blocks=blocks, tower=tower, acts=acts, unread=dropped
+            schedule=schedule,
+            threshold=threshold,
+            blocks=blocks,
+            tower=tower,
+            acts=acts,
+            unread=dropped,
+            output=leaving,
         )
         with _changing:
             diffusion.apply(model, method, keep_rate=keep_rate, proportional=proportional, **options)
@@ -115,6 +134,7 @@ def apply(
         raise ValueError(f"threshold={threshold!r} must be a cosine distance, 0 to 2")
     if unread not in UNREAD:
         raise ValueError(f"unread={unread!r} is not known; accepted: {', '.join(map(repr, UNREAD))}")
+    vlm.require_output(output)
     require_place(chosen, acts)
     if keep_rate is not None:
         schedule = chosen.schedule(keep_rate, blocks)
@@ -122,10 +142,19 @@ def apply(
     if decided is not None and decided.returning and chosen.tokens_return == "never":
         raise ValueError(f"{decided!r} is for methods whose tokens return; those that {chosen.name} drops are gone")
     whole = cast(nn.Module, model)
+    if output in ("merged late", "smaller picture"):
+        _require_default(output, blocks=blocks, tower=tower, acts=acts, unread=None if unread == "keep" else unread)
+        if output == "smaller picture" and (method != "atc" or options):
+            raise ValueError("output='smaller picture' merges nothing: it takes no method and no options of one")
+        _apply_late(whole, Plan(decided, threshold, proportional=False), chosen, output)
+        return model
+    speaker = vlm.find(whole, output) if output == "merged" else None
     module, host = find_tower(whole, tower)
     if keep_rate is not None and host.rates_are_nested and isinstance(decided, Stages) and not decided.returning:
         decided = replace(decided, nested=True)
     host.check(module)
+    if probe:
+        host.prove(module)
     layout = host.layout(module)
     head = host.head(whole, module) if unread == "drop" else None
     plan = Plan(
@@ -136,7 +165,12 @@ def apply(
         grid=layout.grid,
         acts=acts,
         reads=None if head is None else head.reads,
+        ends=(layout.prefix - layout.suffix, layout.suffix),
     )
+    outlet = None
+    if speaker is not None:
+        plan = vlm.merged_plan(plan, *speaker, layout.depth, host)
+        outlet = vlm.tower_outlet(*speaker, layout, plan, chosen)
     shape = _shape_of(plan, chosen, layout)  # an impossible request raises here, before anything changes
     loop, mixin = host.loop(module), host.mixin(module)
     with _changing:
@@ -149,8 +183,48 @@ def apply(
             uninstall(reader)
         if head is not None and head.reader is not None:
             install(head.reader, ReducedReader, Reading(head.loop, mixin, head.watched, head.settings))
+        for former in vlm.outlets(whole):
+            uninstall(former)
+        if speaker is not None and outlet is not None:
+            install(speaker[0], speaker[1].mixin, outlet)
         learned.mark_built(chosen)
     return model
+
+
+def _apply_late(model: nn.Module, plan: Plan, method: Method, output: str) -> None:
+    """Merge the tokens of a vision-language model between its tower, which runs whole, and its language model."""
+    module, family = vlm.find(model, output)
+    outlet = vlm.late_outlet(module, family, plan, method, output)
+    with _changing:
+        _require_no_override(module, family.mixin)
+        for former in applied_modules(model):
+            uninstall(former)
+        install(module, family.mixin, outlet)
+
+
+def _require_default(output: str, **others: Any) -> None:
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(f"{name}={value!r} is for a tower that runs reduced; with output={output!r} it runs whole")
+
+
+def image_tokens(model: nn.Module, dense: int | None = None) -> int:
+    """How many tokens a picture takes in the prompt of a reduced vision-language model: known before it is seen.
+
+    dense: how many it takes without reduction, for models whose pictures differ in size (Qwen-VL). Where a picture is
+    cut into tiles, the number is that of one tile.
+    """
+    return vlm.image_tokens(model, dense)
+
+
+def adapt_processor(processor: P, model: nn.Module) -> P:
+    """Let a processor of transformers write as many placeholders for each picture as the model now takes. In place.
+
+    Call it again after every other `apply`. With a model that is not reduced, the processor is as it was; so it is
+    after `agglo.remove(processor)`. What `save_pretrained` writes is the processor as it was. Returns the processor.
+    """
+    vlm.adapted(processor, model)
+    return processor
 
 
 def _readers(model: nn.Module, loop: nn.Module) -> list[nn.Module]:
@@ -183,7 +257,8 @@ def _require_no_override(loop: nn.Module, mixin: type[ReducedModule]) -> None:
 
 
 def remove(model: M) -> M:
-    """Take every reduction out of a model again: it is exactly as it was. Returns the model.
+    """Take every reduction out of a model again: it is exactly as it was. Returns the model. (A processor that
+    `adapt_processor` changed is taken too.)
 
     Forward passes that run in other threads meanwhile go on reduced to their end. What a method has learned goes with
     it: save the state dict first, or keep the instance, which can be applied again.
@@ -191,6 +266,9 @@ def remove(model: M) -> M:
     with _changing:
         if diffusion.is_diffusion(model):
             diffusion.remove(model)
+            return model
+        if isinstance(model, vlm.AdaptedProcessor):
+            vlm.restored(model)
             return model
         for module in applied_modules(cast(nn.Module, model)):
             uninstall(module)
@@ -209,6 +287,8 @@ class Reduction:
     acts: where the method acts, "after attention" or "before block".
     unread: "drop" where the last block computes only what the head reads, "keep" otherwise.
     levels: of a diffusion model, whose counts are of its self-attentions: tokens and groups at each resolution.
+    image_tokens: that a picture takes in a language model's prompt, without reduction and with it; None where that is
+        the same, or depends on the picture's size.
     """
 
     method: str
@@ -223,13 +303,20 @@ class Reduction:
     levels: tuple[diffusion.Level, ...] = ()
     acts: Place = "after attention"
     unread: str = "keep"
+    image_tokens: tuple[int, int] | None = None
 
     def __str__(self) -> str:
+        leaving = "" if self.image_tokens is None else ", {} -> {} image tokens".format(*self.image_tokens)
+        return self._described() + leaving
+
+    def _described(self) -> str:
         if self.levels:
             return (
                 f"{self.method}, {self.schedule}: {'; '.join(map(str, self.levels))} tokens, self-attention "
                 f"{self.gflops_before:.2f} -> {self.gflops_after:.2f} GFLOPs"
             )
+        if self.image_tokens is not None and self.counts is None:
+            return f"{self.method}, {self.schedule}: the tower runs whole"
         if self.counts is None or self.gflops_after is None:
             return f"{self.method}, {self.schedule}: {self.n_tokens} patch tokens, counts differ from image to image"
         bound = "" if self.varies == "no" else f"{self.varies} "
@@ -248,6 +335,9 @@ def reduction(model: Any, n_tokens: int | None = None) -> Reduction | None:
     if diffusion.is_diffusion(model):
         return _diffusion_reduction(model, n_tokens)
     towers = applied_towers(model)
+    outlet = next((vlm.outlet_of(module) for module in vlm.outlets(model)), None)
+    if not towers and outlet is not None:
+        return _late_reduction(model, outlet)
     if not towers:
         return None
     module, host = towers[0]
@@ -273,6 +363,36 @@ def reduction(model: Any, n_tokens: int | None = None) -> Reduction | None:
         returning=method.tokens_return != "never",
         acts="before block" if before_block else "after attention",
         unread="keep" if plan.reads is None else "drop",
+        image_tokens=_image_tokens(outlet),
+    )
+
+
+def _image_tokens(outlet: vlm.Outlet | None) -> tuple[int, int] | None:
+    return None if outlet is None or outlet.dense is None else (outlet.dense, outlet.count())
+
+
+def _late_reduction(model: nn.Module, outlet: vlm.Outlet) -> Reduction:
+    """Of a model whose tower runs whole."""
+    try:
+        module, host = find_tower(model)
+        layout: Layout | None = host.layout(module)
+    except (UnsupportedModelError, ValueError):  # the tower need be none that agglo knows
+        layout = None
+    by = repr(outlet.method) if outlet.shrink is None else "smaller picture"
+    schedule, leaving = repr(outlet.plan.schedule), _image_tokens(outlet)
+    if layout is None:
+        return Reduction(by, schedule, 0, 0, None, 0.0, None, image_tokens=leaving)
+    left = layout.patches if outlet.shrink is None else outlet.count() * outlet.patches_per_token
+    before, after = ([tokens] * layout.depth for tokens in (layout.patches, left))
+    return Reduction(
+        by,
+        schedule,
+        n_tokens=layout.patches,
+        prefix=layout.prefix,
+        counts=after,
+        gflops_before=layout.gflops(before, layout.patches),
+        gflops_after=layout.gflops(after, left),
+        image_tokens=leaving,
     )
 
 

@@ -19,7 +19,10 @@ class Plan:
     proportional: whether log(size) is added to the attention logits.
     grid: (rows, columns) of the patches at the model's own input size, for hosts whose loop sees tokens alone.
     acts: where the method acts; None means at its own place.
+    ends: tokens in front and at the end that are never merged, for the same hosts.
     reads: how many tokens in front the model's head reads, where those that nobody reads are dropped; None keeps all.
+    merged: whether tokens leave as merged as they are, one per group, and not one for every position.
+    read_blocks: where they do, the blocks whose states the model around reads; if several, side by side.
     """
 
     schedule: Schedule | None
@@ -29,6 +32,9 @@ class Plan:
     grid: Grid | None = None
     acts: Place | None = None
     reads: int | None = None
+    merged: bool = False
+    read_blocks: tuple[int, ...] = ()
+    ends: tuple[int, int] = (0, 0)
 
     def acts_before_block(self, method: Method) -> bool:
         """Whether the method acts before a block, or else between its attention and its MLP."""

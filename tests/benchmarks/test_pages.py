@@ -21,6 +21,7 @@ from benchmarks import (
     ready_made,
     real_detection,
     terrain_unet,
+    vlm_table,
 )
 from benchmarks.off_the_shelf_table import PAGE, RESULTS, better_tables, tables
 
@@ -88,7 +89,7 @@ def test_ready_made() -> None:
     assert ready_made.summary() in ready_made.PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("study", [padding_effect, places, better_tuned], ids=["padding", "places", "better tuned"])
+@pytest.mark.parametrize("study", [padding_effect, places, better_tuned, vlm_table], ids=lambda study: study.NAME)
 def test_small_studies(study: Any) -> None:
     """The page has the table of the record; an empty place while there is none."""
     page = study.PAGE.read_text(encoding="utf-8")

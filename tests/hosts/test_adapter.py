@@ -14,9 +14,9 @@ from agglo.grouping import Grouping
 from agglo.hosts import UnsupportedModelError
 from agglo.hosts.vit.run import run_blocks
 from agglo.methods.registry import find
+from agglo.testing import at_the_same_time
 from tests.support.adapters import DEPTH, WIDTH, small_adapter, small_vit
 from tests.support.host_contract import HostContract
-from tests.support.threads import at_the_same_time
 
 TOKENS = 64
 

@@ -29,6 +29,7 @@ class Benchmark(NamedTuple):
 BENCHMARKS = (
     Benchmark("model", "images per second: dense, ToMe, ATC, and the ceiling where reduction is free", "model"),
     Benchmark("diffusion", "a step of Stable Diffusion 1.5: dense, tomesd, and agglo's options", "diffusion"),
+    Benchmark("vlm", "a vision-language model's time to its first token, with all and fewer image tokens", "vlm"),
     Benchmark("clustering", "the clustering alone against scikit-learn, SciPy and fastcluster", "clustering"),
     Benchmark("methods", "one reduction stage of every method without parameters, against ToMe", "methods"),
     Benchmark("adapter", "a detector's backbone part by part: dense, and reduced at several keep rates", "adapter"),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from torch import nn
 
+from agglo.hosts.refusals import because
 from agglo.hosts.swap import ReducedModule, UnsupportedModelError
 from agglo.hosts.vit.adapter import AdapterViT
 from agglo.hosts.vit.base import Host
 from agglo.hosts.vit.open_clip import OpenClipViT
 from agglo.hosts.vit.timm import TimmViT
+from agglo.hosts.vit.timm_loop import TimmLoop
 from agglo.hosts.vit.torchvision import TorchvisionViT
 from agglo.hosts.vit.transformers import TransformersViT
 
-HOSTS: tuple[Host, ...] = (TimmViT(), TorchvisionViT(), OpenClipViT(), TransformersViT(), AdapterViT())
+HOSTS: tuple[Host, ...] = (TimmViT(), TimmLoop(), TorchvisionViT(), OpenClipViT(), TransformersViT(), AdapterViT())
 
 _TOWER_NAMES = ("visual", "vision_tower", "vision_model", "trunk")
 
@@ -47,7 +49,8 @@ def find_tower(model: nn.Module, tower: str | nn.Module | None = None) -> tuple[
     if not found:
         supported = ", ".join(name for host in HOSTS for name in host.model_classes)
         raise UnsupportedModelError(
-            f"{_described(inside)} holds no transformer that agglo can reduce; supported: {supported}"
+            f"{_described(inside)} holds no transformer that agglo can reduce{because(inside)}; supported: {supported}"
+            ". docs/hosts.md lists the families that are tested, and walks through a host for a model of your own"
         )
     if len(found) > 1:
         names = ", ".join(f"{name!r} ({type(module).__name__})" for name, module, _ in found)

@@ -33,16 +33,20 @@ class UnsupportedModelError(TypeError):
     """The model is none that agglo knows how to reduce."""
 
 
+class Setting:
+    """Base of what `agglo.apply` puts into a module: one immutable value."""
+
+
 @dataclass(frozen=True)
-class Applied:
-    """What `agglo.apply` put into a module."""
+class Applied(Setting):
+    """What `agglo.apply` put into a module that owns a loop over blocks."""
 
     plan: Plan
     method: Method
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Setting):
     """What `agglo.apply` put into a module that reads what another one gives (`hosts/vit/reading.py`).
 
     loop: the name of the submodule with the loop over blocks. mixin: what overrides it.
@@ -77,7 +81,7 @@ class ReducedModule:
 
     agglo_original: ClassVar[type[nn.Module]]
     agglo_mixin: ClassVar[type[ReducedModule]]
-    agglo_applied: Applied | Reading
+    agglo_applied: Setting
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _, _, *state = cast(tuple[Any, ...], super().__reduce_ex__(protocol))
@@ -119,14 +123,16 @@ def _note_holder(module: nn.Module) -> None:
 
 
 def begins_pass(override: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark an overriding method as the beginning of a forward pass: after self it is given the `PassSetup`.
+    """Mark an overriding method as the beginning of a forward pass: after self it is given the `PassSetup`, or the
+    setting itself where that is none of a loop over blocks.
 
     Callers do not see that argument, neither when they call nor in the signature.
     """
 
     @wraps(override)
     def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        setup = setup_of(self)
+        setting = getattr(self, "agglo_applied", None)
+        setup = setup_of(self) if isinstance(setting, Applied) else setting
         if setup is None:
             # Of the class: a wrapper on the instance (accelerate's) may be what called this.
             return getattr(type(self), override.__name__)(self, *args, **kwargs)
@@ -136,6 +142,16 @@ def begins_pass(override: Callable[..., Any]) -> Callable[..., Any]:
     itself, _, *others = signature.parameters.values()
     begin.__signature__ = signature.replace(parameters=[itself, *others])  # type: ignore[attr-defined]
     return begin
+
+
+def signed_as(original: Callable[..., Any], override: Callable[..., Any]) -> Callable[..., Any]:
+    """An override under the name and signature of what it overrides, which libraries look at."""
+
+    @wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return override(self, *args, **kwargs)
+
+    return call
 
 
 def setup_of(module: Any) -> PassSetup | None:
@@ -149,7 +165,7 @@ def setup_of(module: Any) -> PassSetup | None:
     return PassSetup(applied.plan, method, traces_of(module))
 
 
-def install(module: nn.Module, mixin: type[ReducedModule], applied: Applied | Reading) -> None:
+def install(module: nn.Module, mixin: type[ReducedModule], applied: Setting) -> None:
     """Let a module run reduced from the next forward pass on."""
     original = module.agglo_original if isinstance(module, ReducedModule) else type(module)
     _require_own_class(module)

@@ -96,6 +96,31 @@ class View:
     grid: Grid | None = None
     memory: Tensor | None = None
 
+    @staticmethod
+    def of_patches(
+        tokens: Tensor,
+        target: int,
+        grid: Grid | None,
+        training: bool,
+        keys: Tensor | None = None,
+        values: Tensor | None = None,
+    ) -> View:
+        """A view of patches (B, N, C) alone, one token each, of which `target` are to be left, once."""
+        return View(
+            tokens=tokens,
+            keys=keys,
+            values=values,
+            class_attention=None,
+            sizes=None,
+            counts=None,
+            prefix=0,
+            target=target,
+            threshold=None,
+            stage=0,
+            training=training,
+            grid=grid,
+        )
+
     @property
     def patches(self) -> Tensor:
         """The tokens (B, T - prefix, C) that may be reduced."""

@@ -92,20 +92,7 @@ def _view(method: Method, at: AtBlock, attention: Any, seen: Tensor, target: int
     with torch.no_grad():
         keys = projected(attention, seen, "k") if features in ("keys", "keys_per_head") else None
         values = projected(attention, seen, "v") if features == "values" else None
-    return View(
-        tokens=at.tokens,
-        keys=keys,
-        values=values,
-        class_attention=None,
-        sizes=None,
-        counts=None,
-        prefix=0,
-        target=target,
-        threshold=None,
-        stage=0,
-        training=attention.training,
-        grid=at.grid,
-    )
+    return View.of_patches(at.tokens, target, at.grid, attention.training, keys, values)
 
 
 def projected(attention: Any, tokens: Tensor, which: str) -> Tensor:

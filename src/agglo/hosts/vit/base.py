@@ -4,6 +4,7 @@ A host is a subclass of `Host` in a file of its own, listed in `hosts/registry.p
 
     model_classes   the classes it reduces, as "package.ClassName", "package" being what their import begins with
     check(module)   raise UnsupportedModelError for variants that cannot be taken apart
+    prove(module)   optional: run a block whole and in parts, and refuse the model if the two differ
     layout(module)  a `Layout`: depth, tokens, width and heads, and the multiply-adds of one block, for reports
     loop(module)    the submodule whose method holds the loop over blocks; by default the module itself
     mixin(module)   a `ReducedModule` subclass with overrides of the loop's method, and of others that run blocks
@@ -40,12 +41,15 @@ from agglo.methods import Grid
 
 @dataclass(frozen=True)
 class Projected:
-    """What a block's attention works on, (B, H, T, d) each.
+    """What a block's attention works on, (B, H, T, d) each. Behind the others there may be keys and values that belong
+    to no token; features are then needed, of tokens alone.
 
     features: keys to compare tokens by where they are not k itself (before rotation, say).
     gate: what `join` multiplies its output by, where a library has that.
     scale: of the dot products; None means 1 / sqrt(d).
     dropout: probability of attention dropout, 0 unless the block trains.
+    bias: (B or 1, H or 1, T, T), added to the attention logits. One that goes by the positions of tokens is not for
+        `project` to give, which sees merged tokens: hand `run_blocks` a `RelativeBias`.
     """
 
     q: Tensor
@@ -55,10 +59,21 @@ class Projected:
     gate: Tensor | None = None
     scale: float | None = None
     dropout: float = 0.0
+    bias: Tensor | None = None
 
 
 class Parts(ABC):
-    """How a block of a library comes apart. `rotary` is the block's table (..., T - prefix, 2d), or None."""
+    """How a block of a library comes apart. `rotary` is the block's table (..., T - prefix, 2d), or None.
+
+    treats_images_alike: whether a block may be given some images of a batch alone: not where it knows of something that
+        is each image's own.
+    needs_all_tokens: whether `whole` is given, beside the tokens, something that goes by their original number.
+    never_whole: whether the library's own block cannot take the tokens as they are.
+    """
+
+    treats_images_alike: bool = True
+    needs_all_tokens: bool = False
+    never_whole: bool = False
 
     @abstractmethod
     def whole(self, block: nn.Module, x: Tensor, rotary: Tensor | None) -> Tensor:
@@ -72,8 +87,18 @@ class Parts(ABC):
         """The same where only the first n_front tokens, prefix tokens all of them, ask: q and gate are of these alone.
         Here they are cut off what `project` gives; a host that can tell the projections apart spares the others."""
         projected = self.project(block, x, rotary)
-        gate = projected.gate
-        return replace(projected, q=projected.q[:, :, :n_front], gate=None if gate is None else gate[:, :n_front])
+        gate, bias = projected.gate, projected.bias
+        return replace(
+            projected,
+            q=projected.q[:, :, :n_front],
+            gate=None if gate is None else gate[:, :n_front],
+            bias=None if bias is None else bias[:, :, :n_front],
+        )
+
+    def attend(self, block: nn.Module, projected: Projected, sizes: Tensor | None) -> Tensor | None:
+        """Attention of a kind of its own, (B, H, T, d), for tokens of sizes (B, T) or of one patch each. None, unless a
+        host says otherwise: softmax, in which a token weighs as much as its size says."""
+        return None
 
     @abstractmethod
     def join(self, block: nn.Module, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
@@ -88,6 +113,7 @@ class Parts(ABC):
 class Layout:
     """A model in numbers. Weights count the matrix entries each token is multiplied with in one block.
 
+    prefix: tokens that are never merged. suffix: those of them that are at the end.
     patches: patch tokens at the model's own input size.
     attention_width: heads times head width.
     embedding_weights: of the patch embedding, for each patch.
@@ -110,6 +136,7 @@ class Layout:
     heads: int = 0
     grid: Grid | None = None
     asking_weights: int = 0
+    suffix: int = 0
 
     def gflops(self, counts: list[int], n_tokens: int, before_block: bool = False, n_front: int | None = None) -> float:
         """Multiply-adds of an image of n_tokens patches, in 1e9: papers' FLOPs, without those of the method itself.
@@ -153,6 +180,7 @@ class Host(ABC):
     """One library's models. See the module docstring."""
 
     model_classes: ClassVar[tuple[str, ...]]
+    may_stay_merged: ClassVar[bool] = False  # whether its loops can do `Plan.merged`
     rates_are_nested: ClassVar[bool] = False  # whether a keep rate is of the tokens at hand: `Stages(..., nested=True)`
 
     def recognises(self, module: nn.Module) -> bool:
@@ -163,6 +191,10 @@ class Host(ABC):
     @abstractmethod
     def check(self, module: nn.Module) -> None:
         """UnsupportedModelError for a recognised class whose blocks are of a kind that cannot be taken apart."""
+
+    def prove(self, module: nn.Module) -> None:  # noqa: B027 a host need not
+        """UnsupportedModelError if a block taken apart does not give what the library's block gives (`probe.py`).
+        Called by `apply` after `check`, unless the user says `probe=False`."""
 
     @abstractmethod
     def layout(self, module: nn.Module) -> Layout:

@@ -17,9 +17,10 @@ from agglo.hosts.vit.reading import StandIn, are_watched
 from agglo.hosts.vit.rotary import Rotary
 from agglo.hosts.vit.run import Run, checkpointed, directly, run_blocks
 from agglo.hosts.vit.timm_parts import PARTS as PARTS
-from agglo.hosts.vit.timm_parts import asking_weights
+from agglo.hosts.vit.timm_parts import block_weights, parts_of
+from agglo.hosts.vit.timm_probe import prove_blocks
 
-_BLOCKS = ("Block", "ResPostBlock", "EvaBlock", "EvaBlockPostNorm")
+_BLOCKS = ("Block", "ResPostBlock", "EvaBlock", "EvaBlockPostNorm", "ParallelThingsBlock")
 _HEAD = ("forward", "forward_head", "pool")  # what reads the tokens after the last norm
 _ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention")
 
@@ -65,7 +66,7 @@ def _run(model: Any, setup: PassSetup, image: Tensor, stop: int | None = None, k
         setup,
         blocks[:stop],
         embedded.tokens,
-        parts=PARTS,
+        parts=parts_of(blocks[0]),
         prefix=model.num_prefix_tokens,
         training=model.training,
         depth=len(blocks),
@@ -179,28 +180,33 @@ class TimmViT(Host):
                 raise UnsupportedModelError(
                     f"{type(module).__name__} is built from {type(block).__name__}; supported: {', '.join(_BLOCKS)}"
                 )
-            if type(block.attn).__name__ not in _ATTENTIONS:
-                raise UnsupportedModelError(
-                    f"{type(module).__name__} attends by {type(block.attn).__name__}; "
-                    f"supported: {', '.join(_ATTENTIONS)}"
-                )
+            for attn in [block.attn] if hasattr(block, "attn") else [one.attn for one in block.attns]:
+                if type(attn).__name__ not in _ATTENTIONS:
+                    raise UnsupportedModelError(
+                        f"{type(module).__name__} attends by {type(attn).__name__}; supported: {', '.join(_ATTENTIONS)}"
+                    )
+
+    def prove(self, module: Any) -> None:
+        if not module.blocks[0].__class__.__name__.startswith("Eva") and not hasattr(module, "rope"):
+            prove_blocks(module.blocks, type(module).__name__)
 
     def layout(self, module: Any) -> Layout:
-        block, embed = module.blocks[0], module.patch_embed
+        embed = module.patch_embed
+        attention, asking, mlp, heads, width = block_weights(module.blocks[0])
         patches = int(embed.num_patches)
         return Layout(
             depth=len(module.blocks),
             prefix=module.num_prefix_tokens,
             patches=patches,
-            attention_weights=matrix_entries(block.attn),
-            attention_width=block.attn.num_heads * block.attn.head_dim,
-            mlp_weights=matrix_entries(block.mlp),
-            embedding_weights=matrix_entries(embed.proj),
+            attention_weights=attention,
+            attention_width=heads * width,
+            mlp_weights=mlp,
+            embedding_weights=matrix_entries(getattr(embed, "proj", embed)),
             head_madds=matrix_entries(getattr(module, "head", None)),
             width=module.embed_dim,
-            heads=block.attn.num_heads,
+            heads=heads,
             grid=embed.grid_size,
-            asking_weights=asking_weights(block.attn),
+            asking_weights=asking,
         )
 
     def head(self, model: nn.Module, module: Any) -> Head:

@@ -1,0 +1,43 @@
+"""Models that agglo does not reduce, and why, for those that people ask about."""
+
+from __future__ import annotations
+
+from torch import nn
+
+_WINDOWS = "attends within windows of the grid, in which merged tokens have no place"
+_STRIDES = "makes its keys by strides or convolutions over the grid, in which merged tokens have no place"
+_REASONS = {
+    "Swin": f"{_WINDOWS}, and joins neighbouring patches from stage to stage",
+    "MaxxVit": _WINDOWS,
+    "DaVit": _WINDOWS,
+    "Davit": _WINDOWS,
+    "VitDet": _WINDOWS,
+    "VisionTransformerSAM": f"{_WINDOWS}, with a bias that goes by rows and columns",
+    "Sam": f"{_WINDOWS}, with a bias that goes by rows and columns",
+    "Xcit": "attends between channels instead of tokens, and mixes neighbouring patches by convolutions",
+    "Hiera": "pools its tokens by their places in the grid from stage to stage",
+    "Segformer": _STRIDES,
+    "Pvt": _STRIDES,
+    "PyramidVisionTransformer": _STRIDES,
+    "MultiScaleVit": _STRIDES,
+    "Twins": _STRIDES,
+    "Levit": "changes the number of its tokens by their places in the grid from stage to stage",
+    "GroupViT": "groups its tokens itself",
+    "Vilt": "mixes the tokens of a text with those of the picture",
+    "ConvNext": "has no attention, only convolutions",
+    "ResNet": "has no attention, only convolutions",
+    "EfficientNet": "has no attention, only convolutions",
+}
+
+# Models of transformers that are not reduced there, and a model of timm with the same architecture that is.
+_IN_TIMM = {"BridgeTower": "vit_base_patch16_clip_224"}
+
+
+def because(model: nn.Module) -> str:
+    """Why a model is not reduced, as the end of a sentence, if that is known; and what to take instead."""
+    names = [type(module).__name__ for module in model.modules()]
+    said = next((f": {name} {why}" for name in names for start, why in _REASONS.items() if name.startswith(start)), "")
+    for start, instead in _IN_TIMM.items():
+        if any(name.startswith(start) for name in names):
+            said += f"; timm's version of the same tower works (timm.create_model({instead!r}))"
+    return said

@@ -1,0 +1,134 @@
+"""What transformers hands its layers about positions: rotary tables, relative position bias, and for video the frames.
+
+Rotary tables come as cosines and sines of every token, or of patches alone. Where the patches lie is read off a table
+that goes row by row; Qwen's towers go by another order, and there the positions travel with the table: two more
+channels that no layer of the library gets to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agglo.hosts.vit.rotary import Places, Rotary
+
+_TABLES = "position_embeddings"
+_AXES = 2  # channels that carry the position
+
+
+def spied(owner: Any) -> dict[str, Any]:
+    """What stands in for the rotary module of a tower whose patches come in an order of their own, if it is one."""
+    rotary = getattr(owner, "rotary_pos_emb", None)
+    if not isinstance(rotary, nn.Module) or not hasattr(owner, "spatial_merge_size"):
+        return {}
+
+    def with_positions(x: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
+        where = position_ids.float()
+        return tuple(torch.cat([table, where.to(table.dtype)], dim=-1) for table in rotary(x, position_ids))
+
+    return {"rotary_pos_emb": with_positions}
+
+
+def parted(given: dict[str, Any], spies: bool) -> tuple[dict[str, Any], Tensor | None]:
+    """What a layer is handed without the positions that travel with its table, and these (N, 2)."""
+    tables = given.get(_TABLES)
+    if not spies or tables is None:
+        return given, None
+    points = tables[0][..., -_AXES:]
+    return {**given, _TABLES: tuple(table[..., :-_AXES] for table in tables)}, points
+
+
+def table_of(given: Mapping[str, Any]) -> Tensor | None:
+    """The sines and cosines (N, 2d) that a layer is handed, if any."""
+    tables = given.get(_TABLES)
+    if tables is None:
+        return None
+    cosine, sine = tables
+    table = torch.cat([sine, cosine], dim=-1)
+    while table.dim() > 2 and table.shape[0] == 1:
+        table = table[0]
+    if table.dim() != 2:
+        raise ValueError(
+            f"a rotary table of shape {tuple(cosine.shape)}, another for every image, does not go with token "
+            "reduction: give images of one size"
+        )
+    return table
+
+
+def positions_of(layer: Any, table: Tensor | None, points: Tensor | None, ends: tuple[int, int], n_tokens: int) -> Any:
+    """Where the tokens of a batch are, as `Pass` wants it: None where layers do not ask.
+
+    table: (N, 2d), of all tokens or of those behind the prefix.
+    """
+    attention = getattr(layer, "attention", None)
+    if hasattr(attention, "get_position_ids"):
+        axes = attention.get_position_ids(torch.empty(1, n_tokens, 0, device=_device(layer)))
+        return Places(torch.stack(axes, dim=-1))
+    if table is None:
+        return None
+    prefix, suffix = ends
+    if suffix or table.shape[0] not in (n_tokens, n_tokens - prefix):
+        raise ValueError(f"a rotary table of {table.shape[0]} positions does not fit {n_tokens} tokens")
+    n_front = table.shape[0] - (n_tokens - prefix)
+    front = table[:n_front] if n_front else None
+    table = table[n_front:]
+    if points is not None:
+        return Rotary(table, None, prefix, points=points.long(), front=front)
+    return Rotary(table, rows_and_columns(table), prefix, front=front)
+
+
+def rows_and_columns(table: Tensor) -> tuple[int, int]:
+    """The grid of a table (N, 2d) that goes row by row, each channel following either the row or the column.
+
+    Channels that the first step to the right leaves alone follow the row; the first patch where one of them changes
+    begins the second row. A single column is taken for a single row, which has the same angles.
+    """
+    if len(table) < 3:
+        return 1, len(table)
+    rows = (table[1] - table[0]).abs() < 1e-6
+    changes = ((table - table[0]).abs() > 1e-5) & rows
+    begins = changes.any(dim=1).int().argmax()
+    columns = int(begins) if bool(changes.any()) else len(table)
+    return (len(table) // columns, columns) if len(table) % columns == 0 else (1, len(table))
+
+
+Tables = Callable[[nn.Module], "Tensor | None"]
+
+
+def bias_of(layer: Any, given: Mapping[str, Any], n_tokens: int) -> Tables | None:
+    """What gives the bias (1 or B, H or 1, T, T) of a layer that has one, or is handed one: see `RelativeBias`."""
+    handed = [given[name] for name in ("relative_position_bias", "attention_mask") if given.get(name) is not None]
+    if _bias_module(layer) is None and not handed:
+        return None
+    resolution, interpolate = given.get("resolution"), bool(given.get("interpolate_pos_encoding"))
+
+    def of(block: nn.Module) -> Tensor | None:
+        module, patch = _bias_module(block), _patch_size(block)
+        tables = list(handed)
+        if module is not None and resolution is not None:
+            window = int(resolution[0]) // patch, int(resolution[1]) // patch
+            tables.append(module(window, interpolate, dim_size=n_tokens))
+        return sum(tables[1:], start=tables[0]) if tables else None
+
+    return of
+
+
+def _self_attention(layer: Any) -> Any:
+    return getattr(getattr(layer, "attention", None), "attention", None)
+
+
+def _bias_module(layer: Any) -> Any:
+    own = getattr(layer, "relative_position_bias", None)
+    return getattr(_self_attention(layer), "relative_position_bias", None) if own is None else own
+
+
+def _patch_size(layer: Any) -> int:
+    own = getattr(layer, "patch_size", None)
+    return int(getattr(getattr(_self_attention(layer), "config", None), "patch_size", 1) if own is None else own)
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device

@@ -1,0 +1,116 @@
+"""Processors that write as many placeholders as a reduced model gives tokens."""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from agglo.hosts.swap import ReducedModule, UnsupportedModelError, reduced_class
+from agglo.hosts.vlm.family import Family
+from agglo.hosts.vlm.outlet import Outlet
+from agglo.hosts.vlm.registry import find, outlet_of
+from agglo.methods import Grid
+
+
+@dataclass(frozen=True)
+class Placeholders:
+    """How many placeholders of a text are to stay."""
+
+    family: Family
+    outlet: Outlet
+
+    def count(self, dense: int, grid: Grid | None = None) -> int:
+        """Instead of so many placeholders one behind the other. They may be of several tiles."""
+        each = self.outlet.dense
+        if each is None:
+            return self.outlet.count(dense, grid)
+        if dense % each:
+            raise ValueError(
+                f"the processor writes {dense} placeholders one behind the other, and a picture of this model takes "
+                f"{each}: they are not made for each other"
+            )
+        return dense // each * self.outlet.count()
+
+    def shorten(self, processor: Any, text: str, grid: Grid | None = None) -> str:
+        placeholder = self.family.placeholder(processor)
+
+        def fewer(run: re.Match[str]) -> str:
+            return placeholder * self.count(len(run.group()) // len(placeholder), grid)
+
+        return re.sub(f"(?:{re.escape(placeholder)})+", fewer, text)
+
+
+class AdaptedProcessor(ReducedModule):
+    """Overrides of a processor of transformers: what stands for a picture, and how many tokens that is."""
+
+    agglo_placeholders: Placeholders
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if hasattr(vars(cls).get("agglo_original"), "_get_num_multimodal_tokens"):  # which not every processor has
+            cls._get_num_multimodal_tokens = _count_tokens  # type: ignore[attr-defined]
+
+    def replace_image_token(self: Any, image_inputs: Any, image_idx: int, **kwargs: Any) -> str:
+        placeholders: Placeholders = self.agglo_placeholders
+        text = self.agglo_original.replace_image_token(self, image_inputs, image_idx, **kwargs)
+        return placeholders.shorten(self, text, placeholders.family.grid(self, image_inputs, image_idx))
+
+    def replace_video_token(self: Any, video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
+        # Some models take the frames of a video for pictures.
+        text = self.agglo_original.replace_video_token(self, video_inputs, video_idx, **kwargs)
+        return self.agglo_placeholders.shorten(self, text)
+
+    def to_dict(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What is saved: the processor as it was."""
+        plain: dict[str, Any] = restored(copy.copy(self)).to_dict(*args, **kwargs)
+        return plain
+
+
+def _count_tokens(self: Any, image_sizes: Any = None, **kwargs: Any) -> Any:
+    """`_get_num_multimodal_tokens`, which serving engines ask before they see a picture."""
+    data = self.agglo_original._get_num_multimodal_tokens(self, image_sizes=image_sizes, **kwargs)
+    if image_sizes is not None:
+        placeholders: Placeholders = self.agglo_placeholders
+        each = placeholders.outlet.dense
+        counted = zip(data.num_image_tokens, data.num_image_patches, strict=True)
+        data.num_image_tokens = [
+            placeholders.count(tokens) if each is None else tokens - tiles * (each - placeholders.outlet.count())
+            for tokens, tiles in counted
+        ]
+    return data
+
+
+def adapted(processor: Any, model: nn.Module) -> Any:
+    """Let a processor write as many placeholders as the model, reduced or not, gives tokens."""
+    module, family = find(model, "merged")
+    if not family.fits(processor):
+        raise ValueError(
+            f"{type(processor).__name__} is no processor of {type(module).__name__} that agglo can adapt; "
+            f"accepted: {', '.join(family.processor_classes)}"
+        )
+    if not hasattr(processor, "replace_image_token"):
+        import transformers
+
+        raise UnsupportedModelError(
+            f"processors of transformers {transformers.__version__} write placeholders in a way of their own; "
+            "agglo adapts those with a replace_image_token, as 5.22 has them"
+        )
+    outlet = outlet_of(module)
+    restored(processor)
+    if outlet is not None:
+        processor.agglo_placeholders = Placeholders(family, outlet)
+        processor.__class__ = reduced_class(AdaptedProcessor, type(processor))
+    return processor
+
+
+def restored(processor: Any) -> Any:
+    """A processor as its library made it."""
+    adapted_before: Any = processor if isinstance(processor, AdaptedProcessor) else None
+    if adapted_before is not None:
+        adapted_before.__class__ = adapted_before.agglo_original
+        del adapted_before.agglo_placeholders
+    return processor

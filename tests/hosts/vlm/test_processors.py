@@ -1,0 +1,148 @@
+"""Processors write as many placeholders as the model takes, and are themselves again afterwards."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+import agglo
+from tests.support.vlms import QWEN, VLM, VLMS, every_vlm, picture
+
+tf = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+LLAVA, GEMMA3, INTERNVL, IDEFICS3, SMOLVLM = (VLMS[index] for index in (0, 3, 4, 5, 6))
+
+
+def late(vlm: VLM, keep_rate: float = 0.25) -> Any:
+    return agglo.apply(vlm.model(), keep_rate=keep_rate, output="merged late")
+
+
+def n_placeholders(inputs: Any) -> list[int]:
+    counts: list[int] = (inputs["input_ids"] == 4).sum(1).tolist()
+    return counts
+
+
+@every_vlm
+def test_a_processor_is_itself_again(vlm: VLM) -> None:
+    model, processor = late(vlm), vlm.processor()
+    cls, before, written = type(processor), dict(vars(processor)), processor.to_dict()
+    expected = vlm.inputs(processor, [[picture(1)]])
+    agglo.adapt_processor(processor, model)
+    assert type(processor).__name__ == cls.__name__
+    assert isinstance(processor, cls)
+    assert processor.to_dict() == written
+    assert agglo.remove(processor) is processor
+    assert type(processor) is cls
+    assert vars(processor) == before
+    assert torch.equal(vlm.inputs(processor, [[picture(1)]])["input_ids"], expected["input_ids"])
+
+
+@every_vlm
+def test_it_fits_the_model_as_it_is_now(vlm: VLM) -> None:
+    model, processor = late(vlm), vlm.processor()
+    dense = n_placeholders(vlm.inputs(processor, [[picture(1)]]))[0]
+    for keep_rate in (0.25, 0.5, 0.5):
+        agglo.apply(model, keep_rate=keep_rate, output="merged late")
+        agglo.adapt_processor(processor, model)
+        assert n_placeholders(vlm.inputs(processor, [[picture(1)]])) == [dense * keep_rate]
+    agglo.adapt_processor(processor, agglo.remove(model))
+    assert n_placeholders(vlm.inputs(processor, [[picture(1)]])) == [dense]
+
+
+@every_vlm
+def test_copies_and_pickles_are_adapted_and_files_are_not(vlm: VLM, tmp_path: Any) -> None:
+    processor = agglo.adapt_processor(vlm.processor(), late(vlm))
+    counts = n_placeholders(vlm.inputs(processor, [[picture(1)]]))
+    for other in (copy.deepcopy(processor), pickle.loads(pickle.dumps(processor))):
+        assert n_placeholders(vlm.inputs(other, [[picture(1)]])) == counts
+    processor.save_pretrained(tmp_path)
+    text = "".join(path.read_text() for path in tmp_path.glob("*.json"))
+    assert "agglo" not in text
+    assert type(agglo.remove(processor)).__name__ in text
+
+
+@every_vlm
+def test_the_number_is_known_from_the_size_alone(vlm: VLM) -> None:
+    """What serving engines ask a processor for; it shrinks by as much as the prompt does."""
+    model, processor = late(vlm), vlm.processor()
+    if vlm.name == "smolvlm":
+        assert not hasattr(processor, "_get_num_multimodal_tokens")
+        assert not hasattr(agglo.adapt_processor(processor, model), "_get_num_multimodal_tokens")
+        return
+    sizes = [[64, 64], [64, 128], [128, 64], [96, 160]]
+
+    def counted() -> tuple[list[int], list[int]]:
+        prompts = [vlm.inputs(processor, [[picture(1, *size)]])["input_ids"] for size in sizes]
+        asked = processor._get_num_multimodal_tokens(image_sizes=sizes).num_image_tokens
+        return list(map(int, asked)), [ids.shape[1] for ids in prompts]
+
+    dense, of_dense = counted()
+    agglo.adapt_processor(processor, model)
+    reduced, of_reduced = counted()
+    shorter = [before - after for before, after in zip(of_dense, of_reduced, strict=True)]
+    assert min(shorter) >= 12
+    assert [before - after for before, after in zip(dense, reduced, strict=True)] == shorter
+
+
+def test_every_tile_of_a_picture_has_its_number() -> None:
+    for vlm, tiles in ((INTERNVL, 3), (IDEFICS3, 9), (SMOLVLM, 9)):
+        dense = n_placeholders(vlm.inputs(vlm.processor(), [[picture(1, 64, 64), picture(2, 64, 128)]]))[0]
+        assert dense % 16 == 0
+        tiles = dense // 16
+        assert tiles > 2
+        model, processor = late(vlm), vlm.processor()
+        inputs = vlm.inputs(agglo.adapt_processor(processor, model), [[picture(1, 64, 64), picture(2, 64, 128)]])
+        assert n_placeholders(inputs) == [tiles * 4]
+        with torch.no_grad():
+            model(**inputs)
+
+
+@pytest.mark.parametrize("vlm", QWEN, ids=lambda vlm: vlm.name)
+def test_pictures_of_different_sizes_have_different_numbers(vlm: VLM) -> None:
+    model = late(vlm)
+    processor = agglo.adapt_processor(vlm.processor(), model)
+    pictures = [[picture(1, 64, 64)], [picture(2, 32, 96), picture(3, 128, 64)]]
+    inputs = vlm.inputs(processor, pictures)
+    assert n_placeholders(inputs) == [4, 3 + 8]
+    assert [agglo.image_tokens(model, dense) for dense in (16, 12, 32)] == [4, 3, 8]
+    with torch.no_grad():
+        assert not model(**inputs).logits.isnan().any()
+    with pytest.raises(ValueError, match="depends on its size"):
+        agglo.image_tokens(model)
+
+
+@pytest.mark.parametrize("vlm", QWEN, ids=lambda vlm: vlm.name)
+def test_pooling_knows_the_grid_of_every_picture(vlm: VLM) -> None:
+    model = agglo.apply(vlm.model(), "pool", keep_rate=0.25, output="merged late")
+    inputs = vlm.inputs(agglo.adapt_processor(vlm.processor(), model), [[picture(1, 64, 128), picture(2, 128, 128)]])
+    assert n_placeholders(inputs) == [2 * 4 + 4 * 4]
+    with torch.no_grad():
+        model(**inputs)
+
+
+def test_videos_of_models_that_take_frames_for_pictures() -> None:
+    processor = agglo.adapt_processor(INTERNVL.processor(), late(INTERNVL))
+    frames = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8)
+    settings = {"do_sample_frames": False, "size": {"height": 64, "width": 64}}
+    inputs = processor(videos=[frames], text=["what is in <video> here"], return_tensors="pt", **settings)
+    assert n_placeholders(inputs) == [3 * 4]
+
+
+def test_a_processor_of_another_model_is_refused() -> None:
+    model = late(LLAVA)
+    with pytest.raises(ValueError, match=r"Gemma3Processor is no processor of LlavaModel.*accepted: LlavaProcessor"):
+        agglo.adapt_processor(GEMMA3.processor(), model)
+    with pytest.raises(agglo.UnsupportedModelError, match="vision-language"):
+        agglo.adapt_processor(LLAVA.processor(), torch.nn.Linear(2, 2))
+
+
+def test_a_processor_made_for_other_sizes_is_told() -> None:
+    processor = INTERNVL.processor()
+    processor.image_seq_length = 17
+    with pytest.raises(ValueError, match=r"writes 17 placeholders.*takes 16"):
+        INTERNVL.inputs(agglo.adapt_processor(processor, late(INTERNVL)), [[picture(1)]])

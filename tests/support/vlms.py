@@ -1,0 +1,290 @@
+"""Tiny vision-language models of transformers with random weights, and processors that write their prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+WORDS = ["what", "is", "in", "this", "and", "here", "there", "a", "cat", "dog", "red", "blue"]
+EXTRA = {
+    "image_token": "<image>", "boi_token": "<boi>", "eoi_token": "<eoi>", "start_image_token": "<img>",
+    "end_image_token": "</img>", "context_image_token": "<image>", "video_token": "<video>",
+    "vision_start_token": "<vs>", "vision_end_token": "<ve>", "fake_image_token": "<fake_token_around_image>",
+    "global_image_token": "<global-img>", "end_of_utterance_token": "<end_of_utterance>",
+}  # fmt: skip
+ROWS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+VOCABULARY = 160
+CLIP = {
+    "image_size": 64, "patch_size": 8, "hidden_size": 48, "num_hidden_layers": 8, "num_attention_heads": 3,
+    "intermediate_size": 96,
+}  # fmt: skip
+SIGLIP = {**CLIP, "model_type": "siglip_vision_model", "vision_use_head": False}
+TEXT = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "intermediate_size": 48, "vocab_size": VOCABULARY,
+}  # fmt: skip
+QWEN_TEXT = {**TEXT, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}}
+QWEN_TOKENS = {"image_token_id": 4, "video_token_id": 9, "vision_start_token_id": 10, "vision_end_token_id": 11}
+
+
+@lru_cache
+def tokenizer() -> Any:
+    """A new one is loaded of it for every processor, since processors add tokens."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    first = ["<pad>", "<unk>", "<bos>", "<eos>", *dict.fromkeys(EXTRA.values())]
+    words = [*first, *ROWS, "\n", *WORDS]
+    inner = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return inner
+
+
+def new_tokenizer() -> Any:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(tokenizer().to_str()), pad_token="<pad>", unk_token="<unk>",
+        bos_token="<bos>", eos_token="<eos>", extra_special_tokens=EXTRA, padding_side="left",
+    )  # fmt: skip
+    made.add_special_tokens({"additional_special_tokens": ROWS})
+    return made
+
+
+@dataclass(frozen=True)
+class VLM:
+    """One family. dense: tokens of a picture without reduction. mark: what stands for a picture in a prompt."""
+
+    name: str
+    build: Callable[[], Any]
+    build_processor: Callable[[], Any]
+    dense: int
+    mark: str = "<image>"
+    pointwise: bool = False
+    nested: bool = False  # whether the processor wants a list of pictures for every prompt
+    placeholder: str = "<image>"
+
+    def model(self) -> Any:
+        torch.manual_seed(0)
+        model = self.build().eval()
+        with torch.no_grad():  # away from the initialisation, at which much is zero or alike
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape) * 0.05)
+        model.generation_config.pad_token_id = 0
+        model.generation_config.eos_token_id = None
+        return model
+
+    def processor(self) -> Any:
+        return self.build_processor()
+
+    def inputs(self, processor: Any, pictures: Sequence[Sequence[Any]]) -> Any:
+        """A batch of prompts with so many pictures each."""
+        texts = [" ".join(["what", "is", "in", "this", *([self.mark, "and"] * len(each)), "here"]) for each in pictures]
+        given: Any = list(pictures) if self.nested else [picture for each in pictures for picture in each]
+        return processor(images=given or None, text=texts, return_tensors="pt", padding=True)
+
+
+def picture(seed: int, height: int = 64, width: int = 64) -> Any:
+    """Smooth, and another for each seed."""
+    from PIL import Image
+
+    noise = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def _clip_processor() -> Any:
+    from transformers import CLIPImageProcessor
+
+    return CLIPImageProcessor(size={"shortest_edge": 64}, crop_size={"height": 64, "width": 64})
+
+
+def _siglip_processor() -> Any:
+    from transformers import SiglipImageProcessor
+
+    return SiglipImageProcessor(size={"height": 64, "width": 64})
+
+
+def _llava(**changes: Any) -> Any:
+    from transformers import LlavaConfig, LlavaForConditionalGeneration
+
+    vision, text = {"model_type": "clip_vision_model", **CLIP}, {"model_type": "llama", **TEXT}
+    settings = {"vision_config": vision, "text_config": text, "image_token_index": 4, **changes}
+    return LlavaForConditionalGeneration(LlavaConfig(**settings))
+
+
+def _llava_processor(**changes: Any) -> Any:
+    from transformers import LlavaProcessor
+
+    settings = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    return LlavaProcessor(_clip_processor(), new_tokenizer(), **{**settings, **changes})
+
+
+def _vipllava() -> Any:
+    from transformers import VipLlavaConfig, VipLlavaForConditionalGeneration
+
+    return VipLlavaForConditionalGeneration(
+        VipLlavaConfig(
+            vision_config={"model_type": "clip_vision_model", **CLIP}, text_config={"model_type": "llama", **TEXT},
+            image_token_index=4, vision_feature_layers=[-2, -4, 2],
+        )
+    )  # fmt: skip
+
+
+def _paligemma() -> Any:
+    from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration
+
+    text = {"model_type": "gemma", **TEXT, "head_dim": 16}
+    return PaliGemmaForConditionalGeneration(
+        PaliGemmaConfig(
+            vision_config={**SIGLIP, "projection_dim": 32}, text_config=text, image_token_index=4, projection_dim=32,
+            hidden_size=32, vocab_size=VOCABULARY,
+        )
+    )  # fmt: skip
+
+
+def _paligemma_processor() -> Any:
+    from transformers import PaliGemmaProcessor
+
+    images = _siglip_processor()
+    images.image_seq_length = 64
+    return PaliGemmaProcessor(images, new_tokenizer())
+
+
+def _gemma3() -> Any:
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {**TEXT, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 40}
+    return Gemma3ForConditionalGeneration(
+        Gemma3Config(
+            vision_config=SIGLIP, text_config=text, mm_tokens_per_image=16, boi_token_index=5, eoi_token_index=6,
+            image_token_index=4,
+        )
+    )  # fmt: skip
+
+
+def _gemma3_processor() -> Any:
+    from transformers import Gemma3ImageProcessor, Gemma3Processor
+
+    images = Gemma3ImageProcessor(size={"height": 64, "width": 64})
+    return Gemma3Processor(images, new_tokenizer(), image_seq_length=16)
+
+
+def _internvl() -> Any:
+    from transformers import InternVLConfig, InternVLForConditionalGeneration
+
+    vision = {**CLIP, "image_size": [64, 64], "patch_size": [8, 8]}
+    return InternVLForConditionalGeneration(
+        InternVLConfig(
+            vision_config=vision, text_config={"model_type": "qwen2", **TEXT}, image_token_id=4, image_seq_length=16
+        )
+    )
+
+
+def _internvl_processor() -> Any:
+    from transformers import GotOcr2ImageProcessor, InternVLProcessor, InternVLVideoProcessor
+
+    images = GotOcr2ImageProcessor(size={"height": 64, "width": 64}, crop_to_patches=True, min_patches=1, max_patches=4)
+    return InternVLProcessor(images, new_tokenizer(), InternVLVideoProcessor(), image_seq_length=16)
+
+
+def _idefics3() -> Any:
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration
+
+    return Idefics3ForConditionalGeneration(
+        Idefics3Config(
+            vision_config=CLIP, text_config={"model_type": "llama", **TEXT, "pad_token_id": 0}, image_token_id=4
+        )
+    )
+
+
+def _idefics3_processor() -> Any:
+    from transformers import Idefics3ImageProcessor, Idefics3Processor
+
+    images = Idefics3ImageProcessor(size={"longest_edge": 128}, max_image_size={"longest_edge": 64})
+    return Idefics3Processor(images, new_tokenizer(), image_seq_len=16)
+
+
+def _smolvlm() -> Any:
+    from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
+
+    return SmolVLMForConditionalGeneration(
+        SmolVLMConfig(
+            vision_config=CLIP, text_config={"model_type": "llama", **TEXT, "pad_token_id": 0}, image_token_id=4
+        )
+    )
+
+
+def _smolvlm_processor() -> Any:
+    from transformers import SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
+    from transformers.models.smolvlm import processing_smolvlm
+
+    if not processing_smolvlm.num2words:  # a package that writes the number of a video's frames in words
+        processing_smolvlm.num2words = str
+    images = SmolVLMImageProcessor(size={"longest_edge": 128}, max_image_size={"longest_edge": 64})
+    videos = SmolVLMVideoProcessor(size={"longest_edge": 64}, max_image_size={"longest_edge": 64})
+    return SmolVLMProcessor(images, new_tokenizer(), videos, image_seq_len=16)
+
+
+def _qwen2() -> Any:
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    vision = {"depth": 8, "embed_dim": 48, "hidden_size": 32, "num_heads": 3, "patch_size": 8, "mlp_ratio": 2}
+    return Qwen2VLForConditionalGeneration(Qwen2VLConfig(vision_config=vision, text_config=QWEN_TEXT, **QWEN_TOKENS))
+
+
+def _qwen2_5() -> Any:
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    vision = {
+        "depth": 8, "hidden_size": 48, "out_hidden_size": 32, "num_heads": 3, "patch_size": 8, "intermediate_size": 96,
+        "window_size": 32, "fullatt_block_indexes": [1, 3, 5, 7],
+    }  # fmt: skip
+    config = Qwen2_5_VLConfig(vision_config=vision, text_config=QWEN_TEXT, **QWEN_TOKENS)
+    return Qwen2_5_VLForConditionalGeneration(config)
+
+
+def _qwen3() -> Any:
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    vision = {
+        "depth": 8, "hidden_size": 48, "out_hidden_size": 32, "num_heads": 3, "patch_size": 8, "intermediate_size": 96,
+        "num_position_embeddings": 64, "deepstack_visual_indexes": [2, 5],
+    }  # fmt: skip
+    text = {**QWEN_TEXT, "head_dim": 16}
+    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(vision_config=vision, text_config=text, **QWEN_TOKENS))
+
+
+def _qwen_processor(name: str) -> Any:
+    import transformers
+
+    size = {"shortest_edge": 16 * 16, "longest_edge": 128 * 128}
+    images = transformers.Qwen2VLImageProcessor(patch_size=8, size=size)
+    videos = transformers.Qwen2VLVideoProcessor(patch_size=8)
+    if name == "Qwen3VLProcessor":
+        videos = transformers.Qwen3VLVideoProcessor(patch_size=8)
+    return getattr(transformers, name)(images, new_tokenizer(), videos)
+
+
+QWEN = [
+    VLM("qwen2", _qwen2, lambda: _qwen_processor("Qwen2VLProcessor"), 16),
+    VLM("qwen2_5", _qwen2_5, lambda: _qwen_processor("Qwen2_5_VLProcessor"), 16),
+    VLM("qwen3", _qwen3, lambda: _qwen_processor("Qwen3VLProcessor"), 16),
+]
+VLMS = [
+    VLM("llava", _llava, _llava_processor, 64, pointwise=True),
+    VLM("vipllava", _vipllava, _llava_processor, 64, pointwise=True),
+    VLM("paligemma", _paligemma, _paligemma_processor, 64, pointwise=True),
+    VLM("gemma3", _gemma3, _gemma3_processor, 16, mark="<boi>", nested=True),
+    VLM("internvl", _internvl, _internvl_processor, 16),
+    VLM("idefics3", _idefics3, _idefics3_processor, 16, nested=True),
+    VLM("smolvlm", _smolvlm, _smolvlm_processor, 16, nested=True),
+    *QWEN,
+]
+
+every_vlm = pytest.mark.parametrize("vlm", VLMS, ids=lambda vlm: vlm.name)
