@@ -131,10 +131,9 @@ def read(source: str) -> Front:
         seen.append(point["apply"])
         found.append(_point(point, is_answer=point is chosen))
     machine, settings = content["machine"], content["settings"]
-    where = (
-        f"{machine['gpu'] or machine['cpu']}, {settings['threads']} {'thread' if settings['threads'] == 1 else 'threads'}, batches of "
-        f"{content['data']['batch_size']}, {content['data']['search']} images, {machine['date'][:10]}"
-    )
+    threads = "1 thread" if settings["threads"] == 1 else f"{settings['threads']} threads"
+    data = f"batches of {content['data']['batch_size']}, {content['data']['search']} images"
+    where = f"{machine['gpu'] or machine['cpu']}, {threads}, {data}, {machine['date'][:10]}"
     name = source if source in ready_made.names() else Path(source).stem
     return Front(
         name, content["model"]["name"], settings["objective"], content["dense"]["accuracy"], tuple(found), where

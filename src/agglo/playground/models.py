@@ -107,5 +107,7 @@ class Models:
 
     def warm_up(self) -> None:
         """Make all models, so that nobody waits for them."""
-        with self.classifier.borrowed(), self.detector.borrowed(), self.generator.borrowed():
-            pass
+        lent: tuple[Lent[Any], ...] = (self.classifier, self.detector, self.generator)
+        for each in lent:
+            with each.borrowed():
+                pass

@@ -39,7 +39,7 @@ def build(models: Models) -> Any:
 
 def looks() -> dict[str, Any]:
     """Theme and style, as Gradio's server takes them. Fonts are the visitor's own: none is asked of another host."""
-    theme = gr.themes.Default(primary_hue="blue", font=list(_FONT), font_mono=list(_MONOSPACED))
+    theme: Any = gr.themes.Default(primary_hue="blue", font=list(_FONT), font_mono=list(_MONOSPACED))
     # Gradio's own is too faint to read.
     theme = theme.set(body_text_color_subdued="*neutral_600", body_text_color_subdued_dark="*neutral_300")
     theme = theme.set(block_info_text_color="*neutral_600", block_info_text_color_dark="*neutral_300")
