@@ -94,8 +94,6 @@ def main() -> None:
             window = browser.new_context(**settings).new_page()
             window.goto(address)
             window.wait_for_selector(READY["Tokens"], timeout=120_000)
-            if kind == "light":
-                window.locator("[data-pick='example:boot']").first.click()
             for name in READY:
                 if folder is None and (kind, name) not in KEPT:
                     continue

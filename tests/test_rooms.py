@@ -99,7 +99,7 @@ def test_only_the_page_knows_gradio() -> None:
 
 def _imported(path: Path) -> set[str]:
     """The packages that a file imports, wherever it does."""
-    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     found |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
     return {name.split(".")[0] for name in found}

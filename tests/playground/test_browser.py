@@ -25,7 +25,7 @@ from agglo.drawing.groups import count_groups
 from agglo.playground.classifiers import Classifier
 from agglo.playground.detection import detect
 from agglo.playground.dynamic import threshold
-from agglo.playground.examples import EASY, HARD, picture
+from agglo.playground.examples import EASY, FIRST, HARD, picture
 from agglo.playground.fronts import read
 from agglo.playground.settings import choose
 from agglo.playground.tokens import Reduced, compare
@@ -288,7 +288,7 @@ def test_tune(visit: Visit, classifier: Classifier) -> None:
     assert visit.line("#tune-point") == front.chosen(1).line
     assert f"{front.points[1].gflops:.3f} of the dense" in visit.window.locator("#tune-point").inner_text()
     visit.open("Tokens")
-    [side] = compare(classifier, picture(EASY), [front.chosen(1)]).sides
+    [side] = compare(classifier, picture(FIRST), [front.chosen(1)]).sides
     assert isinstance(side, Reduced)
     counts = " ".join(map(str, [196, *side.counts]))
     visit.wait(f"document.querySelectorAll('#tokens-result [data-counts]')[1]?.dataset.counts === '{counts}'")

@@ -18,17 +18,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _PREFIX = "example:"
-# Number in the test set. The first two keep fewest and most tokens of these under a threshold.
-_GARMENTS = {
-    "trousers": 2,
-    "sandal": 8,
-    "boot": 0,
-    "pullover": 1,
-    "bag": 18,
-    "dress": 13,
-    "shirt": 4,
-}
-EASY, HARD = f"{_PREFIX}trousers", f"{_PREFIX}sandal"
+# Number in the test set. Of the first 300 under a threshold of 0.1, this bag keeps fewest tokens and this sandal most.
+_GARMENTS = {"bag": 231, "sandal": 82, "boot": 0, "pullover": 1, "trousers": 2, "dress": 13, "shirt": 7}
+EASY, HARD, FIRST = (_PREFIX + name for name in ("bag", "sandal", "boot"))
 PHOTO = f"{_PREFIX}pagoda"
 _SCENES = {f"scene {number + 1}": number for number in range(4)}
 _SCENE_SIDE = 112

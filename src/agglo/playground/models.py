@@ -14,7 +14,7 @@ from agglo.experiments.fashion_mnist import CLASSES
 from agglo.experiments.models import ModelSpec
 from agglo.playground.classifiers import EMBEDDED, Classifier, open_classifier
 from agglo.playground.detection import detect
-from agglo.playground.examples import EASY, PHOTO, picture, scenes
+from agglo.playground.examples import FIRST, PHOTO, picture, scenes
 from agglo.playground.fronts import Fronts
 from agglo.playground.lending import Lent
 from agglo.playground.settings import choose
@@ -56,7 +56,7 @@ class Models:
     @property
     def first_picture(self) -> str:
         """The example that a classifier is shown first."""
-        return EASY if self.wanted.classifier == EMBEDDED else PHOTO
+        return FIRST if self.wanted.classifier == EMBEDDED else PHOTO
 
     def _classifier(self) -> Classifier:
         classifier = open_classifier(self.wanted.classifier, self.wanted.device)
