@@ -16,6 +16,8 @@ pytest.importorskip("gradio")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     with played(tmp_path_factory.mktemp("play")) as running:
         yield running
+        assert running.stop() in (0, 130)
+        assert [path.name for path in running.temporary.iterdir() if path.name.startswith("agglo")] == []
 
 
 @pytest.fixture(scope="package")

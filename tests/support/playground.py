@@ -61,4 +61,5 @@ def client(address: str) -> Any:
     """As another program asks the page."""
     from gradio_client import Client
 
-    return Client(address, verbose=False, analytics_enabled=False)
+    # A machine that does other things as well may take long to answer.
+    return Client(address, verbose=False, analytics_enabled=False, httpx_kwargs={"timeout": 120})

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     where = machine()
     with _page() as address:
-        visitor = Client(address, verbose=False, analytics_enabled=False)
+        visitor = Client(address, verbose=False, analytics_enabled=False, httpx_kwargs={"timeout": 120})
         times = {}
         with progress(len(_SIDES) * arguments.repeats, "bench playground") as advance:
             for name, sides in _SIDES.items():

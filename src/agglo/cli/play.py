@@ -74,4 +74,4 @@ def run(arguments: argparse.Namespace) -> None:
         if not is_loopback(arguments.host):
             print("agglo: anybody who can reach this machine can use the page", file=sys.stderr)
         print(f"agglo: the page is at {served.address} (Ctrl+C ends it)", flush=True)
-        served.wait()
+        served.run()

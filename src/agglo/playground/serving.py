@@ -6,8 +6,9 @@ import os
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
@@ -53,43 +54,29 @@ def application(models: Models, host: str = LOOPBACK) -> Any:
     return Guard(inner, names)
 
 
+@dataclass(frozen=True)
 class Served:
-    """A page that runs. address: where."""
+    """A page that can run. address: where."""
 
-    def __init__(self, server: Any, address: str) -> None:
-        self._server, self.address = server, address
-
-    def wait(self) -> None:
-        """Until it ends."""
-        self._server.run()
+    address: str
+    run: Callable[[], None]
 
 
 @contextmanager
 def serving(models: Models, host: str = LOOPBACK, port: int = PORT) -> Iterator[Served]:
-    """A page that is ready to run; port 0 is any that is free. Gradio's own files go to a folder that ends with it."""
+    """A page that is ready to run; port 0 is any that is free. Files of libraries go to a folder that ends with it."""
     import uvicorn
 
     with tempfile.TemporaryDirectory(prefix="agglo-play-") as folder, bound(host, port) as listener:
         os.environ["GRADIO_TEMP_DIR"] = folder
-        settings = uvicorn.Config(application(models, host), log_level="warning", server_header=False)
-        server = _Server(settings, listener)
-        name = f"[{host}]" if ":" in host else host
+        os.environ.setdefault("MPLCONFIGDIR", folder)  # a library imports matplotlib, which writes a list of fonts
+        inner = application(models, host)
+        # Windows that are open keep a connection: nobody waits for them to close.
+        settings = uvicorn.Config(inner, log_level="warning", server_header=False, timeout_graceful_shutdown=1)
+        server = uvicorn.Server(settings)
         threading.Thread(target=_quietly, args=[models.warm_up], daemon=True).start()
-        yield Served(server, f"http://{name}:{listener.getsockname()[1]}/")
-        server.stop()
-
-
-class _Server:
-    def __init__(self, settings: Any, listener: socket.socket) -> None:
-        import uvicorn
-
-        self._server, self._listener = uvicorn.Server(settings), listener
-
-    def run(self) -> None:
-        self._server.run(sockets=[self._listener])
-
-    def stop(self) -> None:
-        self._server.should_exit = True
+        name = f"[{host}]" if ":" in host else host
+        yield Served(f"http://{name}:{listener.getsockname()[1]}/", lambda: server.run(sockets=[listener]))
 
 
 def _quietly(work: Any) -> None:

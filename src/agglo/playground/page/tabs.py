@@ -42,7 +42,7 @@ def method_row(label: str, method: str, linkage: str) -> tuple[Any, Any]:
 
 
 def keep_rate_slider(value: float = 0.5) -> Any:
-    return gr.Slider(0.05, 1.0, value, step=0.05, label="keep rate", info="of the tokens at each stage")
+    return gr.Slider(0.1, 1.0, value, step=0.05, label="keep rate", info="of the tokens at each stage")
 
 
 class Tab:
