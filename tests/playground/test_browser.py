@@ -316,7 +316,7 @@ def test_by_keyboard(visit: Visit) -> None:
     slider = visit.window.locator("input[type=range]").first
     slider.focus()
     slider.press("ArrowRight")
-    visit.wait("document.querySelectorAll('#tokens-result [data-counts]')[1]?.dataset.counts === '196 107 58 32'")
+    visit.wait("document.querySelectorAll('#tokens-result [data-counts]')[1]?.dataset.counts === '196 107 59 32'")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

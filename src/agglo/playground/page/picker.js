@@ -5,8 +5,7 @@ const tell = text => {
 };
 
 function choose(value) {
-  props.value = value;
-  trigger("change");
+  props.value = value; // which is a change, and told
 }
 
 const read = blob => new Promise((done, fail) => {
@@ -42,8 +41,10 @@ element.addEventListener("click", event => {
   const button = event.target.closest("[data-pick]");
   if (button) choose(button.dataset.pick);
 });
-element.addEventListener("change", event => {
-  if (event.target.type === "file") take(event.target.files[0]);
+element.addEventListener("change", async event => {
+  if (event.target.type !== "file") return;
+  await take(event.target.files[0]);
+  event.target.value = ""; // the same file may be chosen again, changed meanwhile
 });
 element.addEventListener("dragover", event => event.preventDefault());
 element.addEventListener("drop", event => {
