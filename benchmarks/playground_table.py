@@ -20,9 +20,9 @@ MARK = "latency"
 
 def text(record: dict[str, Any]) -> str:
     """Where it was measured, and the table."""
-    machine, moves = record["machine"], len(next(iter(record["milliseconds"].values())))
+    machine, moves = record["machine"], len(record["results"][0]["milliseconds"])
     where = f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']}, {machine['date'][:10]}"
-    return f"`make bench-playground`, {moves} moves each, {where}:\n\n{table(record['milliseconds']).markdown()}"
+    return f"`make bench-playground`, {moves} moves each, {where}:\n\n{table(record['results']).markdown()}"
 
 
 def load() -> dict[str, Any]:

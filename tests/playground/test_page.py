@@ -155,3 +155,18 @@ def test_pictures_that_are_sent_are_looked_at(page: Played, classifier: Classifi
     [side] = found.sides
     assert isinstance(side, Reduced)
     assert labels_in(said)[:3] == [stage.reshape(-1).tolist() for stage in side.stages.values()]
+
+
+def test_the_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "playground.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"^```python playground\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    exec(compile(example, "playground.md", "exec"), {})
+    assert "[98, 49, 24] agglo.apply(model," in capsys.readouterr().out
+
+
+def test_the_documentation_says_what_is_accepted() -> None:
+    from agglo.playground.uploads import FORMATS, MOST_BYTES, MOST_PIXELS
+
+    text = (Path(__file__).parents[2] / "docs" / "playground.md").read_text(encoding="utf-8")
+    assert f"at most {MOST_BYTES // 1024 // 1024} MB and {MOST_PIXELS // 1_000_000} million pixels" in text
+    assert all(kind.lower() in text.lower() for kind in FORMATS)
