@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint types pytest bench-clustering clustering-page bench-model bench-diffusion diffusion-page bench-vlm vlm-page bench-adapter off-the-shelf better-atc off-the-shelf-page ready-made places mini-study better-tuned train-generator mini-synthesis mini-detection mini-detection-page coco-overfit nuclei-detection padding-effect readme-figures lock clean
+.PHONY: $(shell grep -ohE '^[a-z-]+:' $(MAKEFILE_LIST) | tr -d :)
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -20,6 +20,9 @@ setup: $(READY)  ## create .venv with the pinned versions
 demo: $(READY)  ## set up, then show what token reduction does to the embedded model
 	$(BIN)/agglo demo
 
+play: $(READY)  ## set up, then open the playground: http://127.0.0.1:7860/
+	$(BIN)/agglo play
+
 test: lint types pytest  ## set up, then lint, type check and run the whole test suite
 
 lint: $(READY)  ## ruff
@@ -31,6 +34,18 @@ types: $(READY)  ## mypy
 
 pytest: $(READY)  ## the tests alone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
+
+browser-test: $(READY)  ## the playground in a real browser (part of make test where there is one; apt install chromium)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/playground -rs
+
+bench-playground: $(READY)  ## how long a move of the playground's slider takes
+	$(BIN)/agglo bench playground --json benchmarks/results/playground.json
+
+playground-page: $(READY)  ## write the results of the one above into docs/playground.md
+	$(BIN)/python -m benchmarks.playground_table
+
+playground-pictures: $(READY)  ## the pictures of the playground in docs/images (needs a browser)
+	$(BIN)/python -m benchmarks.playground_pictures
 
 bench-clustering: $(READY)  ## the clustering against scikit-learn, SciPy and fastcluster, and beside busy processes
 	$(BIN)/agglo bench clustering --repeats 15 --output benchmarks/results/clustering.json

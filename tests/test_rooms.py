@@ -90,6 +90,21 @@ def test_imports_go_downwards() -> None:
     assert not upwards, "\n" + "\n".join(upwards)
 
 
+def test_only_the_page_knows_gradio() -> None:
+    """What the playground computes can be called and tested without the library that lays it out."""
+    room = PACKAGE / "playground"
+    importing = {path.relative_to(room).parts[0] for path in room.rglob("*.py") if "gradio" in _imported(path)}
+    assert importing == {"page", "serving.py"}
+
+
+def _imported(path: Path) -> set[str]:
+    """The packages that a file imports, wherever it does."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    found |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.split(".")[0] for name in found}
+
+
 def test_a_module_never_shares_its_name_with_a_folder() -> None:
     shared = [path for path in PACKAGE.rglob("*.py") if path.with_suffix("").is_dir()]
     assert not shared

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agglo.bench.adapter import Stopwatch, clustering_memory, watched
+from agglo.bench.adapter import Stopwatch, clustering_memory, timed
 from agglo.cli import main
 from agglo.methods import parse_method
 from tests.support.reductions import view
@@ -37,7 +37,7 @@ def test_the_report_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_watched_method_decides_the_same() -> None:
     watch, method = Stopwatch(), parse_method("random:seed=1")
     shown = view()
-    assert torch.equal(watched(method, watch).reduce(shown).grouping.labels, method.reduce(shown).grouping.labels)
+    assert torch.equal(timed(method, watch).reduce(shown).grouping.labels, method.reduce(shown).grouping.labels)
     assert watch.seconds["method"] > 0
 
 

@@ -18,6 +18,7 @@ from benchmarks import (
     mini_synthesis_report,
     padding_effect,
     places,
+    playground_table,
     ready_made,
     real_detection,
     terrain_unet,
@@ -55,6 +56,11 @@ def test_diffusion() -> None:
     assert diffusion_table.has_place(page) == diffusion_table.RECORD.exists()
     if diffusion_table.RECORD.exists():
         assert diffusion_table.with_table(page, diffusion_table.load()) == page
+
+
+def test_playground() -> None:
+    """The page has the table of the record."""
+    assert playground_table.text(playground_table.load()) in playground_table.PAGE.read_text(encoding="utf-8")
 
 
 def test_mini_synthesis() -> None:

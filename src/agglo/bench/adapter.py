@@ -15,7 +15,6 @@ clustering the picture's tokens takes, in a process of its own, in units of the 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import os
 import subprocess
@@ -39,6 +38,7 @@ from agglo.experiments.progress import progress
 from agglo.experiments.tables import Column, Table
 from agglo.methods import Method, Outcome, View, parse_method
 from agglo.methods.helpers.text import method_text
+from agglo.methods.helpers.watching import Reduce, watched
 from agglo.patching import apply, reduction, remove
 
 PARTS = ("convolutions", "interactions", "method", "blocks")
@@ -67,19 +67,14 @@ class Stopwatch:
         self.seconds[name] += time.perf_counter() - begin
 
 
-def watched(method: Method, watch: Stopwatch) -> Method:
+def timed(method: Method, watch: Stopwatch) -> Method:
     """The same method, its decisions timed."""
-    kind: Any = type(method)
 
-    class Watched(kind):
-        def reduce(self, view: View) -> Outcome:
-            with watch.part("method"):
-                outcome: Outcome = super().reduce(view)
-            return outcome
+    def around(reduce: Reduce, view: View) -> Outcome:
+        with watch.part("method"):
+            return reduce(view)
 
-    twin = copy.copy(method)
-    twin.__class__ = Watched
-    return twin
+    return watched(method, around)
 
 
 @dataclass
@@ -137,7 +132,7 @@ def measure(
             if variant.method is None:
                 remove(adapter)
             else:
-                apply(adapter, watched(variant.method, watch), keep_rate=variant.keep_rate)
+                apply(adapter, timed(variant.method, watch), keep_rate=variant.keep_rate)
             watch.seconds = dict.fromkeys(PARTS, 0.0)
             begin = time.perf_counter()
             with torch.inference_mode():

@@ -33,6 +33,9 @@ BENCHMARKS = (
     Benchmark("clustering", "the clustering alone against scikit-learn, SciPy and fastcluster", "clustering"),
     Benchmark("methods", "one reduction stage of every method without parameters, against ToMe", "methods"),
     Benchmark("adapter", "a detector's backbone part by part: dense, and reduced at several keep rates", "adapter"),
+    Benchmark(
+        "playground", "how long a move of the slider of agglo play takes, from the request to the groups", "playground"
+    ),
     Benchmark("centroids", "average linkage without a distance matrix: why it is not used", "centroids"),
     Benchmark("gpu-roofline", "how long the GPU kernel should take, by counted rounds; runs on a CPU", "gpu_roofline"),
 )

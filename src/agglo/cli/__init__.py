@@ -11,7 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agglo.cli import backends, bench, demo, detect, evaluate, fid, finetune, generate, train_generator, tune, visualize
+from agglo.cli import (
+    backends,
+    bench,
+    demo,
+    detect,
+    evaluate,
+    fid,
+    finetune,
+    generate,
+    play,
+    train_generator,
+    tune,
+    visualize,
+)
 from agglo.cli.arguments import USAGE_ERROR, Parser
 from agglo.hosts.swap import UnsupportedModelError
 from agglo.version import __version__
@@ -22,6 +35,7 @@ _PACKAGE = Path(__file__).parents[1]
 _EXTRAS = {
     **dict.fromkeys(("accelerate", "datasets", "torchmetrics", "tensorboard", "tqdm", "tomli", "safetensors"), "train"),
     "faster_coco_eval": "detection",
+    "gradio": "web",
     "diffusers": "diffusion",
     **dict.fromkeys(("torchvision", "transformers", "open_clip", "timm")),
 }
@@ -29,6 +43,7 @@ _EXTRAS = {
 _EXAMPLES = f"""\
 examples:
   agglo demo
+  agglo play
   agglo backends
   agglo visualize cat.jpg --pretrained --keep-rate 0.25 -o groups.png
   agglo visualize cat.jpg --checkpoint deit.safetensors --linkage single average complete -o linkages.png
@@ -51,6 +66,7 @@ def parser() -> Parser:
     top.add_argument("--version", action="version", version=f"agglo {__version__}")
     commands = top.add_subparsers(title="commands", metavar="<command>", dest="command", required=True)
     demo.add_to(commands)
+    play.add_to(commands)
     visualize.add_to(commands)
     evaluate.add_to(commands)
     tune.add_to(commands)

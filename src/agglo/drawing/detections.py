@@ -25,6 +25,7 @@ Colour = tuple[int, int, int]
 Detections = Mapping[str, Any]
 
 WASH, _HAIRLINE = 0.4, 0.5  # how much of an object's colour lies over the photo, and of black just outside its line
+_THIN_WASH = 0.15  # where several models draw over one another
 LEAST_SCORE = 0.3
 
 # Hues in turns of the colour wheel, neighbours far apart: classes of a picture take them in their order.
@@ -143,7 +144,7 @@ def _enlarged_mask(mask: NDArray[Any], scale: int) -> NDArray[np.bool_]:
     return np.asarray(large.filter(ImageFilter.GaussianBlur(0.6 * scale))) >= 128  # rounds the steps of small pixels
 
 
-def _draw_mask(drawn: Pixels, mask: NDArray[np.bool_], colour: Colour, thickness: int) -> None:
+def _draw_mask(drawn: Pixels, mask: NDArray[np.bool_], colour: Colour, thickness: int, wash: float = WASH) -> None:
     """In place: the wash, a line along the inside of the edge, a dark hairline along the outside."""
     from PIL import Image, ImageFilter
 
@@ -155,7 +156,7 @@ def _draw_mask(drawn: Pixels, mask: NDArray[np.bool_], colour: Colour, thickness
     flat = Image.fromarray(inside.astype(np.uint8))
     core = np.asarray(flat.filter(ImageFilter.MinFilter(2 * thickness + 1))).astype(bool)
     outside = np.asarray(flat.filter(ImageFilter.MaxFilter(3))).astype(bool) & ~inside
-    under[inside] = ((1 - WASH) * under[inside] + WASH * np.array(colour)).round()
+    under[inside] = ((1 - wash) * under[inside] + wash * np.array(colour)).round()
     under[inside & ~core] = colour
     under[outside] = ((1 - _HAIRLINE) * under[outside]).round()
 
@@ -212,11 +213,16 @@ def sheet(
 
 
 def _group_panel(picture: Pixels, labels: Ints, spans: tuple[float, float] | None, scale: int) -> Panel:
+    title = f"{tokens(count_groups(labels))} of {labels.size}"
+    return Panel(draw_groups_under(picture, labels, spans, scale), title)
+
+
+def draw_groups_under(picture: Pixels, labels: Ints, spans: tuple[float, float] | None, scale: int) -> Pixels:
+    """Groups (h, w) over a picture that their grid may reach beyond. spans: see `Shown`."""
     of_pixels = under_picture(labels, picture.shape[:2], spans)
     rows = labels.shape[0] if spans is None else spans[0]
     thickness = max(1, int(picture.shape[0] * scale / rows / 32))
-    title = f"{tokens(count_groups(labels))} of {labels.size}"
-    return Panel(draw_groups(picture, of_pixels, scale=scale, thickness=thickness), title)
+    return draw_groups(picture, of_pixels, scale=scale, thickness=thickness)
 
 
 def under_picture(labels: Ints, shape: Sequence[int], spans: tuple[float, float] | None = None) -> Ints:
@@ -227,3 +233,18 @@ def under_picture(labels: Ints, shape: Sequence[int], spans: tuple[float, float]
     rows = ((np.arange(shape[0]) + 0.5) * down / shape[0]).astype(int)
     columns = ((np.arange(shape[1]) + 0.5) * across / shape[1]).astype(int)
     return labels[rows[:, None], columns]
+
+
+def draw_over_one_another(picture: Pixels, layers: Sequence[tuple[Detections, Colour]], *, scale: int = 1) -> Pixels:
+    """What several models found in a picture (H, W, 3), all over it, each model in its one colour; without names. Lines
+    get thinner from layer to layer, so that those below show."""
+    drawn = enlarged(picture, scale).copy()
+    thinnest = max(1, round(min(drawn.shape[:2]) / 300))
+    for number, (detections, colour) in enumerate(layers):
+        thickness = thinnest * (1 + 2 * (len(layers) - 1 - number))
+        boxes = _array(detections["boxes"]).reshape(-1, 4).astype(float)
+        for mask in _array(detections["masks"]):
+            _draw_mask(drawn, _enlarged_mask(mask, scale), colour, thickness, _THIN_WASH)
+        for box in boxes:
+            _draw_box(drawn, box * scale, colour, thickness)
+    return drawn

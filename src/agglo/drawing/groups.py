@@ -9,7 +9,8 @@ Patches that belong to no group any more, because a method dropped them, are gre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -162,10 +163,10 @@ def _mixed(under: Pixels, over: Pixels | int, share: float) -> Pixels:
 
 def fill(picture: Pixels, labels: Ints) -> Pixels:
     """Every pixel of a picture (H, W, 3) replaced by the mean colour of its group, labels (h, w)."""
-    _, groups = np.unique(stretch(labels, picture.shape[:2]), return_inverse=True)
-    groups = groups.reshape(-1)
-    sizes = np.bincount(groups)
-    means = [np.bincount(groups, picture[..., channel].reshape(-1)) / sizes for channel in range(3)]
+    names, of_patches = np.unique(labels, return_inverse=True)
+    groups = stretch(of_patches.reshape(labels.shape), picture.shape[:2]).reshape(-1)
+    sizes = np.bincount(groups, minlength=len(names)).clip(min=1)  # patches may be smaller than pixels
+    means = [np.bincount(groups, picture[..., channel].reshape(-1), len(names)) / sizes for channel in range(3)]
     return np.stack(means, axis=-1).round().astype(np.uint8)[groups].reshape(picture.shape)
 
 
@@ -183,9 +184,22 @@ def stretch(labels: Ints, shape: Sequence[int]) -> Ints:
 
 def border(labels: Ints, thickness: int) -> NDArray[np.bool_]:
     """Where labels (H, W) differ from any within `thickness` pixels, diagonals included; a picture's rim is none."""
-    reach = 2 * thickness + 1
-    around = np.lib.stride_tricks.sliding_window_view(np.pad(labels, thickness, mode="edge"), (reach, reach))
-    return (around != labels[..., None, None]).any(axis=(-2, -1))
+    # Somebody around is another if the least and the greatest around are two; rows first, then columns.
+    least = greatest = labels
+    for axis in range(2):
+        least = _around(least, thickness, axis, np.minimum)
+        greatest = _around(greatest, thickness, axis, np.maximum)
+    return least != greatest
+
+
+def _around(labels: Ints, reach: int, axis: int, take: Callable[[Ints, Ints], Ints]) -> Ints:
+    """The least or greatest of the labels (H, W) up to `reach` places before and after each, along one axis."""
+    widths = [(0, 0), (0, 0)]
+    widths[axis] = (reach, reach)
+    padded = np.pad(labels, widths, mode="edge")
+    length, places = labels.shape[axis], range(2 * reach + 1)
+    shifted = [padded[shift : shift + length] if axis == 0 else padded[:, shift : shift + length] for shift in places]
+    return reduce(take, shifted)
 
 
 def as_pixels(pictures: Tensor) -> Pixels:

@@ -7,7 +7,7 @@ are part of the package, trained by `agglo train-generator`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +97,18 @@ def starting_noise(seeds: Sequence[int]) -> Tensor:
 
 @torch.no_grad()
 def sample(
-    model: nn.Module, classes: Sequence[int], seeds: Sequence[int], *, steps: int = 25, guidance: float = 1.0
+    model: nn.Module,
+    classes: Sequence[int],
+    seeds: Sequence[int],
+    *,
+    steps: int = 25,
+    guidance: float = 1.0,
+    after_step: Callable[[int, Tensor], None] | None = None,
 ) -> Tensor:
     """Images (B, 1, 28, 28), uint8, of a class and a seed each, by DDIM without further noise.
 
     guidance: how much of the difference that the class makes is taken; 1 runs the model without the class "any".
+    after_step: called with the number of steps done and the images that the model has in mind by then.
     """
     from diffusers import DDIMScheduler
 
@@ -116,12 +123,15 @@ def sample(
     if guided:
         labels = torch.cat([torch.full_like(labels, ANY_CLASS), labels])
     with generation():
-        for step in scheduler.timesteps:
+        for number, step in enumerate(scheduler.timesteps, start=1):
             inputs = (torch.cat([noisy, noisy]) if guided else noisy).to(parameter.dtype)
             times = step.to(parameter.device).expand(len(inputs))
             velocity = model(inputs, times, labels).sample.float()
             if guided:
                 free, prompted = velocity.chunk(2)
                 velocity = free + guidance * (prompted - free)
-            noisy = scheduler.step(velocity, step, noisy).prev_sample
+            stepped = scheduler.step(velocity, step, noisy)
+            noisy = stepped.prev_sample
+            if after_step is not None:
+                after_step(number, to_images(stepped.pred_original_sample))
     return to_images(noisy)

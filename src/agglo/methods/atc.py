@@ -77,14 +77,19 @@ class ATC(Method):
                 "block 0: begin at block 1, or act after attention"
             )
 
+    def compared(self, view: View) -> tuple[Tensor, str, Tensor | None]:
+        """What `cluster` and `linkage` are given at a block: features (B, N, D), the linkage, and weights (B, N) if
+        tokens have any."""
+        features = patch_features(view, at_reduction("features", self.features, view.stage))
+        importance = at_reduction("importance", self.importance, view.stage)
+        weights = None if importance is None else patch_weights(view, importance, self.exponent)
+        return features, at_reduction("linkage", self.linkage, view.stage), weights
+
     def reduce(self, view: View) -> Outcome:
         refuse_onnx("agglomerative clustering")
         # Unchecked: NaN in a model means NaN out of it, as without reduction, and a loss scaler skips such a step. The
         # labels are then without meaning, but must be labels.
-        linkage = at_reduction("linkage", self.linkage, view.stage)
-        features = patch_features(view, at_reduction("features", self.features, view.stage))
-        importance = at_reduction("importance", self.importance, view.stage)
-        weights = None if importance is None else patch_weights(view, importance, self.exponent)
+        features, linkage, weights = self.compared(view)
         if view.target is not None:
             labels = cluster(features, view.target, linkage, weights=weights, check=False)
             labels = labels.clamp(max=view.target - 1)

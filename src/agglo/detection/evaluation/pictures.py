@@ -72,7 +72,7 @@ def _drawn(
             reducible.apply(variant)
             with trace(model) as record:
                 found = model(inputs, original_sizes=[size])[0]
-            labels, spans = _groups(model.backbone, patch_labels(record), tuple(pixels.shape[-2:]))
+            labels, spans = groups_on_picture(model.backbone, patch_labels(record), tuple(pixels.shape[-2:]))
             columns.append(Shown(f"{variant.name}, {variant.budget_text}", found, labels, spans))
     remove(model)
     classes = opened.spec.classes or [f"class {label}" for label in range(opened.spec.n_classes)]
@@ -80,7 +80,7 @@ def _drawn(
     return sheet(np.asarray(picture), columns, classes, scale=scale, least=least, name=name)
 
 
-def _groups(backbone: Any, found: dict[int, Ints], size: Sequence[int]) -> tuple[Ints, tuple[float, float]]:
+def groups_on_picture(backbone: Any, found: dict[int, Ints], size: Sequence[int]) -> tuple[Ints, tuple[float, float]]:
     """The groups (h, w) after the last block that reduced, and how many patches lie over the picture itself."""
     patch, multiple = backbone.strides[-2], backbone.strides[-1]
     grid = [-(-side // multiple) * multiple // patch for side in size]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +14,15 @@ import torch
 from torch import Tensor
 
 from agglo.embedded import generator as embedded
+from agglo.hosts.diffusion.applying import denoisers
 from agglo.synthesis.data.requests import Request
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 EMBEDDED = "embedded"
+# Called with the number of steps done, and what the first picture is going to be if the model shows it by then.
+AfterStep = Callable[[int, "Image | None"], None]
 
 
 class Generator(ABC):
@@ -29,8 +34,8 @@ class Generator(ABC):
     steps: int
 
     @abstractmethod
-    def __call__(self, requests: Sequence[Request]) -> list[Image]:
-        """One picture for each; each from its own seed."""
+    def __call__(self, requests: Sequence[Request], after_step: AfterStep | None = None) -> list[Image]:
+        """One picture for each; each from its own seed. What `after_step` raises ends it."""
 
     def canvas(self, picture: Image) -> Image:
         """The picture as far as the model's tokens reach."""
@@ -65,9 +70,14 @@ class EmbeddedGenerator(Generator):
         self.steps, self.guidance, self.dtype = steps, guidance, dtype
         self.guided = guidance != 1.0
 
-    def __call__(self, requests: Sequence[Request]) -> list[Image]:
+    def __call__(self, requests: Sequence[Request], after_step: AfterStep | None = None) -> list[Image]:
         labels, seeds = [request.label for request in requests], [request.seed for request in requests]
-        images = embedded.sample(self.reduced, labels, seeds, steps=self.steps, guidance=self.guidance)
+
+        def show(step: int, images: Tensor) -> None:
+            if after_step is not None:
+                after_step(step, pictures(images[:1])[0])
+
+        images = embedded.sample(self.reduced, labels, seeds, steps=self.steps, guidance=self.guidance, after_step=show)
         return pictures(images)
 
     def canvas(self, picture: Image) -> Image:
@@ -124,7 +134,7 @@ class PipelineGenerator(Generator):
             raise ValueError(f"model={name!r} is a {type(pipeline).__name__}, which takes neither prompts nor classes")
         self.by_prompt = "prompt" in accepted
 
-    def __call__(self, requests: Sequence[Request]) -> list[Image]:
+    def __call__(self, requests: Sequence[Request], after_step: AfterStep | None = None) -> list[Image]:
         generators = [torch.Generator(self.device).manual_seed(request.seed) for request in requests]
         what: dict[str, Any] = (
             {"prompt": [request.prompt for request in requests]}
@@ -133,9 +143,9 @@ class PipelineGenerator(Generator):
         )
         if self.size is not None:
             what |= {"height": self.size[0], "width": self.size[1]}
-        found: list[Image] = self.reduced(
-            **what, generator=generators, num_inference_steps=self.steps, guidance_scale=self.guidance
-        ).images
+        what |= {"generator": generators, "num_inference_steps": self.steps, "guidance_scale": self.guidance}
+        with _telling(self.reduced, after_step) as arguments:
+            found: list[Image] = self.reduced(**what, **arguments).images
         return found
 
     def about(self) -> dict[str, Any]:
@@ -148,6 +158,28 @@ class PipelineGenerator(Generator):
             "device": self.device.type,  # noise is drawn on it: the same seeds give other pictures on another
             "dtype": str(self.dtype).removeprefix("torch."),
         }
+
+
+@contextmanager
+def _telling(pipeline: Any, after_step: AfterStep | None) -> Iterator[dict[str, Any]]:
+    """Let a pipeline tell of its steps: arguments for its call. One that takes no callback is listened to by the calls
+    of its model."""
+    if after_step is None:
+        yield {}
+    elif "callback_on_step_end" in inspect.signature(type(pipeline).__call__).parameters:
+
+        def told(_pipeline: Any, step: int, _time: Any, kept: dict[str, Any]) -> dict[str, Any]:
+            after_step(step + 1, None)
+            return kept
+
+        yield {"callback_on_step_end": told}
+    else:
+        calls = count(1)
+        hook = denoisers(pipeline)[0].register_forward_hook(lambda *_: after_step(next(calls), None))
+        try:
+            yield {}
+        finally:
+            hook.remove()
 
 
 def pictures(images: Tensor) -> list[Image]:

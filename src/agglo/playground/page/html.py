@@ -1,0 +1,93 @@
+"""Pieces of HTML. Pictures are part of the text, as data URLs: nothing is written to disk, and no path is named."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from html import escape
+
+from agglo.drawing.groups import Ints, Pixels, count_groups, draw_groups, enlarged, tokens
+
+SHOWN_SIDE = 224  # pixels that a picture has at least
+
+
+def data_url(pixels: Pixels) -> str:
+    """A picture (H, W, 3) as PNG."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    # Quick to make rather than small: it goes over a loopback address as a rule.
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def scale_for(picture: Pixels) -> int:
+    """How many times larger a small picture is shown."""
+    return max(1, SHOWN_SIDE // min(picture.shape[:2]))
+
+
+def figure(pixels: Pixels, caption: str, alternative: str) -> str:
+    """A picture with a line below it."""
+    return (
+        f'<figure><div class="frame"><img src="{data_url(pixels)}" alt="{escape(alternative)}"></div>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def picture_figure(picture: Pixels, caption: str, alternative: str) -> str:
+    """A picture as it is, in a size to look at."""
+    return figure(enlarged(picture, scale_for(picture)), caption, alternative)
+
+
+def groups_figure(picture: Pixels, labels: Ints, where: str, whose: str) -> str:
+    """Groups over a picture, whose patches can be clicked. where: they are from, such as "after block 3". whose: what
+    made them, which the words about a group begin with."""
+    rows, columns = labels.shape
+    count = count_groups(labels)
+    words = f"{where}: {tokens(count)}"
+    listed = ",".join(map(str, labels.reshape(-1).tolist()))
+    return (
+        f'<figure class="groups" tabindex="0" role="application" data-rows="{rows}" data-columns="{columns}" '
+        f'data-labels="{listed}" data-count="{count}" data-name="{escape(whose)} {escape(where)}" '
+        f'aria-label="{escape(words)}. Arrow keys walk over the patches.">'
+        f'<div class="frame"><img src="{data_url(draw_groups(picture, labels, scale=scale_for(picture)))}" '
+        f'alt="{escape(words)}"><svg viewBox="0 0 {columns} {rows}" preserveAspectRatio="none" aria-hidden="true">'
+        f"</svg></div><figcaption>{escape(words)}</figcaption></figure>"
+    )
+
+
+def figures(parts: Sequence[str]) -> str:
+    return f'<div class="figures">{"".join(parts)}</div>'
+
+
+def code(lines: Sequence[str]) -> str:
+    """Lines of Python that give the same."""
+    text = "\n".join(dict.fromkeys(lines))
+    return f'<pre class="line" tabindex="0" aria-label="The same in Python"><code>{escape(text)}</code></pre>'
+
+
+def refused(sentence: str) -> str:
+    """What cannot be done, in the place of what was asked for."""
+    return f'<p class="refused" role="alert">{escape(sentence)}</p>'
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> str:
+    """Cells are HTML already; the first of each row is its name."""
+    tops = "".join(f'<th scope="col">{cell}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>' for row in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}"><table><thead><tr>{tops}</tr>'
+        f"</thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def section(name: str, *parts: str) -> str:
+    """What a tab shows. name: the class by which styles and scripts find it."""
+    return f'<section class="agglo {name}">{"".join(parts)}</section>'
