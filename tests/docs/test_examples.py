@@ -1,0 +1,103 @@
+"""Every example of every page runs as it is written there, and every command on a page is one that exists."""
+
+from __future__ import annotations
+
+import random
+import re
+import shlex
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from agglo.classification.data import registry as data_sets
+from agglo.cli import parser
+from agglo.hosts import registry as hosts
+from agglo.methods import registry as methods
+from tests.support.pages import ROOT, Example, all_pages, examples, fences
+
+PAGES = all_pages()
+EXAMPLES = [example for page in PAGES for example in examples(page)]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of its own, one process of a group of one, and registries that are put back afterwards."""
+    registries = [methods._METHODS, data_sets._KNOWN]
+    known, at_home = [dict(registry) for registry in registries], dict(sys.modules)
+    monkeypatch.setattr(hosts, "HOSTS", hosts.HOSTS)
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    torch.manual_seed(0)
+    random.seed(0)
+    yield
+    for registry, before in zip(registries, known, strict=True):
+        registry.clear()
+        registry.update(before)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mylib" and name not in at_home]:
+        del sys.modules[name]
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.id)
+def test_example(example: Example, surroundings: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("mylib")
+    monkeypatch.setitem(sys.modules, "mylib", module)
+    exec(compile(example.source, str(example.page), "exec"), module.__dict__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_is_not_run_says_why(page: Path) -> None:
+    for fence in fences(page.read_text(encoding="utf-8")):
+        if fence.language == "python" and fence.reason is not None:
+            assert len(fence.reason.split()) >= 3, f"{page.name}, line {fence.line}: {fence.reason!r} is no reason"
+
+
+def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
+    """The `agglo` and `make` commands in the blocks of a page, as words, comments left out."""
+    for fence in fences(page.read_text(encoding="utf-8")):
+        if fence.language in ("", "bash", "console", "sh"):
+            joined = fence.code.replace("\\\n", " ")
+            for line in joined.splitlines():
+                plain = re.sub(r"\s#.*", "", line).removeprefix("$ ").strip()
+                if plain.startswith(("agglo ", "make ")) and "..." not in plain:
+                    yield fence.line, shlex.split(plain)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line, (program, *words) in commands(page):
+        if program == "make":
+            targets = [word for word in words if "=" not in word]
+            unknown = [target for target in targets if not re.search(rf"^{re.escape(target)}:", MAKEFILE, re.MULTILINE)]
+            assert not unknown, f"{page.name}, line {line}: the Makefile has no target {unknown}"
+            continue
+        try:
+            parser().parse_args(words)
+        except SystemExit as stopped:
+            pytest.fail(f"{page.name}, line {line}: agglo {' '.join(words)} is refused ({stopped})")
+
+
+def test_the_reader_of_pages() -> None:
+    text = (
+        "# Title\n\n```python\na = 1\n```\n\n<!-- before\nb = a\n-->\n\n- item\n\n  ```python\n  c = b\n  ```\n\n"
+        "<!-- example: other -->\n\n<!-- not run: needs a download first -->\n\n```python\nraise ValueError\n```\n\n```python\nd = 2\n```\n\n```\nagglo demo\n```\n"
+    )
+    first, other = examples(ROOT / "README.md", text)
+    assert first.source.splitlines()[3] == "a = 1" and first.source.splitlines()[13] == "c = b"
+    assert other.name == "other" and other.source.split() == ["d", "=", "2"]
+    shown = fences(text)
+    assert [fence.language for fence in shown] == ["python", "python", "python", "python", ""]
+    assert [fence.reason for fence in shown] == [None, None, "needs a download first", None, None]
