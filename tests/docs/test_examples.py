@@ -8,6 +8,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -27,7 +28,10 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 @pytest.fixture
 def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder of its own, one process of a group of one, and registries that are put back afterwards."""
+    """A folder of its own, one process of a group of one, and registries that are put back afterwards.
+
+    What torch.compile is given is traced as ever, but not made into C++, which takes a minute and is torch's matter.
+    """
     registries = [methods._METHODS, data_sets._KNOWN]
     known, at_home = [dict(registry) for registry in registries], dict(sys.modules)
     monkeypatch.setattr(hosts, "HOSTS", hosts.HOSTS)
@@ -35,8 +39,15 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+    for name, value in {
+        "RANK": 0,
+        "WORLD_SIZE": 1,
+        "LOCAL_RANK": 0,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }.items():
         monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     torch.manual_seed(0)
     random.seed(0)
     yield
@@ -91,10 +102,11 @@ def test_commands_exist(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_reader_of_pages() -> None:
-    text = (
-        "# Title\n\n```python\na = 1\n```\n\n<!-- before\nb = a\n-->\n\n- item\n\n  ```python\n  c = b\n  ```\n\n"
-        "<!-- example: other -->\n\n<!-- not run: needs a download first -->\n\n```python\nraise ValueError\n```\n\n```python\nd = 2\n```\n\n```\nagglo demo\n```\n"
+    text = "# Title\n\n```python\na = 1\n```\n\n<!-- before\nb = a\n-->\n\n- item\n\n  ```python\n  c = b\n  ```\n\n"
+    text += (
+        "<!-- example: other -->\n\n<!-- not run: needs a download first -->\n\n```python\nraise ValueError\n```\n\n"
     )
+    text += "```python\nd = 2\n```\n\n```\nagglo demo\n```\n"
     first, other = examples(ROOT / "README.md", text)
     assert first.source.splitlines()[3] == "a = 1" and first.source.splitlines()[13] == "c = b"
     assert other.name == "other" and other.source.split() == ["d", "=", "2"]

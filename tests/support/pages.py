@@ -1,7 +1,7 @@
 """The pages of the documentation as the tests read them: worked examples, commands, links.
 
-Every ```python block of a page is run, in the page's order and in one namespace, as a reader would type it. Marks, which
-are comments of Markdown and not seen by readers, say otherwise:
+Every ```python block of a page is run, in the page's order and in one namespace, as a reader would type it. Marks,
+which are comments of Markdown and not seen by readers, say otherwise:
 
     <!-- example: NAME -->        a new namespace begins: what was defined above is forgotten
     <!-- before                   code that runs at this place and is not shown: what the reader has already

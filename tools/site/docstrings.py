@@ -1,7 +1,7 @@
 """Docstrings as Markdown for the API pages: sections and their entries become lists, examples become code.
 
-agglo's docstrings are written to be read in a terminal: a section is a line that ends with a colon and an indented block,
-an entry is `name: what it is`, and an example begins with `>>>`. Tests read them by `markdown` alone.
+agglo's docstrings are written to be read in a terminal: a section is a line that ends with a colon and an indented
+block, an entry is `name: what it is`, and an example begins with `>>>`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import griffe
 
 _SECTION = re.compile(r"^(?P<title>[A-Z][^`]*):$")
-_ENTRY = re.compile(r"^(?P<name>[A-Za-z_][\w, *]*?(?: \([^)]*\))?): (?P<about>.*)$")
+_ENTRY = re.compile(r"^(?P<name>[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*(?: \([^)]*\))?): (?P<about>.*)$")
 
 
 class DocstringsAsMarkdown(griffe.Extension):
@@ -71,5 +71,5 @@ def _entries(block: str) -> str:
             names = ", ".join(f"`{one}`" for one in name.split(", "))
             done.append(f"- {names}{f' ({aside}' if aside else ''}: {entry['about']}")
         else:
-            done.append(f"  {line.strip()}")
+            done.append(f"  {line.strip()}" if line.startswith(" ") else f"- {line}")
     return "\n".join(done)

@@ -30,9 +30,7 @@ Groups = list[list[int]]
 
 def tokens() -> np.ndarray:
     """Sixteen tokens with two coordinates, (16, 2)."""
-    rng = np.random.default_rng(11)
-    centres = np.array([[0.2, 0.75], [0.75, 0.8], [0.25, 0.25], [0.8, 0.3]])
-    return (centres[:, None] + rng.normal(scale=0.1, size=(4, 4, 2))).reshape(-1, 2)
+    return np.random.default_rng(5).uniform(size=(16, 2))
 
 
 def distances(points: np.ndarray) -> np.ndarray:
@@ -73,7 +71,7 @@ def hull(axes: Any, lines: Iterable[np.ndarray], colour: str) -> None:
     """A soft blob around a group: thick pale lines (2, 2) between its members."""
     pale = 0.72 + 0.28 * np.array(to_rgb(colour))
     for line in lines:
-        axes.plot(*line.T, color=pale, linewidth=17, solid_capstyle="round", zorder=0)
+        axes.plot(*line.T, color=pale, linewidth=20, solid_capstyle="round", zorder=0)
 
 
 def pairs_of(points: np.ndarray) -> list[np.ndarray]:
@@ -81,7 +79,7 @@ def pairs_of(points: np.ndarray) -> list[np.ndarray]:
 
 
 def plain(axes: Any, title: str) -> None:
-    axes.set_title(title, fontsize=10.5, color=INK)
+    axes.set_title(title, fontsize=11.5, color=INK)
     axes.set_aspect("equal")
     axes.set_xticks([])
     axes.set_yticks([])
@@ -96,7 +94,8 @@ def draw_rounds() -> None:
     tree = agglo.linkage(distances=torch.from_numpy(table).float(), linkage="average").numpy()
     assert np.allclose([height for height, *_ in merges], tree[:, 2], atol=1e-5), "rounds must give the same tree"
     shown = before[:3]
-    figure, axes = plt.subplots(1, 4, figsize=(13, 3.6), width_ratios=[1, 1, 1, 1.35])
+    figure, grid = plt.subplots(2, 2, figsize=(9, 8))
+    axes = grid.ravel()
     for number, (groups, place) in enumerate(zip(shown, axes, strict=False)):
         best = nearest(table, groups, "average")
         centres = np.array([points[group].mean(axis=0) for group in groups])
@@ -112,7 +111,7 @@ def draw_rounds() -> None:
             place.add_patch(arrow)
         place.plot(*points.T, "o", color=INK, markersize=5, zorder=3)
         pairs = sum(best[j] == i for i, j in enumerate(best)) // 2
-        plain(place, f"round {number + 1}\n{len(groups)} groups, {pairs} mutual pairs")
+        plain(place, f"round {number + 1}\n{len(groups)} groups, {pairs} mutual pairs merge")
         place.margins(0.12)
     of_round = {members: number for _, members, number in merges}
     members: dict[int, frozenset[int]] = {i: frozenset([i]) for i in range(len(points))}
@@ -137,7 +136,8 @@ def draw_boruvka() -> None:
     table = distances(points)
     groups: Groups = [[i] for i in range(len(points))]
     edges: list[tuple[int, int, int]] = []
-    figure, axes = plt.subplots(1, 4, figsize=(13, 3.7))
+    figure, grid = plt.subplots(2, 2, figsize=(9, 8))
+    axes = grid.ravel()
     number = 0
     while len(groups) > 1:
         number += 1
@@ -233,7 +233,7 @@ def draw_attention() -> None:
     sized = merged + np.log([4, 1, 1])
     sized = np.exp(sized) / np.exp(sized).sum()
     assert np.allclose(sized, [full[:4].sum(), full[4], full[5]])
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.1), sharey=True)
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), sharey=True)
     palette = {"sky": COLOURS[4], "bird": COLOURS[1], "roof": COLOURS[5]}
     panels = [
         (names, full, "six tokens"),
@@ -297,11 +297,23 @@ def draw_layers() -> None:
         width = 10.4 / len(rooms)
         for place, room in enumerate(rooms):
             coming = room.startswith("(")
-            box = FancyBboxPatch((0.25 + place * width, y - 0.3), width - 0.3, 0.6, boxstyle="round,pad=0,rounding_size=0.12")
-            box.set(facecolor="white" if coming else COLOURS[0], edgecolor=COLOURS[0], linestyle="--" if coming else "-")
+            box = FancyBboxPatch(
+                (0.25 + place * width, y - 0.3), width - 0.3, 0.6, boxstyle="round,pad=0,rounding_size=0.12"
+            )
+            box.set(
+                facecolor="white" if coming else COLOURS[0], edgecolor=COLOURS[0], linestyle="--" if coming else "-"
+            )
             axes.add_patch(box)
             colour = COLOURS[0] if coming else "white"
-            axes.text(0.25 + place * width + (width - 0.3) / 2, y, room.strip("()"), ha="center", va="center", color=colour, fontsize=10.5)
+            axes.text(
+                0.25 + place * width + (width - 0.3) / 2,
+                y,
+                room.strip("()"),
+                ha="center",
+                va="center",
+                color=colour,
+                fontsize=10.5,
+            )
         axes.text(11, y, words, va="center", fontsize=9.3, color=INK)
     axes.set_xlim(0, 24)
     axes.set_ylim(0.4, len(rows) + 0.6)

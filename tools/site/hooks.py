@@ -74,13 +74,13 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     return _rewritten(markdown, redirect)
 
 
-def _as_if_in_docs(text: str) -> str:
-    """A page of the top folder with the links that it would have in docs/."""
+def _as_if_in_docs(text: str, folder: str = "") -> str:
+    """A page of another folder of the repository with the links that it would have in docs/."""
 
     def moved(target: str) -> str:
         if "://" in target or target.startswith("mailto:"):
             return target
-        return target.removeprefix("docs/") if target.startswith("docs/") else f"../{target}"
+        return posixpath.relpath(posixpath.normpath(posixpath.join(folder, target)), "docs")
 
     return _rewritten(text, moved)
 
@@ -121,6 +121,8 @@ def _place(path: Path) -> str:
     name = path.relative_to(ROOT).as_posix()
     if name in TOP_PAGES:
         return name
+    if path == NOTEBOOK:
+        return "tour.md"
     return f"source/{name}.md" if path.suffix in LANGUAGES or not path.suffix else f"source/{name}"
 
 
@@ -141,7 +143,8 @@ def _add_notebook(files: Files, config: Any) -> None:
     from nbconvert import MarkdownExporter
 
     text, resources = MarkdownExporter().from_filename(str(NOTEBOOK))
+    text = _as_if_in_docs(text, NOTEBOOK.parent.relative_to(ROOT).as_posix())
     for name, data in resources["outputs"].items():
-        text = text.replace(f"({name})", f"(tour_files/{name})")
+        text = text.replace(f"(../examples/{name})", f"(tour_files/{name})")
         files.append(File.generated(config, f"tour_files/{name}", content=data))
-    files.append(File.generated(config, "tour.md", content=_as_if_in_docs(text)))
+    files.append(File.generated(config, "tour.md", content=text))
