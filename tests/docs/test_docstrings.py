@@ -17,17 +17,13 @@ def test_the_example() -> None:
     assert doctest.testmod(docstrings) == (0, 1)
 
 
-def test_lists_and_words_are_told_apart() -> None:
+def test_lists_words_and_examples_are_told_apart() -> None:
+    section = "To tinker with:\n    blocks: where.\n    a, b (atc): two of them,\n        on two lines.\n    any other."
     text = docstrings.markdown(
-        "Reduce.\n\nTo tinker with:\n    blocks: where.\n    a, b (atc): two of them,\n        on two lines.\n    any other."
-        "\n\n"
-        "Models of diffusers have their own: see there.\n\nleft: after each stage."
+        f"Reduce.\n\n{section}\n\nModels have their own: see there.\n\nleft: one.\n\n>>> f(1)\n2"
     )
-    assert (
-        "**To tinker with**\n\n- `blocks`: where.\n- `a`, `b` (atc): two of them,\n  on two lines.\n- any other."
-        in text
-    )
-    assert "\n\nModels of diffusers have their own: see there.\n\n- `left`: after each stage." in text
+    assert "**To tinker with**\n\n- `blocks`: where.\n- `a`, `b` (atc): two of them,\n  on two lines.\n- any" in text
+    assert "\n\nModels have their own: see there.\n\n- `left`: one.\n\n```pycon\n>>> f(1)\n2\n```" in text
 
 
 @pytest.mark.parametrize("name", [name for name in agglo.__all__ if not name.startswith("__")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import shlex
 import socket
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from agglo.classification.data import registry as data_sets
 from agglo.cli import parser
 from agglo.hosts import registry as hosts
 from agglo.methods import registry as methods
-from tests.support.pages import ROOT, Example, all_pages, examples, fences
+from tests.support.pages import ROOT, Example, all_pages, commands, examples, fences
 
 PAGES = all_pages()
 EXAMPLES = [example for page in PAGES for example in examples(page)]
@@ -75,21 +74,11 @@ def test_what_is_not_run_says_why(page: Path) -> None:
             assert len(fence.reason.split()) >= 3, f"{page.name}, line {fence.line}: {fence.reason!r} is no reason"
 
 
-def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
-    """The `agglo` and `make` commands in the blocks of a page, as words, comments left out."""
-    for fence in fences(page.read_text(encoding="utf-8")):
-        if fence.language in ("", "bash", "console", "sh"):
-            joined = fence.code.replace("\\\n", " ")
-            for line in joined.splitlines():
-                plain = re.sub(r"\s#.*", "", line).removeprefix("$ ").strip()
-                if plain.startswith(("agglo ", "make ")) and "..." not in plain:
-                    yield fence.line, shlex.split(plain)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_exist(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for line, (program, *words) in commands(page):
+    typed = [(fence.line, words) for fence in fences(page.read_text(encoding="utf-8")) for words in commands(fence)]
+    for line, (program, *words) in typed:
         if program == "make":
             targets = [word for word in words if "=" not in word]
             unknown = [target for target in targets if not re.search(rf"^{re.escape(target)}:", MAKEFILE, re.MULTILINE)]
@@ -106,10 +95,11 @@ def test_the_reader_of_pages() -> None:
     text += (
         "<!-- example: other -->\n\n<!-- not run: needs a download first -->\n\n```python\nraise ValueError\n```\n\n"
     )
-    text += "```python\nd = 2\n```\n\n```\nagglo demo\n```\n"
+    text += "```python\nd = 2\n```\n\n<!-- run -->\n\n```\nagglo demo \\\n  --images 3  # some\n```\n"
     first, other = examples(ROOT / "README.md", text)
     assert first.source.splitlines()[3] == "a = 1" and first.source.splitlines()[13] == "c = b"
-    assert other.name == "other" and other.source.split() == ["d", "=", "2"]
+    assert other.name == "other" and other.source.split()[:3] == ["d", "=", "2"]
+    assert "agglo.cli.main(['demo', '--images', '3']) == 0" in other.source
     shown = fences(text)
     assert [fence.language for fence in shown] == ["python", "python", "python", "python", ""]
     assert [fence.reason for fence in shown] == [None, None, "needs a download first", None, None]

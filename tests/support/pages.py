@@ -10,12 +10,14 @@ which are comments of Markdown and not seen by readers, say otherwise:
     <!-- check                    the same, for what must be true after the code above
     assert ...
     -->
+    <!-- run -->                  the `agglo` commands of the block below are run, in the folder of the example
     <!-- not run: REASON -->      the block below needs what a test has not: a download, a GPU, hours
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 _PARTS = re.compile(
     r"^<!-- example: (?P<example>[^\n]*?) -->$"
     r"|^<!-- not run: (?P<reason>[^\n]*?) -->$"
+    r"|^<!-- (?P<run>run) -->$"
     r"|^<!-- (?:before|check)\n(?P<hidden>.*?)^-->$"
     r"|^(?P<indent>[ ]*)(?P<fence>```+)(?P<language>[^\n`]*)\n(?P<code>.*?)^(?P=indent)(?P=fence)[ ]*$",
     re.MULTILINE | re.DOTALL,
@@ -60,6 +63,7 @@ class Fence:
     code: str
     reason: str | None
     hidden: bool = False
+    run: bool = False
 
 
 def all_pages() -> list[Path]:
@@ -75,6 +79,8 @@ def examples(page: Path, text: str | None = None) -> list[Example]:
             found.append(Example(page, part))
         elif part.language == "python" and part.reason is None:
             found[-1].chunks.append((part.line, part.code))
+        elif part.run:
+            found[-1].chunks.append((part.line, "\n".join(map(_call, commands(part)))))
     return [example for example in found if example.chunks]
 
 
@@ -83,19 +89,38 @@ def fences(text: str) -> list[Fence]:
     return [part for part in _read(text) if isinstance(part, Fence) and not part.hidden]
 
 
+def commands(fence: Fence) -> list[list[str]]:
+    """The `agglo` and `make` commands of a block, as words, without comments and those that leave something open."""
+    if fence.language not in ("", "bash", "console", "sh"):
+        return []
+    lines = [
+        re.sub(r"\s#.*", "", line).removeprefix("$ ").strip() for line in fence.code.replace("\\\n", " ").splitlines()
+    ]
+    return [shlex.split(line) for line in lines if line.startswith(("agglo ", "make ")) and "..." not in line]
+
+
+def _call(words: list[str]) -> str:
+    """Python that runs a command."""
+    return f"import agglo.cli; assert agglo.cli.main({words[1:]!r}) == 0, {shlex.join(words)!r}"
+
+
 def _read(text: str) -> Iterator[str | Fence]:
     """Names of examples, and blocks; hidden code is a block of Python."""
-    reason: str | None = None
+    reason, run = None, False
     for match in _PARTS.finditer(text):
         if match["example"] is not None:
             yield match["example"]
         elif match["reason"] is not None:
             reason = match["reason"]
             continue
+        elif match["run"]:
+            run = True
+            continue
         elif match["hidden"] is not None:
             yield Fence(text.count("\n", 0, match.start("hidden")) + 1, "python", match["hidden"], None, hidden=True)
         else:
             indent = len(match["indent"])
             code = "\n".join(line[indent:] for line in match["code"].splitlines())
-            yield Fence(text.count("\n", 0, match.start("code")) + 1, match["language"].strip(), code, reason)
-        reason = None
+            line = text.count("\n", 0, match.start("code")) + 1
+            yield Fence(line, match["language"].strip(), code, reason, run=run)
+        reason, run = None, False

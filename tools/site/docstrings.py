@@ -27,18 +27,13 @@ class DocstringsAsMarkdown(griffe.Extension):
 def markdown(docstring: str) -> str:
     """A docstring in Markdown.
 
-    >>> print(markdown("Sums up.\\n\\nWhat matters:\\n    x: a number,\\n        or two.\\n\\n>>> f(1)\\n2"))
+    >>> print(markdown("Sums up.\\n\\nWhat matters:\\n    x: a number,\\n        or two."))
     Sums up.
     <BLANKLINE>
     **What matters**
     <BLANKLINE>
     - `x`: a number,
       or two.
-    <BLANKLINE>
-    ```pycon
-    >>> f(1)
-    2
-    ```
     """
     return "\n\n".join(_paragraph(part) for part in _paragraphs(docstring))
 
