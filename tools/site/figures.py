@@ -233,12 +233,12 @@ def draw_attention() -> None:
     sized = merged + np.log([4, 1, 1])
     sized = np.exp(sized) / np.exp(sized).sum()
     assert np.allclose(sized, [full[:4].sum(), full[4], full[5]])
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), sharey=True)
+    figure, axes = plt.subplots(1, 3, figsize=(9, 3.2), sharey=True)
     palette = {"sky": COLOURS[4], "bird": COLOURS[1], "roof": COLOURS[5]}
     panels = [
-        (names, full, "six tokens"),
-        (["sky x 4", "bird", "roof"], plain_, "merged, sizes forgotten: the sky fades"),
-        (["sky x 4", "bird", "roof"], sized, "merged, log(4) added: as before"),
+        (names, full, "six tokens\n"),
+        (["sky x 4", "bird", "roof"], plain_, "merged, sizes forgotten:\nthe sky fades"),
+        (["sky x 4", "bird", "roof"], sized, "merged, log(4) added:\nas before"),
     ]
     for place, (labels, heights, title) in zip(axes, panels, strict=True):
         bars = place.bar(range(len(labels)), heights, color=[palette[label.split()[0]] for label in labels], width=0.7)
@@ -254,9 +254,9 @@ def draw_attention() -> None:
 def draw_unmerging() -> None:
     """A row of tokens, its groups, and the way back."""
     labels = [0, 0, 1, 0, 2, 2, 3, 1]
-    figure, axes = plt.subplots(figsize=(11, 3.9))
-    rows = [(2.6, labels, "tokens, coloured by group"), (1.3, [0, 1, 2, 3], "one token per group, with its size")]
-    rows.append((0.0, labels, "unmerged: every position has its group's token"))
+    figure, axes = plt.subplots(figsize=(9.5, 3.6))
+    rows = [(2.6, labels, "tokens,\ncoloured by group"), (1.3, [0, 1, 2, 3], "one token per group,\nwith its size")]
+    rows.append((0.0, labels, "unmerged: every position\nhas its group's token"))
     xs = {0: np.arange(8) + 1.0, 1: np.array([2.2, 3.9, 5.6, 7.3]), 2: np.arange(8) + 1.0}
     sizes = [labels.count(label) for label in range(4)]
     for number, (y, row, words) in enumerate(rows):
@@ -270,10 +270,10 @@ def draw_unmerging() -> None:
     for i, label in enumerate(labels):
         for y, begin, end in ((2.3, xs[0][i], xs[1][label]), (0.98, xs[1][label], xs[2][i])):
             axes.plot([begin, end], [y, y - 0.68], color=COLOURS[label], alpha=0.6, linewidth=1.6)
-    axes.text(8.6, 1.95, "merge: size-weighted mean", fontsize=9.5, color=INK, va="center")
-    axes.text(8.6, 1.3, "blocks run on 4 tokens", fontsize=9.5, color=INK, va="center")
-    axes.text(8.6, 0.65, "unmerge: copies", fontsize=9.5, color=INK, va="center")
-    axes.set_xlim(-3.4, 11.4)
+    axes.text(8.6, 1.95, "merge: size-weighted\nmean", fontsize=10.5, color=INK, va="center")
+    axes.text(8.6, 1.3, "blocks run on\n4 tokens", fontsize=10.5, color=INK, va="center")
+    axes.text(8.6, 0.65, "unmerge: copies", fontsize=10.5, color=INK, va="center")
+    axes.set_xlim(-1.9, 11.2)
     axes.set_ylim(-0.5, 3.1)
     axes.axis("off")
     save(figure, "how-unmerging")
