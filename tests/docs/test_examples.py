@@ -31,6 +31,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
     What torch.compile is given is traced as ever, but not made into C++, which takes a minute and is torch's matter.
     """
+    data_sets.dataset_names()  # finds all there are, so that what is put back is whole
     registries = [methods._METHODS, data_sets._KNOWN]
     known, at_home = [dict(registry) for registry in registries], dict(sys.modules)
     monkeypatch.setattr(hosts, "HOSTS", hosts.HOSTS)
