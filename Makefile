@@ -109,6 +109,18 @@ better-tuned: $(READY)  ## the better ATC beside the paper's, fine-tuned on the 
 readme-figures: $(READY)  ## the README's pictures and numbers, from benchmarks/results (CHECKPOINT=)
 	$(BIN)/python -m benchmarks.readme_figures --checkpoint $(CHECKPOINT)
 
+choosing-page: $(READY)  ## write what the studies recorded into the tables of docs/choosing.md
+	$(BIN)/python -m benchmarks.choosing_table
+
+docs: $(READY)  ## the documentation as a site, in build/site; open build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+notebook: $(READY)  ## run examples/tour.ipynb and store its outputs (two minutes)
+	$(BIN)/python -m tools.site.notebook
+
+figures: $(READY)  ## draw the pictures of "How it works" again
+	$(BIN)/python -m tools.site.figures
+
 train-generator: $(READY)  ## the embedded diffusion model, trained and put into the package (DATA=; an hour)
 	$(BIN)/agglo train-generator --data $(DATA) --output runs/generator --precision bf16
 	$(BIN)/python tools/embed_generator.py --run runs/generator
@@ -136,4 +148,4 @@ lock:  ## pin the newest versions again (needs `make setup` first)
 		--no-emit-index-url --extra all --extra dev pyproject.toml --output-file requirements.lock
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build

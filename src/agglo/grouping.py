@@ -27,6 +27,10 @@ class Grouping:
     counts: (B,) int64, groups per image without prefix and padding; None means G - prefix everywhere.
     drops: whether labels may be -1.
     chosen: (B, G) int64, where every group is one token: its position, anything for padding; merging then only gathers.
+
+    >>> pairs = Grouping.of(torch.tensor([[0, 0, 1]]), n_groups=2)
+    >>> pairs.merge(torch.tensor([[[1.0], [3.0], [5.0]]])).tolist()
+    [[[2.0], [5.0]]]
     """
 
     labels: Tensor

@@ -97,6 +97,11 @@ def apply(
     starts anew with a warning if not (sit at another keep rate). An instance works in one model at a time.
 
     Pipelines and models of diffusers have options of their own: see `agglo.hosts.diffusion.apply`.
+
+    >>> import timm
+    >>> model = agglo.apply(timm.create_model("deit_tiny_patch16_224"), keep_rate=0.5)
+    >>> agglo.reduction(model).counts
+    [196, 196, 196, 98, 98, 98, 49, 49, 49, 24, 24, 24]
     """
     if tuned is not None:
         beside = {"keep_rate": keep_rate, "schedule": schedule, "threshold": threshold, "blocks": blocks, **options}
@@ -262,6 +267,11 @@ def remove(model: M) -> M:
 
     Forward passes that run in other threads meanwhile go on reduced to their end. What a method has learned goes with
     it: save the state dict first, or keep the instance, which can be applied again.
+
+    >>> import timm
+    >>> model = agglo.apply(timm.create_model("test_vit"), keep_rate=0.5)
+    >>> print(agglo.reduction(agglo.remove(model)))
+    None
     """
     with _changing:
         if diffusion.is_diffusion(model):
@@ -289,6 +299,11 @@ class Reduction:
     levels: of a diffusion model, whose counts are of its self-attentions: tokens and groups at each resolution.
     image_tokens: that a picture takes in a language model's prompt, without reduction and with it; None where that is
         the same, or depends on the picture's size.
+
+    >>> import timm
+    >>> found = agglo.reduction(agglo.apply(timm.create_model("deit_tiny_patch16_224"), keep_rate=0.5))
+    >>> found.n_tokens, found.prefix, f"{found.gflops_before:.2f} -> {found.gflops_after:.2f} GFLOPs"
+    (196, 1, '1.25 -> 0.62 GFLOPs')
     """
 
     method: str
@@ -331,6 +346,11 @@ def reduction(model: Any, n_tokens: int | None = None) -> Reduction | None:
     """What is applied to a model now, for its own input size or n_tokens patch tokens; None if nothing is.
 
     Of a diffusion model n_tokens are those of its finest resolution.
+
+    >>> import timm
+    >>> model = agglo.apply(timm.create_model("deit_tiny_patch16_224"), schedule="linear:8")
+    >>> agglo.reduction(model).counts[-1], agglo.reduction(model, n_tokens=400).counts[-1]
+    (105, 309)
     """
     if diffusion.is_diffusion(model):
         return _diffusion_reduction(model, n_tokens)
@@ -424,8 +444,12 @@ def trace(model: Any, passes: int = 1) -> Iterator[Trace]:
     devices runs in such threads. Tensors are detached, except the losses and masks of the latest pass, which training
     needs.
 
-    >>> # with agglo.trace(model) as t: model(x)
-    >>> # t.groupings[3].labels: after block 3, the group of every token of every image
+    >>> import timm
+    >>> model = agglo.apply(timm.create_model("test_vit"), keep_rate=0.5, blocks=(2,))
+    >>> with agglo.trace(model) as trace:
+    ...     _ = model(torch.rand(1, 3, 160, 160))
+    >>> trace.groupings[2].labels.shape  # after block 2, the group of every token of every image
+    torch.Size([1, 101])
     """
     if not isinstance(passes, int) or passes < 1:
         raise ValueError(f"passes={passes!r} must be a whole number, 1 or more")

@@ -47,6 +47,13 @@ def draw(
     grid: (rows, columns) of patches; None infers them from the shape of the pictures.
     names: what to write above each row.
     scale: how many times larger to draw.
+
+    >>> import timm
+    >>> model = agglo.apply(timm.create_model("test_vit"), keep_rate=0.5, blocks=(2,))
+    >>> pictures = torch.rand(1, 3, 160, 160)
+    >>> with agglo.trace(model) as trace:
+    ...     _ = model(pictures)
+    >>> sheet = agglo.draw(trace, pictures)  # a PIL image: sheet.save("groups.png")
     """
     return compose(rows(trace, pictures, grid=grid, names=names, scale=scale))
 

@@ -30,7 +30,14 @@ from agglo.tracing import Trace, traces_of
 
 
 class UnsupportedModelError(TypeError):
-    """The model is none that agglo knows how to reduce."""
+    """The model is none that agglo knows how to reduce.
+
+    >>> try:
+    ...     agglo.apply(torch.nn.Linear(2, 2), keep_rate=0.5)
+    ... except agglo.UnsupportedModelError:
+    ...     print("nothing was changed")
+    nothing was changed
+    """
 
 
 class Setting:

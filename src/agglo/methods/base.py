@@ -45,6 +45,9 @@ class ModelShape:
     prefix: tokens in front that must stay as they are.
     blocks: where the method will be asked.
     acts: whether it will be asked there between attention and MLP, or before the block.
+
+    >>> agglo.ModelShape(stages=((196, 98), (98, 49)), width=192, heads=3, prefix=1, blocks=(4, 8)).stages[0]
+    (196, 98)
     """
 
     stages: tuple[tuple[int, int], ...]
@@ -77,6 +80,11 @@ class View:
     tokens_before: patch tokens before each of the reductions that came before this one.
     grid: (rows, columns) of the patches before any reduction; None if the host knows of none.
     memory: (B, T), what the method remembers of each token; None unless it remembers.
+
+    >>> nothing = dict(keys=None, values=None, class_attention=None, sizes=None, counts=None, threshold=None)
+    >>> view = agglo.View(torch.zeros(2, 197, 8), prefix=1, target=98, stage=0, training=False, **nothing)
+    >>> view.patches.shape
+    torch.Size([2, 196, 8])
     """
 
     tokens: Tensor
@@ -141,6 +149,11 @@ class Outcome:
         decision without gradients. For methods that act before a block.
     weights: (B, K, N), how much of each patch token is in the new ones, for soft methods.
     mean: how the tokens of a group become one, see `Grouping.merge`; means nothing where tokens are given.
+
+    >>> pairs = agglo.Grouping.of(torch.tensor([[0, 0, 1]]), n_groups=2)
+    >>> agglo.Outcome(pairs).new_tokens(torch.tensor([[[1.0], [3.0], [5.0]]]))
+    tensor([[[2.],
+             [5.]]])
     """
 
     grouping: Grouping
@@ -173,6 +186,18 @@ class Method(ABC):
     tokens_return: whether dropped tokens are gone, or pass by one block (the method is then asked at every block to
         which its schedule gives fewer tokens than all), or one stage (then where its stages begin).
     kind, reach, reference: for `agglo.list_methods()`; the description is the first sentence of the class's docstring.
+
+    >>> agglo.parse_method("tome") == agglo.parse_method({"method": "tome"})
+    True
+    >>> class Half(agglo.Method):
+    ...     name = "half"
+    ...
+    ...     def reduce(self, view):
+    ...         labels = torch.arange(view.patches.shape[1]) * view.target // view.patches.shape[1]
+    ...         labels = labels.expand(len(view.tokens), -1)
+    ...         return agglo.Outcome(agglo.Grouping.of(labels, view.target, view.prefix, view.sizes))
+    >>> import timm
+    >>> model = agglo.apply(timm.create_model("test_vit"), Half(), keep_rate=0.5)
     """
 
     name: ClassVar[str]
@@ -267,7 +292,21 @@ def _hashable(value: Any) -> Any:
 
 
 class RememberingMethod(Method):
-    """A method that remembers something of every token from block to block, which its views then hold."""
+    """A method that remembers something of every token from block to block, which its views then hold.
+
+    >>> class Seen(agglo.RememberingMethod):
+    ...     name = "seen"
+    ...
+    ...     def remember(self, class_attention, memory):
+    ...         now = class_attention.mean(dim=1)
+    ...         return now if memory is None else memory + now
+    ...
+    ...     def reduce(self, view):
+    ...         kept = view.memory[:, view.prefix :].topk(view.target, dim=1).indices
+    ...         return agglo.Outcome(agglo.Grouping.select(kept, view.patches.shape[1], view.prefix, view.sizes))
+    >>> import timm
+    >>> model = agglo.apply(timm.create_model("deit_tiny_patch16_224"), Seen(), keep_rate=0.5)
+    """
 
     @abstractmethod
     def remember(self, class_attention: Tensor, memory: Tensor | None) -> Tensor:
@@ -277,7 +316,22 @@ class RememberingMethod(Method):
 
 
 class LearnedMethod(Method, nn.Module):
-    """A method with parameters. `build` creates them; stage m of a view is entry m of the model's stages."""
+    """A method with parameters. `build` creates them; stage m of a view is entry m of the model's stages.
+
+    >>> class Scored(agglo.LearnedMethod):
+    ...     name = "scored"
+    ...
+    ...     def build(self, shape):
+    ...         self.score = torch.nn.Linear(shape.width, 1)
+    ...
+    ...     def reduce(self, view):
+    ...         kept = self.score(view.patches)[..., 0].topk(view.target, dim=1).indices
+    ...         return agglo.Outcome(agglo.Grouping.select(kept, view.patches.shape[1], view.prefix, view.sizes))
+    >>> import timm
+    >>> model = agglo.apply(timm.create_model("test_vit"), Scored(), keep_rate=0.5)
+    >>> [name for name in model.state_dict() if "score" in name]
+    ['agglo_method.score.weight', 'agglo_method.score.bias']
+    """
 
 
 def require_grid(method: Method, grid: Grid | None, n_tokens: int) -> Grid:

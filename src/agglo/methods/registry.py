@@ -41,6 +41,10 @@ class MethodInfo:
         into several (soft).
     reach: the keep rates it can reach at a stage.
     options: the keyword arguments it takes.
+
+    >>> atc = next(info for info in agglo.list_methods() if info.name == "atc")
+    >>> atc.kind, atc.learns, atc.options[:2]
+    ('merges hard', False, ('linkage', 'features'))
     """
 
     name: str
@@ -54,7 +58,20 @@ class MethodInfo:
 
 
 def register(method: T) -> T:
-    """Make a method known by its name; usable as a class decorator."""
+    """Make a method known by its name; usable as a class decorator.
+
+    >>> @agglo.register
+    ... class First(agglo.Method):
+    ...     "The first patches stay, in reading order."
+    ...
+    ...     name = "first"
+    ...
+    ...     def reduce(self, view):
+    ...         kept = torch.arange(view.target).expand(len(view.tokens), -1)
+    ...         return agglo.Outcome(agglo.Grouping.select(kept, view.patches.shape[1], view.prefix, view.sizes))
+    >>> import timm
+    >>> model = agglo.apply(timm.create_model("test_vit"), "first", keep_rate=0.5)
+    """
     if not (inspect.isclass(method) and issubclass(method, Method)):
         raise TypeError(f"agglo.register takes a subclass of agglo.Method, got {method!r}")
     if not isinstance(getattr(method, "name", None), str):

@@ -16,6 +16,12 @@ class Schedule(ABC):
     """A plan for any number of tokens and any depth.
 
     returning: whether counts may rise again, for methods whose tokens return.
+
+    >>> class Halfway(agglo.Schedule):
+    ...     def _wanted(self, n_tokens, depth):
+    ...         return [n_tokens] * (depth // 2) + [n_tokens // 2] * (depth - depth // 2)
+    >>> Halfway().counts(196, 4)
+    [196, 196, 98, 98]
     """
 
     returning: bool = False

@@ -70,6 +70,11 @@ class Stages(_AtStages):
         roundings add up, as the paper's detectors do.
     returning: every stage takes int(N r) of all tokens, by default at a third and two thirds of the depth (4, 8 of 12),
         for methods whose tokens return after a stage.
+
+    >>> Stages(0.5).counts(196, 12)
+    [196, 196, 196, 98, 98, 98, 49, 49, 49, 24, 24, 24]
+    >>> Stages((0.9, 0.7), blocks=(2, 4)).counts(100, 6)
+    [100, 100, 90, 90, 63, 63]
     """
 
     form: ClassVar[Form] = Form(
@@ -160,7 +165,11 @@ class _Removing(WrittenSchedule):
 
 @dataclass(frozen=True, repr=False)
 class PerBlock(_Removing):
-    """Any list of patch tokens removed at each block; blocks beyond a short list remove none."""
+    """Any list of patch tokens removed at each block; blocks beyond a short list remove none.
+
+    >>> PerBlock((0, 30, 0, 20)).counts(100, 6)
+    [100, 70, 70, 50, 50, 50]
+    """
 
     form: ClassVar[Form] = Form("blocks", "removed", None, (), ("blocks:0,0,0,49,0,0,49",))
     removed: Sequence[int]
@@ -176,7 +185,11 @@ class PerBlock(_Removing):
 
 @dataclass(frozen=True, repr=False)
 class Constant(_Removing):
-    """t patch tokens removed at every block from `start` on."""
+    """t patch tokens removed at every block from `start` on.
+
+    >>> Constant(10, start=2).counts(100, 5)
+    [100, 100, 90, 80, 70]
+    """
 
     form: ClassVar[Form] = Form("constant", "t", "start", (), ("constant:14", "constant:14@3"))
     t: int
@@ -212,7 +225,11 @@ class Linear(_Removing):
 
 @dataclass(frozen=True, repr=False)
 class Geometric(WrittenSchedule):
-    """The same fraction stays at every block from `start` on: int(N r^m) after the m-th of them."""
+    """The same fraction stays at every block from `start` on: int(N r^m) after the m-th of them.
+
+    >>> Geometric(0.5, start=1).counts(100, 4)
+    [100, 50, 25, 12]
+    """
 
     form: ClassVar[Form] = Form("geometric", "keep_rate", "start", (), ("geometric:0.8", "geometric:0.8@0"))
     keep_rate: float

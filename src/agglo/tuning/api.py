@@ -78,6 +78,12 @@ def tune(
         name: of the model, for the report.
 
     Schedules and options that are searched: `agglo.tuning.space`. The model is dense afterwards.
+
+    >>> import timm
+    >>> model = timm.create_model("test_vit", img_size=64, depth=4).eval()
+    >>> few = {"methods": ["atc"], "candidates": 2, "batch_size": 4, "quiet": True}  # leave out: ten minutes are better
+    >>> tuned = agglo.tune(model, torch.rand(16, 3, 64, 64), gflops=0.7, **few)
+    >>> model = agglo.apply(model, **tuned)
     """
     target = Target.of(speedup=speedup, max_drop=max_drop, gflops=gflops)
     _check(model, methods, minutes, candidates)

@@ -17,7 +17,11 @@ class Tuned(Mapping[str, Any]):
 
     content: all that was measured, as the JSON file holds it (docs/tune.md describes it).
 
-    >>> # tuned = agglo.tune(model, images, speedup=2.0); print(tuned.report()); tuned.save("tuned.json")
+    >>> tuned = Tuned.load("deit_tiny_patch16_224-half")  # as agglo.tune gives it, or a file of it
+    >>> tuned["method"], f"{tuned.gflops:.2f} of the dense model's GFLOPs"
+    ('atc', "0.50 of the dense model's GFLOPs")
+    >>> import timm
+    >>> model = agglo.apply(timm.create_model("deit_tiny_patch16_224"), **tuned)
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:

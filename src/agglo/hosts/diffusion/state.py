@@ -199,8 +199,12 @@ def generation() -> Iterator[None]:
 
     Pipelines given to `agglo.apply` open one by themselves at every call.
 
-    >>> # with agglo.generation():
-    >>> #     for t in scheduler.timesteps: noise = unet(latents, t, prompt).sample ...
+    >>> from agglo.embedded import generator
+    >>> model = agglo.apply(generator.trained(), keep_rate=0.5, every=2)
+    >>> latents, label = torch.rand(1, 1, 32, 32), torch.tensor([3])
+    >>> with agglo.generation():
+    ...     for step in (900, 800, 700):
+    ...         noise = model(latents, torch.tensor([step]), label).sample
     """
     before = THREAD.generation
     THREAD.generation = Generation()
