@@ -11,7 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agglo.cli import backends, bench, demo, detect, evaluate, fid, finetune, generate, train_generator, tune, visualize
+from agglo.cli import (
+    backends,
+    bench,
+    demo,
+    detect,
+    evaluate,
+    fid,
+    finetune,
+    generate,
+    reproduce,
+    train_generator,
+    tune,
+    visualize,
+)
 from agglo.cli.arguments import USAGE_ERROR, Parser
 from agglo.hosts.swap import UnsupportedModelError
 from agglo.version import __version__
@@ -59,6 +72,7 @@ def parser() -> Parser:
     generate.add_to(commands)
     fid.add_to(commands)
     train_generator.add_to(commands)
+    reproduce.add_to(commands)
     bench.add_to(commands)
     backends.add_to(commands)
     return top

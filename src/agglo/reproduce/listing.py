@@ -1,0 +1,45 @@
+"""All items with what they need, what that costs and what is done: for a terminal and for the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agglo.experiments.tables import Column, Table
+from agglo.reproduce.estimates import ASSUMPTION, in_words
+from agglo.reproduce.item import Item, Need, Settings
+from agglo.reproduce.record import FILE, ItemRecord
+
+
+def listing(items: Iterable[Item], settings: Settings) -> str:
+    """For a terminal. A minus stands before what is not here."""
+    columns = [Column("item", left=True), Column("in the paper", left=True), Column("GPU hours"), Column("done")]
+    columns.append(Column("needs (- is not here)", left=True))
+    rows = []
+    for item in items:
+        cells = item.cells(settings)
+        needs = [_with_sign(need, settings) for need in item.needs(settings.miniature)]
+        rows.append([item.name, item.shows, in_words(cells), _done(item, settings), " ".join(needs) or "nothing"])
+    return f"{Table(columns, rows).text()}\n\n{ASSUMPTION}."
+
+
+def table(items: Iterable[Item]) -> str:
+    """Markdown, with nothing in it that depends on the machine."""
+    columns = [Column("item", left=True), Column("in the paper", left=True), Column("what is measured", left=True)]
+    columns += [Column("cells"), Column("GPU hours"), Column("needs", left=True), Column("in miniature", left=True)]
+    rows = []
+    for item in items:
+        cells = item.cells(Settings())
+        needs = ", ".join(need.name for need in item.needs(False)) or "nothing"
+        mini = f"{len(item.cells(Settings(miniature=True)))} cells. {item.miniature_about}"
+        rows.append([f"`{item.name}`", item.shows, item.about, str(len(cells)), in_words(cells), needs, mini])
+    return f"{Table(columns, rows).markdown()}\n\n{ASSUMPTION}."
+
+
+def _with_sign(need: Need, settings: Settings) -> str:
+    return need.name if need.is_here(settings) else f"-{need.name}"
+
+
+def _done(item: Item, settings: Settings) -> str:
+    cells = item.cells(settings)
+    record = ItemRecord(settings.folder(item.name) / FILE, item.name, miniature=settings.miniature)
+    return f"{len(cells) - len(record.missing(cells))}/{len(cells)}" if cells else "follows"
