@@ -75,8 +75,12 @@ def run(arguments: argparse.Namespace) -> None:
     from agglo.reproduce.places import data_places, weight_places
     from agglo.reproduce.registry import item_named, items
 
-    chosen = items().values() if arguments.item in (None, "all") else [item_named(arguments.item)]
     mini = arguments.miniature
+    chosen: Sequence[Any] = [item for item in items().values() if item.is_offered(mini)]
+    if arguments.item not in (None, "all"):
+        chosen = [item_named(arguments.item)]
+        if not chosen[0].is_offered(mini):
+            raise ValueError(f"item={arguments.item!r} is there {'without' if mini else 'with'} --miniature only")
     settings = Settings(
         miniature=mini,
         data=data_places(arguments.data, chosen, miniature=mini),

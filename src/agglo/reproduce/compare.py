@@ -12,6 +12,8 @@ from agglo.classification.evaluation.report import sampling_error
 from agglo.experiments.tables import CANNOT, Column, Table
 from agglo.reproduce.item import Result
 
+NOT_COMPARABLE = "printed (not comparable)"
+
 
 @dataclass(frozen=True)
 class Value:
@@ -73,15 +75,20 @@ def beside(
     measured: Callable[[str, Any], Value | str | None],
     printed: Callable[[str, Any], Value | None],
     head: Callable[[Any], str] = str,
+    *,
+    comparable: bool = True,
 ) -> Table:
     """One line per row; for every column what was measured, what is printed, and the difference with its error.
 
     Columns in which nothing is printed have the measured value alone.
+    comparable: False where the printed numbers are of another model and other data: the table says so, and has no
+        differences.
     """
     heads, has_printed = [Column(title, left=True)], {}
     for column in columns:
         has_printed[column] = any(printed(row, column) is not None for row in rows)
-        names = ("measured", "printed", "difference") if has_printed[column] else ("measured",)
+        both_named = ("measured", "printed", "difference") if comparable else ("measured", NOT_COMPARABLE)
+        names = both_named if has_printed[column] else ("measured",)
         heads += [Column(f"{head(column)} {name}".strip()) for name in names]
     lines = []
     for row in rows:
@@ -91,6 +98,7 @@ def beside(
             line.append(None if found is None else str(found))
             if has_printed[column]:
                 line.append(None if expected is None else f"{expected.number:.2f}")
+            if has_printed[column] and comparable:
                 both = isinstance(found, Value) and expected is not None
                 line.append(found.minus(expected) if both else None)  # type: ignore[union-attr, arg-type]
         lines.append(line)

@@ -114,12 +114,18 @@ class Item(ABC):
 
     name: as a person types it. shows: the table or figure, as the paper calls it. about: what it measures, in words.
     miniature_about: what stands in for what in miniature.
+    in_full, in_miniature: whether there is such a run; a study of ours may have only one of them.
     """
 
     name: str
     shows: str
     about: str
     miniature_about: str = ""
+    in_full: bool = True
+    in_miniature: bool = True
+
+    def is_offered(self, miniature: bool) -> bool:
+        return self.in_miniature if miniature else self.in_full
 
     @abstractmethod
     def needs(self, miniature: bool) -> Sequence[Need]: ...

@@ -16,6 +16,8 @@ def listing(items: Iterable[Item], settings: Settings) -> str:
     columns.append(Column("needs (- is not here)", left=True))
     rows = []
     for item in items:
+        if not item.is_offered(settings.miniature):
+            continue
         cells = item.cells(settings)
         needs = [_with_sign(need, settings) for need in item.needs(settings.miniature)]
         rows.append([item.name, item.shows, in_words(cells), _done(item, settings), " ".join(needs) or "nothing"])
@@ -28,10 +30,13 @@ def table(items: Iterable[Item]) -> str:
     columns += [Column("cells"), Column("GPU hours"), Column("needs", left=True), Column("in miniature", left=True)]
     rows = []
     for item in items:
-        cells = item.cells(Settings())
+        full = item.is_offered(False)
+        cells = item.cells(Settings()) if full else ()
         needs = ", ".join(need.name for need in item.needs(False)) or "nothing"
         mini = f"{len(item.cells(Settings(miniature=True)))} cells. {item.miniature_about}"
-        rows.append([f"`{item.name}`", item.shows, item.about, str(len(cells)), in_words(cells), needs, mini])
+        work = [str(len(cells)), in_words(cells), needs] if full else ["", "", "in miniature only"]
+        said = mini if item.is_offered(True) else "in full only"
+        rows.append([f"`{item.name}`", item.shows, item.about, *work, said])
     return f"{Table(columns, rows).markdown()}\n\n{ASSUMPTION}."
 
 

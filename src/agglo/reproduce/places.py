@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agglo.reproduce.item import Item, Need
 
-WEIGHT_FILES = (".safetensors", ".pth", ".pt", ".bin", ".torch", ".npz")
+WEIGHT_FILES = (".safetensors", ".pth", ".pt", ".bin", ".torch", ".npz", ".onnx")
 
 
 def data_places(typed: Sequence[str], items: Iterable[Item], *, miniature: bool) -> dict[str, Path]:
@@ -31,16 +31,19 @@ def data_places(typed: Sequence[str], items: Iterable[Item], *, miniature: bool)
 
 
 def weight_places(typed: Sequence[str], items: Iterable[Item], *, miniature: bool) -> dict[str, Path]:
-    """`NAME=FILE`, a file that is called NAME, or a folder of such files."""
+    """`NAME=FILE`, a file or a folder that is called NAME, or a folder of such."""
     names = _names(items, "weights", miniature)
-    found: dict[str, Path] = {}
+    found = {name: path for name, path in standard_weights().items() if name in names}
     for text in typed:
         name, path = _split(text, names, "weights")
         if not path.exists():
             raise ValueError(f"--weights {text!r}: {str(path)!r} does not exist")
         if name is not None:
             found[name] = path
+        elif path.is_dir() and path.name in names:
+            found[path.name] = path
         elif path.is_dir():
+            found |= {other: path / other for other in names if (path / other).is_dir()}
             files = [(other, path / f"{other}{ending}") for other in names for ending in reversed(WEIGHT_FILES)]
             found |= {other: file for other, file in files if file.exists()}
         elif path.name.removesuffix(path.suffix) in names:
@@ -55,6 +58,14 @@ def standard_places() -> dict[str, Path]:
     from agglo.embedded.classifier import FULL
 
     return {"fashion-mnist": FULL} if FULL.exists() else {}
+
+
+def standard_weights() -> dict[str, Path]:
+    """Weights that an installed package holds."""
+    from agglo.synthesis.evaluation.features import installed_inception
+
+    found = installed_inception()
+    return {} if found is None else {"inception": found}
 
 
 def _names(items: Iterable[Item], kind: str, miniature: bool) -> list[str]:

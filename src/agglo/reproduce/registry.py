@@ -8,7 +8,7 @@ from importlib import import_module
 
 from agglo.reproduce.item import Item
 
-MODULES: tuple[str, ...] = ()
+MODULES: tuple[str, ...] = ("diffusion_fid", "diffusion_samples", "diffusion_options", "terrain")
 
 
 @cache

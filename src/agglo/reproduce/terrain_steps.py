@@ -12,9 +12,9 @@ from torch import Tensor
 from agglo.experiments.randomness import generator as random_generator
 from agglo.hosts import diffusion
 from agglo.hosts.diffusion import generation
+from agglo.reproduce.synthesis import renamed
 from agglo.synthesis.evaluation.cells import Cell, cells_of
 from agglo.synthesis.evaluation.errors import relative_errors
-from benchmarks.mini_synthesis import renamed
 
 SCHEDULE = 50  # steps from the most noise to the least
 STEPS = 5  # successive ones that are looked at, from each noise level on
@@ -57,30 +57,24 @@ def successive(model: Any, clean: Tensor, difficulty: Tensor, sigmas: Sequence[f
 
 
 @torch.no_grad()
-def errors_over_steps(
-    model: Any, cells: Sequence[Cell], paths: Sequence[Sequence[Callable[[], Tensor]]]
-) -> list[dict[str, Any]]:
-    """A row per cell: its mean relative error, that of each path, and how often it clustered per step.
+def error_over_steps(model: Any, cell: Cell, paths: Sequence[Sequence[Callable[[], Tensor]]]) -> dict[str, Any]:
+    """Mean relative error, that of each path, and how often it clustered per step.
 
     paths: calls at successive steps; each path is one generation.
     """
     Cell("dense").apply(model)
     dense = [[predict() for predict in path] for path in paths]
-    rows = []
     try:
-        for cell in cells:
-            cell.apply(model)
-            asked = _counted(model)
-            by_path = []
-            for path, right in zip(paths, dense, strict=True):
-                with generation():
-                    errors = [relative_errors(call(), there) for call, there in zip(path, right, strict=True)]
-                by_path.append(mean(float(error.mean()) for error in errors))
-            per_step = len(asked) / sum(map(len, paths))
-            rows.append({"cell": cell.name, "error": mean(by_path), "by_level": by_path, "clusterings": per_step})
+        cell.apply(model)
+        asked = _counted(model)
+        by_path = []
+        for path, right in zip(paths, dense, strict=True):
+            with generation():
+                errors = [relative_errors(call(), there) for call, there in zip(path, right, strict=True)]
+            by_path.append(mean(float(error.mean()) for error in errors))
     finally:
         Cell("dense").apply(model)
-    return rows
+    return {"error": mean(by_path), "by_level": by_path, "clusterings": len(asked) / sum(map(len, paths))}
 
 
 def _counted(model: Any) -> list[int]:

@@ -1,45 +1,24 @@
-"""A real pretrained U-Net with 1024 tokens: relative error of its prediction against the dense one.
+"""A real pretrained U-Net with 1024 tokens: the consistency model of the package adaptive-terrain-diffusion (MIT).
 
-    pip download --no-deps adaptive-terrain-diffusion && unzip adaptive_terrain_diffusion-*.whl
-    python -m benchmarks.terrain_unet --model terrain_diffusion/weights/terrain_consistency_unet_difficulty100.onnx
-
-The package (MIT) makes height maps of 128 x 128 by a consistency model, published as an ONNX file. Its U-Net is that of
-guided diffusion, which diffusers has as UNet2DModel: the weights are read from the file, put there, and the whole is
-checked against ONNX Runtime. Self-attention at 32 x 32, 16 x 16 and 8 x 8 tokens; the finest is reduced.
-
-Two tables: single calls at three noise levels, by every method and with clustering in windows or of neighbours only;
-and five successive steps from each of these levels on, where groupings are shared, kept for some steps, or kept until
-the features drift.
+It makes height maps of 128 x 128 and is published as an ONNX file. Its U-Net is that of guided diffusion, which
+diffusers has as UNet2DModel: the weights are read from the file and put there. Self-attention at 32 x 32, 16 x 16 and
+8 x 8 tokens.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agglo.experiments.files import write_json
-from agglo.experiments.machine import machine
 from agglo.experiments.randomness import generator as random_generator
-from agglo.synthesis.evaluation.cells import Cell, cells_of
-from agglo.synthesis.evaluation.errors import prediction_errors
-from benchmarks.marks import write_between_marks
-from benchmarks.mini_synthesis import compared_cells, renamed
-from benchmarks.mini_synthesis_report import table
-from benchmarks.terrain_steps import SCHEDULE, STEPS, errors_over_steps, karras_sigmas, step_cells, successive
 
-RESULT = Path(__file__).parent / "results" / "terrain-unet.json"
-PAGE = Path(__file__).parents[1] / "docs" / "mini-synthesis.md"
-MARK = "terrain U-Net"
 SIZE, LAYERS, CHANNELS = 128, 4, (32, 32, 64, 96, 128)
 SIGMA_DATA, SIGMA_MIN, SIGMA_MAX = 0.5, 0.002, 80.0
-SIGMAS = (0.2, 1.0, 5.0)
 
 
 class Terrain(nn.Module):
@@ -212,65 +191,3 @@ def prediction(model: Terrain, clean: Tensor, difficulty: Tensor, level: float) 
     noise = torch.randn(clean.shape, generator=random_generator("terrain noise", level))
     sigma = torch.full((len(clean),), level)
     return lambda: model.predict(clean + level * noise, sigma, difficulty)
-
-
-def single_cells(keep_rates: Sequence[float]) -> list[Cell]:
-    """Every method and option, and larger windows."""
-    wide = cells_of(["atc"], keep_rates, common={"window": 16})
-    return [*compared_cells(keep_rates), *renamed("atc-average, windows of 16 x 16", wide)]
-
-
-def tables(record: dict[str, Any]) -> str:
-    """Of a record, for the page."""
-    found = record["machine"]
-    levels = ", ".join(f"{sigma:g}" for sigma in record["sigmas"])
-    parts = [
-        f"({found['cpu']}, {found['date'][:10]}; `{record['command']}`)",
-        f"Relative error of the U-Net's output (%), {record['images']} height maps, mean over sigma {levels}",
-        table(record["rows"], lambda row: f"{100 * row['error']:.1f}"),
-        f"Mean of {STEPS} successive steps from each sigma on (of {SCHEDULE} in all); clusterings per step in brackets",
-        table(record["over_steps"], lambda row: f"{100 * row['error']:.2f} ({row['clusterings']:.1f})"),
-    ]
-    return "\n\n".join(parts)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="the package's .onnx file")
-    parser.add_argument("--output", type=Path, default=RESULT)
-    parser.add_argument("--images", type=int, default=4, help="height maps (default: %(default)s)")
-    parser.add_argument(
-        "--keep-rate", type=float, nargs="+", default=[0.9, 0.7, 0.5, 0.4], help="(default: %(default)s)"
-    )
-    arguments = parser.parse_args()
-
-    model = load(arguments.model)
-    apart = difference_to_onnx(model, arguments.model)
-    print(f"largest difference to ONNX Runtime: {apart:.2g}")
-    if apart > 1e-3:
-        raise ValueError(f"this is not the same model: {apart:.2g} apart from ONNX Runtime")
-    clean, difficulty = terrains(model, arguments.images)
-    cells = single_cells(arguments.keep_rate)
-    calls = [prediction(model, clean, difficulty, level) for level in SIGMAS]
-    found = prediction_errors(model, cells, calls)
-    rows: list[dict[str, Any]] = [
-        {"cell": name, "error": float(np.mean(errors)), "by_level": errors} for name, errors in found.items()
-    ]
-    schedule = karras_sigmas(SIGMA_MAX, SIGMA_MIN)
-    starts = [next(number for number, sigma in enumerate(schedule) if sigma <= level) for level in SIGMAS]
-    paths = [successive(model, clean, difficulty, schedule[start : start + STEPS]) for start in starts]
-    over_steps = errors_over_steps(model, step_cells(arguments.keep_rate), paths)
-    asked = " ".join(f"{rate:g}" for rate in arguments.keep_rate)
-    command = (
-        f"python -m benchmarks.terrain_unet --model {arguments.model.name} --images {len(clean)} --keep-rate {asked}"
-    )
-    about = {"command": command, "images": arguments.images, "sigmas": SIGMAS, "difference_to_onnx": apart}
-    record = {**about, "rows": rows, "over_steps": over_steps, "machine": machine()}
-    write_json(arguments.output, record)
-    if arguments.output == RESULT:
-        write_between_marks(PAGE, MARK, tables(record))
-    print(tables(record))
-
-
-if __name__ == "__main__":
-    main()
