@@ -8,7 +8,17 @@ from importlib import import_module
 
 from agglo.reproduce.item import Item
 
-MODULES: tuple[str, ...] = ()
+MODULES: tuple[str, ...] = (
+    "fine_tuned",
+    "ranking",
+    "hyper_parameters",
+    "off_the_shelf",
+    "per_block",
+    "clusters",
+    "throughput",
+    "beyond",
+    "places",
+)
 
 
 @cache
