@@ -52,7 +52,8 @@ class Clusters(Item):
     shows = "figures IMViz, NABViz, COCOViz, NUSViz, iccvViz"
     about = (
         "Groups after the last stage at a keep rate of 25 %: three images of each data set by three linkages, and "
-        "DPC-KNN, K-Medoids and ATC side by side on two of NABirds; DPC-KNN with equal weights, since its own are learned"
+        "DPC-KNN, K-Medoids and ATC side by side on two of NABirds; DPC-KNN with equal weights, since its own are "
+        "learned"
     )
     miniature_about = "The embedded classifier and images of Fashion-MNIST that come with agglo stand in for all."
 

@@ -80,7 +80,10 @@ _WHOLE_IN_TRAINING = ("dynamicvit", "dynamicvit_prsv")  # they mask tokens and k
 class FineTuned(Item):
     name = "fine-tuned"
     shows = "table perfICCV"
-    about = "Accuracy of DeiT T, S and B after 30 epochs of training with fewer tokens, on four data sets, by sixteen methods"
+    about = (
+        "Accuracy of DeiT T, S and B after 30 epochs of training with fewer tokens, on four data sets, by sixteen "
+        "methods"
+    )
     miniature_about = (
         f"The embedded classifier stands in, trained for one epoch on {TRAINING_IMAGES} images of Fashion-MNIST and "
         "evaluated on its test set; with six methods that the paper's table does not have, and three seeds at 25 and "

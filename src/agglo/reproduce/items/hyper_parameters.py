@@ -60,7 +60,8 @@ class HyperParameters(Item):
     shows = "tables imagenetHyper, hyperAssign"
     about = "Warm-up, backbone rate and frozen epochs, searched for each linkage and keep rate on ImageNet with DeiT-S"
     miniature_about = (
-        "Average linkage at 25 and 90 %, the embedded classifier trained for six epochs on 1000 images and ranked on 2000: "
+        "Average linkage at 25 and 90 %, the embedded classifier trained for six epochs on 1000 images and ranked on "
+        "2000: "
         "epochs are a fifth of the paper's."
     )
 
@@ -123,7 +124,8 @@ class HyperParameters(Item):
                 error = sampling_error(ranked[0]["top1"], ranked[0]["images"])
                 apart = ranked[0]["top1"] - ranked[-1]["top1"]
                 text += (
-                    f" Best and worst are {apart:.2f} points apart; the sampling error of one accuracy is {error:.2f}, and "
+                    f" Best and worst are {apart:.2f} points apart; the sampling error of one accuracy is "
+                    f"{error:.2f}, and "
                     "one run each says nothing about smaller differences."
                 )
             sections.append(Section(f"{method} at {percent(float(str(rate)))}", Table(columns, rows), text))

@@ -123,7 +123,8 @@ class Curves(Item):
         self.name, self.shows = f"curves-{family}", f"figure ots_{family}"
         off = "out" if family == "mae" else ""
         self.about = (
-            f"Top-1 of {_TITLES[family]} models off the shelf over t, the tokens removed per block, constant and linearly "
+            f"Top-1 of {_TITLES[family]} models off the shelf over t, the tokens removed per block, constant and "
+            "linearly "
             f"falling, with{off} proportional attention; no numbers are printed"
         )
         self.miniature_about = (
@@ -192,7 +193,8 @@ class Mae(Item):
     name = "mae"
     shows = "table mae"
     about = (
-        "Top-1 of MAE's ViT-B, L and H with t tokens removed per block, off the shelf and fine-tuned, without proportional "
+        "Top-1 of MAE's ViT-B, L and H with t tokens removed per block, off the shelf and fine-tuned, without "
+        "proportional "
         "attention"
     )
     miniature_about = (

@@ -40,7 +40,10 @@ _IMAGES = 1000
 class PlacesOfMerging(Item):
     name = "places"
     shows = BEYOND
-    about = "Merging before attention beside merging after it, at equal GFLOPs: how far DeiT-T's answers are from its dense ones"
+    about = (
+        "Merging before attention beside merging after it, at equal GFLOPs: how far DeiT-T's answers are from its "
+        "dense ones"
+    )
     miniature_about = "The embedded classifier and its 1000 images stand in."
 
     def needs(self, miniature: bool) -> Sequence[Need]:
@@ -103,7 +106,8 @@ class PlacesOfMerging(Item):
                 row += [f"{found.distance:.3f} +- {found.distance_error:.3f}", lost]
             rows.append(row)
         text = (
-            f"{_IMAGES} images; geometric schedules from block 3 that cost 0.7 and 0.5 of the dense model's GFLOPs; +- one "
+            f"{_IMAGES} images; geometric schedules from block 3 that cost 0.7 and 0.5 of the dense model's GFLOPs; "
+            "+- one "
             "standard error."
         )
         return [Section("Distance to the dense answers", Table(columns, rows), text)] if rows else []

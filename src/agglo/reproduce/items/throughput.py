@@ -33,7 +33,8 @@ _UNPRINTED = "The paper draws these and prints no numbers."
 
 @dataclass(frozen=True)
 class Timing:
-    """passes: as many are timed, warm-up included, unless that takes longer than `seconds`; then fewer, at least two."""
+    """passes: as many are timed, warm-up included, unless that takes longer than `seconds`; then fewer, at least "
+    "two."""
 
     passes: int
     seconds: float
@@ -155,8 +156,10 @@ class Frameworks(Item):
         }[over]
         what = "batch sizes 1 to 1024 at 196 tokens" if over == "batch" else "196 to 4096 tokens at batch 1"
         self.about = (
-            f"Images per second of clustering alone over {what}, keep rate 50 %, 64 channels, distances included: agglo's "
-            "backends, scikit-learn, SciPy, fastcluster, and cuML's single linkage where it is installed; SciPy's trees are "
+            f"Images per second of clustering alone over {what}, keep rate 50 %, 64 channels, distances included: "
+            "agglo's "
+            "backends, scikit-learn, SciPy, fastcluster, and cuML's single linkage where it is installed; SciPy's "
+            "trees are "
             "cut into k groups, which the released benchmark does not do"
         )
         self.miniature_about = "The same sizes, up to two seconds per cell instead of a minute."
