@@ -65,6 +65,11 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--seeds", type=positive, metavar="N", help="where chance has a part (default: the item's own)")
     parser.add_argument("--batch-size", type=positive, metavar="N", help="(default: the item's own)")
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1, mps, xpu (default: the best one there is)")
+    parser.add_argument(
+        "--released",
+        action="store_true",
+        help="train also as the released code behaves, where that differs from the paper (mae: t - 1 tokens per block)",
+    )
     parser.add_argument("--redraw", action="store_true", help="measure nothing; write tables and figures anew")
     parser.set_defaults(run=run)
 
@@ -89,6 +94,7 @@ def run(arguments: argparse.Namespace) -> None:
         runs=arguments.runs,
         seeds=arguments.seeds,
         batch_size=arguments.batch_size,
+        released=arguments.released,
         device="cpu" if arguments.item is None or mini or arguments.redraw else device(arguments),
     )
     if arguments.item is None:

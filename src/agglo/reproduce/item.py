@@ -52,7 +52,8 @@ class Settings:
     output: folder in which every item has one of its own.
     runs: folder for what training writes, of no use once the record holds its results.
     seeds: of every cell that chance has a part in; None is the item's own number.
-    device, batch_size: None is the best device there is, and the item's own number.
+    batch_size: None is the item's own number.
+    released: train also as the released code behaves, where that differs from the paper.
     """
 
     miniature: bool = False
@@ -63,6 +64,7 @@ class Settings:
     seeds: int | None = None
     device: str = "cpu"
     batch_size: int | None = None
+    released: bool = False
 
     def folder(self, item: str) -> Path:
         """Where an item's record, tables and pictures are."""

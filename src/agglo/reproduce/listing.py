@@ -9,6 +9,8 @@ from agglo.reproduce.estimates import ASSUMPTION, in_words
 from agglo.reproduce.item import Item, Need, Settings
 from agglo.reproduce.record import FILE, ItemRecord
 
+_FEW = 3  # weights that are listed by name
+
 
 def listing(items: Iterable[Item], settings: Settings) -> str:
     """For a terminal. A minus stands before what is not here."""
@@ -19,8 +21,7 @@ def listing(items: Iterable[Item], settings: Settings) -> str:
         if not item.is_offered(settings.miniature):
             continue
         cells = item.cells(settings)
-        needs = [_with_sign(need, settings) for need in item.needs(settings.miniature)]
-        rows.append([item.name, item.shows, in_words(cells), _done(item, settings), " ".join(needs) or "nothing"])
+        rows.append([item.name, item.shows, in_words(cells), _done(item, settings), _needs(item, settings)])
     return f"{Table(columns, rows).text()}\n\n{ASSUMPTION}."
 
 
@@ -38,6 +39,17 @@ def table(items: Iterable[Item]) -> str:
         said = mini if item.is_offered(True) else "in full only"
         rows.append([f"`{item.name}`", item.shows, item.about, *work, said])
     return f"{Table(columns, rows).markdown()}\n\n{ASSUMPTION}."
+
+
+def _needs(item: Item, settings: Settings) -> str:
+    """Names, and of many weights how many of them are here."""
+    needs = item.needs(settings.miniature)
+    weights = [need for need in needs if need.kind == "weights"]
+    words = [_with_sign(need, settings) for need in needs if need.kind != "weights" or len(weights) <= _FEW]
+    if len(weights) > _FEW:
+        here = sum(need.is_here(settings) for need in weights)
+        words.append(f"{here} of {len(weights)} weights")
+    return " ".join(words) or "nothing"
 
 
 def _with_sign(need: Need, settings: Settings) -> str:

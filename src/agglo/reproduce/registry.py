@@ -8,7 +8,21 @@ from importlib import import_module
 
 from agglo.reproduce.item import Item
 
-MODULES: tuple[str, ...] = ("diffusion_fid", "diffusion_samples", "diffusion_options", "terrain")
+MODULES: tuple[str, ...] = (
+    "fine_tuned",
+    "ranking",
+    "hyper_parameters",
+    "off_the_shelf",
+    "per_block",
+    "diffusion_fid",
+    "diffusion_samples",
+    "clusters",
+    "throughput",
+    "beyond",
+    "places",
+    "diffusion_options",
+    "terrain",
+)
 
 
 @cache

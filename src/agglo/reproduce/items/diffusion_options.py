@@ -20,6 +20,7 @@ from agglo.experiments.randomness import generator as random_generator
 from agglo.patching import remove
 from agglo.reproduce.compare import beside, grouped, percent
 from agglo.reproduce.item import Cell, Item, Need, Result, RunCell, Section, Settings
+from agglo.reproduce.items.beyond import BEYOND
 from agglo.reproduce.synthesis import (
     APART,
     FASHION,
@@ -51,7 +52,7 @@ _CLASSES = range(0, 1000, 20)  # of ImageNet, that are sampled, one picture each
 
 class DiffusionOptions(Item):
     name = "diffusion-options"
-    shows = "ours, not in the paper"
+    shows = BEYOND
     about = (
         "How far a sampling of Stable Diffusion 1.5 ends from the dense one, for every option of merging: keys or "
         "block inputs, proportional attention, linkages, windows, neighbours only, groups shared or kept for steps"

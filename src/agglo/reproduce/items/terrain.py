@@ -9,6 +9,7 @@ import numpy as np
 
 from agglo.reproduce.compare import grouped
 from agglo.reproduce.item import Cell, Item, Need, Result, RunCell, Section, Settings
+from agglo.reproduce.items.beyond import BEYOND
 from agglo.reproduce.items.diffusion_options import by_rate
 from agglo.reproduce.synthesis import Ways, compared_cells, renamed, ways_of
 from agglo.reproduce.terrain_model import SIGMA_MAX, SIGMA_MIN, difference_to_onnx, load, prediction, terrains
@@ -25,7 +26,7 @@ _MOST_APART = 1e-3  # from ONNX Runtime, of height maps in -1 to 1
 
 class Terrain(Item):
     name = "terrain"
-    shows = "ours, not in the paper"
+    shows = BEYOND
     about = (
         "Relative error of a real pretrained U-Net's output (height maps, 1024 tokens), for every option of merging: "
         "single calls at three noise levels, and five successive steps with groups kept or shared"
