@@ -16,12 +16,15 @@ MODULES: tuple[str, ...] = (
     "per_block",
     "diffusion_fid",
     "diffusion_samples",
+    "detection",
     "clusters",
     "throughput",
     "beyond",
     "places",
     "diffusion_options",
     "terrain",
+    "padding",
+    "real_detection",
 )
 
 

@@ -12,6 +12,7 @@ import torch
 from agglo.embedded import generator as embedded
 from agglo.experiments.evaluation.cells import one_of_several
 from agglo.experiments.fashion_mnist import read_split
+from agglo.reproduce.classifiers import FASHION, LINKAGES
 from agglo.reproduce.estimates import Size
 from agglo.reproduce.item import Need, Settings
 from agglo.synthesis.data.requests import Request, fashion_requests, imagenet_requests
@@ -22,8 +23,7 @@ from agglo.synthesis.evaluation.grid import Workers
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-LINKAGES = ("single", "average", "complete")
-PIPELINE, IMAGENET, FASHION, INCEPTION = "stable-diffusion-v1-5", "imagenet", "fashion-mnist", "inception"
+PIPELINE, IMAGENET, INCEPTION = "stable-diffusion-v1-5", "imagenet", "inception"
 APART = 10_000_000  # between the seeds of two sets
 # The U-Net of Stable Diffusion 1.5 at 512 x 512, once for the prompt and once without it.
 PIPELINE_CALL = 2 * 3.4e11
@@ -165,7 +165,7 @@ def real_images(settings: Settings, scale: Scale) -> Iterator[Image]:
     for label, places in by_class.items():
         if len(places) < per_class:
             raise ValueError(
-                f"class {listing.classes[int(label)]!r} has {len(places)} images; the first {per_class} of each class "  # type: ignore[arg-type]
+                f"class {listing.classes[int(label)]!r} has {len(places)} images; the first {per_class} of each class "
                 "are compared with"
             )
         for index in sorted(places, key=listing.images.name)[:per_class]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -47,10 +48,11 @@ def successive(model: Any, clean: Tensor, difficulty: Tensor, sigmas: Sequence[f
     """Calls of the model at successive noise levels, on a path that the dense model drives: Euler steps of the
     probability flow."""
     noise = torch.randn(clean.shape, generator=random_generator("terrain steps", sigmas[0]))
-    noisy, calls = clean + sigmas[0] * noise, []
+    noisy = clean + sigmas[0] * noise
+    calls: list[Callable[[], Tensor]] = []
     for sigma, following in zip(sigmas, [*sigmas[1:], 0.0], strict=True):
         level = torch.full((len(clean),), sigma)
-        calls.append(lambda noisy=noisy, level=level: model.predict(noisy, level, difficulty))
+        calls.append(partial(model.predict, noisy, level, difficulty))
         denoised = model(noisy, level, difficulty)
         noisy = denoised + following / sigma * (noisy - denoised)
     return calls

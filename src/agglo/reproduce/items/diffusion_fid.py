@@ -10,10 +10,10 @@ from typing import Any
 
 from agglo.drawing.charts import Curve, CurvePanel, Level, draw_curves
 from agglo.reproduce import printed
+from agglo.reproduce.classifiers import FASHION, data_need
 from agglo.reproduce.compare import Value, beside, grouped, over_seeds, percent, printed_value
 from agglo.reproduce.item import Cell, Item, Need, Result, RunCell, Section, Settings
 from agglo.reproduce.synthesis import (
-    FASHION,
     FULL,
     IMAGENET,
     INCEPTION,
@@ -64,8 +64,8 @@ class DiffusionFid(Item):
     def needs(self, miniature: bool) -> Sequence[Need]:
         inception = Need("weights", INCEPTION, "TorchScript of Inception-v3, inception-2015-12-05.pt")
         if miniature:
-            return Need("data", FASHION, "Fashion-MNIST's four idx files"), inception
-        return Need("data", IMAGENET, "ImageNet-1K's validation images"), pipeline_need(), inception
+            return data_need(FASHION), inception
+        return data_need(IMAGENET), pipeline_need(), inception
 
     def cells(self, settings: Settings) -> Sequence[Cell]:
         scale = self._scales[settings.miniature]
@@ -158,7 +158,9 @@ def _curve(method: str, by_place: dict[Any, list[Result]]) -> Curve:
     values = [over_seeds(by_place[method, rate], "distance") for rate in rates]
     done = [(rate, value) for rate, value in zip(rates, values, strict=True) if isinstance(value, Value)]
     errors = [value.error or 0.0 for _, value in done]
-    return Curve(method, [rate for rate, _ in done], [value.number for _, value in done], errors)
+    paper = "paper" if method.endswith("-paper") else "own"
+    name = method if method == "tome" else f"{method.removesuffix('-paper').replace('-', ' ')}, {paper}"
+    return Curve(name, [rate for rate, _ in done], [value.number for _, value in done], errors)
 
 
 def _sections(results: Sequence[Result], kind: str, miniature: bool) -> list[Section]:
@@ -175,12 +177,12 @@ def _sections(results: Sequence[Result], kind: str, miniature: bool) -> list[Sec
     def expected(row: str, rate: float) -> Value | None:
         return printed_value(printed.value("diffusion", as_printed(row), rate))
 
-    def above(row: str, rate: float) -> Value | str | None:
+    def above(row: str, rate: float) -> str | None:
         base = {result["seed"]: result["distance"] for result in dense}
         pairs = [result for result in by_place.get((row, rate), []) if result["seed"] in base]
-        return over_seeds(
-            [{**result, "distance": result["distance"] - base[result["seed"]]} for result in pairs], "distance"
-        )
+        apart = [{**result, "distance": result["distance"] - base[result["seed"]]} for result in pairs]
+        value = over_seeds(apart, "distance")
+        return f"+{value}" if isinstance(value, Value) and value.number >= 0 else None if value is None else str(value)
 
     def table(rows: Sequence[str], tell: Callable[[str, float], Any], columns: Sequence[float], **how: Any) -> Any:
         return beside("method", rows, columns, tell, how.pop("printed", lambda row, rate: None), percent, **how)

@@ -18,12 +18,12 @@ from agglo.experiments.fashion_mnist import read_split
 from agglo.experiments.progress import progress
 from agglo.experiments.randomness import generator as random_generator
 from agglo.patching import remove
+from agglo.reproduce.classifiers import FASHION, data_need
 from agglo.reproduce.compare import beside, grouped, percent
 from agglo.reproduce.item import Cell, Item, Need, Result, RunCell, Section, Settings
 from agglo.reproduce.items.beyond import BEYOND
 from agglo.reproduce.synthesis import (
     APART,
-    FASHION,
     FULL,
     MINIATURE,
     PIPELINE,
@@ -69,7 +69,7 @@ class DiffusionOptions(Item):
         self._images, self._per_class, self._rounds = images, per_class, rounds
 
     def needs(self, miniature: bool) -> Sequence[Need]:
-        return (Need("data", FASHION, "Fashion-MNIST's four idx files"),) if miniature else (pipeline_need(),)
+        return (data_need(FASHION),) if miniature else (pipeline_need(),)
 
     def cells(self, settings: Settings) -> Sequence[Cell]:
         scale = self._scales[settings.miniature]
@@ -113,8 +113,8 @@ class DiffusionOptions(Item):
                 [by_level] = prediction_errors(generator().reduced, [way], calls()).values()
                 found = {"error": float(np.mean(by_level)), "by_level": by_level, "images": self._images}
                 return {**found, "levels": LEVELS, **about}
-            found = relative_errors(sampled(generator(), way, requests, size), dense())
-            return {"error": float(found.mean()), "images": len(requests), **about}
+            errors = relative_errors(sampled(generator(), way, requests, size), dense())
+            return {"error": float(errors.mean()), "images": len(requests), **about}
 
         return run
 
@@ -130,7 +130,7 @@ class DiffusionOptions(Item):
 
 def sampled_ways(keep_rates: Sequence[float]) -> Ways:
     """All that single predictions are compared with, and groups that are kept from step to step."""
-    kept = {
+    kept: dict[str, dict[str, Any]] = {
         "atc-average, kept for 5 steps": {"every": 5},
         "atc-average, kept until features moved by 0.3": {"drift": 0.3},
         "atc-average, shared by the blocks, kept for 5 steps": {"every": 5, "share": "resolution"},

@@ -86,7 +86,7 @@ class DiffusionSamples(Item):
         return run
 
     def sections(self, results: Sequence[Result], settings: Settings) -> Sequence[Section]:
-        by_place = grouped(results, "method", "keep_rate")
+        by_place: dict[Any, list[Result]] = dict(grouped(results, "method", "keep_rate"))
         rates = sorted({rate for _, rate in by_place} - {None}, reverse=True)
         methods = [str(method) for method in dict.fromkeys(method for method, _ in by_place) if method != DENSE]
         if not methods:

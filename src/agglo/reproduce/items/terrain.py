@@ -21,6 +21,7 @@ WEIGHTS = "terrain_consistency_unet_difficulty100"
 RATES = (0.9, 0.7, 0.5, 0.4)
 SIGMAS = (0.2, 1.0, 5.0)
 ONE_CALL, OVER_STEPS = "one call", "successive steps"
+_CALL = 2 * 8.8e9  # multiply-adds of a height map, reduced and dense
 _MOST_APART = 1e-3  # from ONNX Runtime, of height maps in -1 to 1
 
 
@@ -44,8 +45,11 @@ class Terrain(Item):
     def cells(self, settings: Settings) -> Sequence[Cell]:
         needs = (WEIGHTS, "onnx", "onnxruntime")
         return [
-            Cell({"part": part, "method": method, "keep_rate": rate}, needs)
-            for part, ways in ((ONE_CALL, single_ways(self._rates)), (OVER_STEPS, ways_of(step_cells(self._rates))))
+            Cell({"part": part, "method": method, "keep_rate": rate}, needs, self._images * calls * _CALL)
+            for part, ways, calls in (
+                (ONE_CALL, single_ways(self._rates), len(SIGMAS)),
+                (OVER_STEPS, ways_of(step_cells(self._rates)), len(SIGMAS) * STEPS),
+            )
             for method, rate in ways
         ]
 
