@@ -1,26 +1,5 @@
-"""Text that a command writes into a page, between two marks, so that no figure there is typed by hand."""
+"""Text that a command writes into a page: what the scripts of this folder call it by."""
 
-from __future__ import annotations
+from agglo.reproduce.pages import replace_between_marks, write_between_marks
 
-from pathlib import Path
-
-
-def replace_between_marks(page: str, name: str, text: str) -> str:
-    """A page with what stands between `<!-- name: ... -->` and `<!-- end of name -->` replaced.
-
-    >>> replace_between_marks("a <!-- n: make it -->old<!-- end of n --> z", "n", "new")
-    'a <!-- n: make it -->\\nnew\\n<!-- end of n --> z'
-    """
-    before, begin, rest = page.partition(f"<!-- {name}:")
-    how, closing, rest = rest.partition("-->")
-    _, end, after = rest.partition(f"<!-- end of {name} -->")
-    if not (begin and closing and end):
-        raise ValueError(
-            f"the page has no place for {name!r}: <!-- {name}: ... --> and <!-- end of {name} --> are needed"
-        )
-    return f"{before}{begin}{how}{closing}\n{text}\n{end}{after}"
-
-
-def write_between_marks(path: Path, name: str, text: str) -> None:
-    """The same for a file."""
-    path.write_text(replace_between_marks(path.read_text(encoding="utf-8"), name, text), encoding="utf-8")
+__all__ = ["replace_between_marks", "write_between_marks"]

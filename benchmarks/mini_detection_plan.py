@@ -8,8 +8,8 @@ from typing import Any
 
 from agglo.experiments.variants import Variant
 from agglo.methods import create
+from agglo.reproduce.classifiers import Entry
 from agglo.schedule import Counts
-from benchmarks.mini_study import Entry
 
 SHELF, TUNED, GATE = "off the shelf", "fine-tuned", "gate"
 RANKED = (0.25, 0.5)  # keep rates; others are only reported

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,9 @@ def run(arguments: argparse.Namespace) -> None:
     from agglo.reproduce.listing import listing
     from agglo.reproduce.places import data_places, weight_places
     from agglo.reproduce.registry import item_named, items
+    from agglo.reproduce.runner import is_runnable
 
-    chosen = items().values() if arguments.item in (None, "all") else [item_named(arguments.item)]
+    chosen = list(items().values()) if arguments.item in (None, "all") else [item_named(arguments.item)]
     mini = arguments.miniature
     settings = Settings(
         miniature=mini,
@@ -97,7 +99,10 @@ def run(arguments: argparse.Namespace) -> None:
         print(listing(chosen, settings))
         return
     for item in chosen:
-        _run(item, settings, redraw=arguments.redraw)
+        if len(chosen) == 1 or is_runnable(item, settings):
+            _run(item, settings, redraw=arguments.redraw)
+        else:
+            print(f"agglo: {item.name}: nothing that it needs is here", file=sys.stderr)
 
 
 def _run(item: Any, settings: Any, *, redraw: bool) -> None:
