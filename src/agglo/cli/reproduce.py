@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
     from agglo.reproduce.listing import listing
     from agglo.reproduce.places import data_places, weight_places
     from agglo.reproduce.registry import item_named, items
+    from agglo.reproduce.runner import is_runnable
 
     mini = arguments.miniature
     chosen: Sequence[Any] = [item for item in items().values() if item.is_offered(mini)]
@@ -101,7 +103,10 @@ def run(arguments: argparse.Namespace) -> None:
         print(listing(chosen, settings))
         return
     for item in chosen:
-        _run(item, settings, redraw=arguments.redraw)
+        if len(chosen) == 1 or is_runnable(item, settings):
+            _run(item, settings, redraw=arguments.redraw)
+        else:
+            print(f"agglo: {item.name}: nothing that it needs is here", file=sys.stderr)
 
 
 def _run(item: Any, settings: Any, *, redraw: bool) -> None:

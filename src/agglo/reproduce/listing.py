@@ -59,4 +59,4 @@ def _with_sign(need: Need, settings: Settings) -> str:
 def _done(item: Item, settings: Settings) -> str:
     cells = item.cells(settings)
     record = ItemRecord(settings.folder(item.name) / FILE, item.name, miniature=settings.miniature)
-    return f"{len(cells) - len(record.missing(cells))}/{len(cells)}" if cells else "follows"
+    return f"{len(cells) - len(record.missing(cells))}/{len(cells)}" if cells else "-"

@@ -31,10 +31,10 @@ class Outcome:
 def run(item: Item, settings: Settings) -> Outcome:
     """Run what is missing; every cell is on the disk before the next one starts. Several processes, started by
     `accelerate launch` or `torchrun`, run every cell together, as their task divides it."""
-    here = {need.name for need in item.needs(settings.miniature) if need.is_here(settings)}
     cells = item.cells(settings)
-    able = [cell for cell in cells if here.issuperset(cell.needs)]
-    require_some(item, settings, cells, able)
+    able = _able(item, settings, cells)
+    if cells and not able:
+        raise ValueError(_nothing_to_run(item, settings))
     accelerator = one_of_several(settings.device)
     is_main = accelerator is None or accelerator.is_main_process
     folder = settings.folder(item.name)
@@ -57,14 +57,24 @@ def run(item: Item, settings: Settings) -> Outcome:
     return Outcome(results, [cell for cell in cells if cell not in able])
 
 
-def require_some(item: Item, settings: Settings, cells: Sequence[Cell], able: Sequence[Cell]) -> None:
-    if cells and not able:
-        absent = [need for need in item.needs(settings.miniature) if not need.is_here(settings)]
-        listed = "; ".join(f"{need.kind} {need.name} ({need.about})" for need in absent)
-        raise ValueError(
-            f"{item.name} has nothing to run here: it needs {listed}. --data NAME=DIR and --weights NAME=FILE name "
-            "places, an extra is a package to be installed"
-        )
+def is_runnable(item: Item, settings: Settings) -> bool:
+    """Whether what some cell needs is here, or no cell is needed."""
+    cells = item.cells(settings)
+    return not cells or bool(_able(item, settings, cells))
+
+
+def _able(item: Item, settings: Settings, cells: Sequence[Cell]) -> list[Cell]:
+    here = {need.name for need in item.needs(settings.miniature) if need.is_here(settings)}
+    return [cell for cell in cells if here.issuperset(cell.needs)]
+
+
+def _nothing_to_run(item: Item, settings: Settings) -> str:
+    absent = [need for need in item.needs(settings.miniature) if not need.is_here(settings)]
+    listed = "; ".join(f"{need.kind} {need.name} ({need.about})" for need in absent)
+    return (
+        f"{item.name} has nothing to run here: it needs {listed}. --data NAME=DIR and --weights NAME=FILE name "
+        "places, an extra is a package to be installed"
+    )
 
 
 def attempt(run_cell: RunCell, cell: Cell) -> dict[str, object]:

@@ -37,6 +37,7 @@ _SIZES = {"tiny": Size(192, 12, 4200), "small": Size(384, 12, 4200), "miniature"
 _HEADS = {COCO: 2e11, FASHION: 3e8}
 _TRAINING_IMAGES = {COCO: 117_266, FASHION: 4000}
 _VALIDATION_IMAGES = 5000
+_RESAMPLING = 1e9  # no pass of a model, but some seconds
 _EPOCHS = {"dense": 36, "tiny": 6, "small": 4, "miniature": 1}
 
 
@@ -94,7 +95,8 @@ class Detection(Item):
         for claim in claims_of(scale):
             compared = min(seeds[term.training] for term in claim.terms)
             about = {"model": model, "difference": claim.words, "seeds": list(range(compared))}
-            found.append(Cell(about, _needs(settings, scale, model, [term.method for term in claim.terms])))
+            needs = _needs(settings, scale, model, [term.method for term in claim.terms])
+            found.append(Cell(about, needs, _RESAMPLING))
         return found
 
     def open(self, settings: Settings) -> RunCell:

@@ -12,6 +12,7 @@ from agglo.drawing.charts import Curve, CurvePanel, Level, draw_curves
 from agglo.reproduce import printed
 from agglo.reproduce.classifiers import FASHION, data_need
 from agglo.reproduce.compare import Value, beside, grouped, over_seeds, percent, printed_value
+from agglo.reproduce.estimates import Size
 from agglo.reproduce.item import Cell, Item, Need, Result, RunCell, Section, Settings
 from agglo.reproduce.synthesis import (
     FULL,
@@ -39,7 +40,7 @@ from agglo.synthesis.evaluation.grid import generate
 
 CLASSIFIER = "classifier"
 _WORDS = {CLASSIFIER: "the embedded classifier's features", INCEPTION: "Inception's features"}
-_INCEPTION_PASS = 5.7e9  # multiply-adds
+_LOOK = {CLASSIFIER: Size(64, 12).multiply_adds(), INCEPTION: 5.7e9}  # multiply-adds of an image
 # In miniature Inception, which takes longer than generating, looks at the images of these keep rates.
 _INCEPTION_RATES = (None, 0.5, 0.4)
 
@@ -74,7 +75,7 @@ class DiffusionFid(Item):
         found = []
         for method, rate in {**paper_ways(scale), **own_ways(scale)}:
             for kind in self._features(settings.miniature, rate):
-                cost = images * _INCEPTION_PASS if kind == INCEPTION else 0.0
+                cost = images * _LOOK[kind]
                 if kind == self._features(settings.miniature, rate)[0]:
                     cost += images * image_cost(settings, scale)
                 for seed in range(settings.seeds or scale.sets):

@@ -24,6 +24,7 @@ from agglo.reproduce.item import Cell, Item, Need, Result, RunCell, Section, Set
 from agglo.reproduce.items.beyond import BEYOND
 from agglo.reproduce.synthesis import (
     APART,
+    EMBEDDED_CALL,
     FULL,
     MINIATURE,
     PIPELINE,
@@ -47,6 +48,7 @@ from agglo.synthesis.evaluation.generators import Generator
 
 PREDICTION, SAMPLING, TIME = "prediction", "sampling", "time"
 LEVELS = (200, 500, 800)  # of 1000 steps
+_BATCH = 16  # images of a call that is timed
 _CLASSES = range(0, 1000, 20)  # of ImageNet, that are sampled, one picture each
 
 
@@ -75,15 +77,19 @@ class DiffusionOptions(Item):
         scale = self._scales[settings.miniature]
         needs = (FASHION,) if settings.miniature else (PIPELINE,)
         cost = len(self._requests(settings)) * image_cost(settings, scale)
+        once = self._images * len(LEVELS) * EMBEDDED_CALL
         found = [
-            Cell({"part": PREDICTION, "method": method, "keep_rate": rate}, needs)
+            Cell({"part": PREDICTION, "method": method, "keep_rate": rate}, needs, once)
             for method, rate in (ways_of(compared_cells(scale.keep_rates)) if settings.miniature else ())
         ]
         found += [
             Cell({"part": SAMPLING, "method": method, "keep_rate": rate}, needs, cost)
             for method, rate in sampled_ways(scale.keep_rates)
         ]
-        return [*found, Cell({"part": TIME, "method": None, "keep_rate": None}, needs)] if settings.miniature else found
+        if settings.miniature:
+            calls = _BATCH * self._rounds * len({**paper_ways(scale), **own_ways(scale)})
+            found.append(Cell({"part": TIME, "method": None, "keep_rate": None}, needs, calls * EMBEDDED_CALL))
+        return found
 
     def _requests(self, settings: Settings) -> list[Request]:
         if settings.miniature:
@@ -102,12 +108,8 @@ class DiffusionOptions(Item):
             part, about = cell.about["part"], about_generator(generator())
             if part == TIME:
                 shown = {**paper_ways(scale), **own_ways(scale)}
-                return {
-                    "batch": 16,
-                    "rounds": self._rounds,
-                    "rows": times(generator(), shown, 16, self._rounds),
-                    **about,
-                }
+                rows = times(generator(), shown, _BATCH, self._rounds)
+                return {"batch": _BATCH, "rounds": self._rounds, "rows": rows, **about}
             way = ways[cell.about["method"], cell.about["keep_rate"]]
             if part == PREDICTION:
                 [by_level] = prediction_errors(generator().reduced, [way], calls()).values()

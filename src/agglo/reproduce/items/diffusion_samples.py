@@ -104,7 +104,7 @@ class DiffusionSamples(Item):
         return [Section("How far the pictures are from the dense ones", table, text)]
 
     def draw(self, results: Sequence[Result], settings: Settings, folder: Path) -> Sequence[Path]:
-        """From the pictures in the folder of runs; where they are gone, the sheets stay as they are."""
+        """From the pictures in the folder of runs; where they are gone, the sheets stay as they were drawn."""
         images, requests = settings.run_folder(self.name), shown(settings)
         done = {(result["method"], result["keep_rate"]) for result in results}
         ways = {place: cell for place, cell in self._ways(settings).items() if place in done}
@@ -116,7 +116,7 @@ class DiffusionSamples(Item):
             main = [rate for rate in rates if rate in _MAIN_RATES] or rates
             for name, request, chosen in zip(names, [requests[0], *requests], [main] + [rates] * 4, strict=True):
                 _sheet(images, ways, request, chosen).save(folder / name)
-        return [folder / name for name in names if (folder / name).exists()]
+        return [folder / name for name in names] if (DENSE, None) in ways and len(ways) > 1 else []
 
 
 def shown(settings: Settings) -> list[Request]:

@@ -94,12 +94,12 @@ _FAMILIES = {
     ),
 }
 _SMALL = Size(64, 12)
-_EMBEDDED = Model(embedded.NAME, _SMALL, tuple(range(0, 17, 2)), "")
+_EMBEDDED = Model(embedded.NAME, _SMALL, (0, 4, 8, 12, 16), "")
 _MINIATURES = {
     "augreg": (_EMBEDDED,),
     "swag": (
         replace(_EMBEDDED, name=f"{embedded.NAME} at 42 pixels", size=replace(_SMALL, patches=441),
-                ts=tuple(range(0, 37, 6)), image_size=42),
+                ts=(0, 12, 24, 36), image_size=42),
     ),
     "mae": (_EMBEDDED,),
 }  # fmt: skip

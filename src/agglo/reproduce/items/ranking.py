@@ -116,7 +116,9 @@ class Difference(Derived):
     def draw(self, results: Sequence[Result], settings: Settings, folder: Path) -> Sequence[Path]:
         panels = []
         for source, grid in self.grids(settings, HARD_MERGING).items():
-            series = {name: [of.get(rate, 0.0) for rate in RATES] for name, of in differences(grid).items() if of}
+            series: dict[str, Sequence[float]] = {
+                name: [of.get(rate, 0.0) for rate in RATES] for name, of in differences(grid).items() if of
+            }
             label = "points above the best prior\nhard-merging method"
             panels.append(ColumnPanel([percent(rate) for rate in RATES], series, "keep rate", label, source))
         draw_columns(panels, folder / "difference.png")

@@ -15,7 +15,7 @@ from agglo.drawing.charts import Curve, CurvePanel, draw_curves
 from agglo.experiments.tables import CANNOT, Column, Table
 from agglo.reproduce.classifiers import ATC, DENSE, RATES, Entry, named
 from agglo.reproduce.compare import grouped, percent, reasons
-from agglo.reproduce.estimates import BASE, SMALL, TINY, Size
+from agglo.reproduce.estimates import BASE, MULTIPLY_ADDS_PER_SECOND, SMALL, TINY, Size
 from agglo.reproduce.item import CannotRunError, Cell, Item, Need, Result, RunCell, Section, Settings
 from agglo.reproduce.memory import refused_when_full
 from agglo.schedule import Stages
@@ -33,11 +33,15 @@ _UNPRINTED = "The paper draws these and prints no numbers."
 
 @dataclass(frozen=True)
 class Timing:
-    """passes: as many are timed, warm-up included, unless that takes longer than `seconds`; then fewer, at least "
-    "two."""
+    """passes: so many are run, warm-up included, unless that takes longer than `seconds`: then fewer, at least two."""
 
     passes: int
     seconds: float
+
+    @property
+    def multiply_adds(self) -> float:
+        """What a GPU is assumed to get done in that time: for the estimate, of cells that are measured by time."""
+        return self.seconds * MULTIPLY_ADDS_PER_SECOND
 
 
 FULL, MINIATURE = Timing(1000, 60.0), Timing(1000, 2.0)
@@ -77,13 +81,13 @@ class WholeNetwork(Item):
 
     def cells(self, settings: Settings) -> Sequence[Cell]:
         cells = []
-        passes = 20 if settings.miniature else FULL.passes
+        timing = MINIATURE if settings.miniature else FULL
         for model, size in self._models(settings.miniature).items():
             for batch in BATCHES:
                 for entry, rate in ((Entry(DENSE, "none"), None), *((e, r) for e in _ENTRIES for r in RATES)):
                     about = {"model": model, "batch": batch, "method": entry.name, "keep_rate": rate}
-                    work = size.multiply_adds(None if rate is None else Stages(rate))
-                    cells.append(Cell(about, (), passes * batch * work))
+                    work = timing.passes * batch * size.multiply_adds(None if rate is None else Stages(rate))
+                    cells.append(Cell(about, (), min(work, timing.multiply_adds)))
         return cells
 
     def open(self, settings: Settings) -> RunCell:
@@ -172,14 +176,14 @@ class Frameworks(Item):
         )  # fmt: skip
 
     def cells(self, settings: Settings) -> Sequence[Cell]:
+        timing = MINIATURE if settings.miniature else FULL
         sizes = [(batch, 196) for batch in BATCHES] if self.over == "batch" else [(1, n) for n in TOKENS]
         cells = []
         for batch, tokens in sizes:
             for framework, module in FRAMEWORKS.items():
                 for linkage in ("single",) if framework == "cuml" else ("single", "average", "complete"):
                     about = {"framework": framework, "linkage": linkage, "batch": batch, "tokens": tokens}
-                    work = (20 if settings.miniature else FULL.passes) * batch * 64 * tokens**2
-                    cells.append(Cell(about, (module,) if module else (), work))
+                    cells.append(Cell(about, (module,) if module else (), timing.multiply_adds))
         return cells
 
     def open(self, settings: Settings) -> RunCell:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agglo.reproduce.item import Item, Settings
+from agglo.reproduce.output import head
+from agglo.reproduce.record import read_results
+
 
 def replace_between_marks(page: str, name: str, text: str) -> str:
     """A page with what stands between `<!-- name: ... -->` and `<!-- end of name -->` replaced.
@@ -24,3 +28,13 @@ def replace_between_marks(page: str, name: str, text: str) -> str:
 def write_between_marks(path: Path, name: str, text: str) -> None:
     """The same for a file."""
     path.write_text(replace_between_marks(path.read_text(encoding="utf-8"), name, text), encoding="utf-8")
+
+
+def tables_of(item: Item, settings: Settings, *, level: str = "**{}**") -> str:
+    """What an item's record says, for a page of the documentation: where it ran, then its tables under their titles."""
+    results = read_results(settings.folder(item.name))
+    parts = [f"({head(item, [*results, *item.borrowed(settings)], settings)})"]
+    for section in item.sections(results, settings):
+        parts.append(level.format(section.title))
+        parts += [part for part in (section.text, section.table and section.table.markdown()) if part]
+    return "\n\n".join(parts)

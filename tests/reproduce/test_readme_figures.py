@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from benchmarks import readme_figures
-from benchmarks.marks import replace_between_marks
-from benchmarks.readme_figures import numbers
+from agglo.reproduce.pages import replace_between_marks
+from tools.readme_figures import MODEL, numbers
 
 
-def accuracy() -> dict[str, Any]:
+def accuracy() -> list[dict[str, Any]]:
     values = {("dense", None): 72.5, ("tome", 0.5): 64.65, ("atc average", 0.5): 69.5, ("atc average", 0.25): 47.55}
-    results: list[dict[str, Any]] = [{"name": n, "keep_rate": r, "top1": value} for (n, r), value in values.items()]
-    results.append({"name": "tome", "keep_rate": 0.25, "cannot": "it merges pairs"})
-    return {"data": {"images": 2000}, "results": results}
+    where = {"model": MODEL, "data": "imagenet", "images": 2000}
+    results: list[dict[str, Any]] = [
+        {**where, "method": n, "keep_rate": r, "top1": value} for (n, r), value in values.items()
+    ]
+    results.append({**where, "method": "tome", "keep_rate": 0.25, "cannot": "it merges pairs"})
+    results.append({**where, "model": "another", "method": "dense", "keep_rate": None, "top1": 1.0})
+    return results
 
 
 def speed(**changes: Any) -> dict[str, Any]:
@@ -44,14 +46,6 @@ def test_the_table() -> None:
     assert "2000 ImageNet images" in lines[-1] and "a processor, 2 threads, 2026-11-16" in lines[-1]
     with pytest.raises(ValueError, match="keep rate 1"):
         numbers(accuracy(), speed(results=[r for r in speed()["results"] if r["name"] != "free"]))
-
-
-def test_the_readme_holds_the_numbers_of_the_recorded_runs() -> None:
-    recorded = [
-        json.loads((readme_figures.RESULTS / f"{name}.json").read_text()) for name in ("off-the-shelf", "model")
-    ]
-    readme = (readme_figures.ROOT / "README.md").read_text(encoding="utf-8")
-    assert replace_between_marks(readme, "numbers", numbers(*recorded)) == readme
 
 
 def test_numbers_go_between_the_marks() -> None:

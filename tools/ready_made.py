@@ -27,13 +27,13 @@ from agglo.detection.specs import open_detector
 from agglo.embedded import classifier, detector, generator
 from agglo.experiments.models import ModelSpec
 from agglo.experiments.tables import Column, Table
+from agglo.reproduce.pages import write_between_marks
 from agglo.tuning.classifiers import FolderSettings, tune_on_folder
 from agglo.tuning.result import Tuned
 from agglo.tuning.statistics import quality_from
-from benchmarks.marks import write_between_marks
 
 PACKAGE = Path(tuned.__file__).parent
-RESULTS = Path(__file__).parent / "results" / "tuned"
+RESULTS = Path(__file__).parents[1] / "results" / "tuned"
 PAGE = Path(__file__).parents[1] / "docs" / "tune.md"
 NAME = "ready-made"
 DEIT = "deit_tiny_patch16_224"
