@@ -82,6 +82,7 @@ class Scale:
     ranked: tuple[float, ...] = RATES
     resamples: int = 200
     batch_size: int = 1
+    workers: int = 2
 
     @property
     def shelf(self) -> tuple[Entry, ...]:
@@ -171,6 +172,7 @@ class Judge:
     scale: Scale
     item: str
     _weights: dict[Any, Path] = field(default_factory=dict)
+    _images: dict[int | None, Images] = field(default_factory=dict)
 
     def __call__(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """AP, tokens left and GFLOPs of a cell; its match tables go into its folder."""
@@ -186,7 +188,8 @@ class Judge:
             chosen = tuned_settings(self.scale, model, seed, entry, rate, dense)
             train_detector(chosen, self.settings.data[self.scale.data], folder / "run")
             weights = folder / "run" / "last" / "model.safetensors"
-        found = judged(opened(weights), variant, self.images, folder, self.settings)
+        images = self.images(opened(weights).spec.image_size)
+        found = judged(opened(weights), variant, images, folder, self.settings)
         found["weights"] = fingerprint(opened(dense).model.state_dict())
         if self.is_main:
             resampled = self.samples(about)
@@ -200,17 +203,23 @@ class Judge:
         accelerator = one_of_several(self.settings.device)
         return accelerator is None or accelerator.is_main_process
 
-    @cached_property
-    def images(self) -> Images:
-        """That all cells are judged by, the same ones for every seed of training."""
-        root, scale = self.settings.data[self.scale.data], self.scale
-        how: dict[str, Any] = {"batch_size": self.settings.batch_size or scale.batch_size}
-        if scale.data == FASHION:
-            side = dense_settings(scale, scale.models[0], 0, class_token=True, checkpoint=None).image_size
-            return HeldImages(make_scenes(root, scale.validation or 1000, 0, "val"), transforms_for(side)[1], **how)
-        data = open_coco(root, "val").spread(scale.validation)
-        accelerator = one_of_several(self.settings.device)
-        return Images(data, transforms_for(None)[1], workers=2, accelerator=accelerator, **how)
+    def images(self, side: int | None) -> Images:
+        """That all cells are judged by, the same ones for every seed of training.
+
+        side: of the squares that images are made; None is the paper's way.
+        """
+        if side not in self._images:
+            root, scale = self.settings.data[self.scale.data], self.scale
+            transform, size = transforms_for(side)[1], self.settings.batch_size or scale.batch_size
+            if scale.data == FASHION:
+                scenes = make_scenes(root, scale.validation or 1000, 0, "val")
+                self._images[side] = HeldImages(scenes, transform, batch_size=size)
+            else:
+                data = open_coco(root, "val").spread(scale.validation)
+                accelerator = one_of_several(self.settings.device)
+                how: dict[str, Any] = {"workers": scale.workers, "accelerator": accelerator}
+                self._images[side] = Images(data, transform, batch_size=size, **how)
+        return self._images[side]
 
     def dense_weights(self, model: str, seed: int, *, with_token: bool) -> Path:
         """Given, or of a training that goes on where it was stopped: the last weights, not the best, so that validation

@@ -23,6 +23,8 @@ from agglo.synthesis.evaluation.grid import Workers
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from agglo.classification.data import Listing
+
 PIPELINE, IMAGENET, INCEPTION = "stable-diffusion-v1-5", "imagenet", "inception"
 APART = 10_000_000  # between the seeds of two sets
 # The U-Net of Stable Diffusion 1.5 at 512 x 512, once for the prompt and once without it.
@@ -158,15 +160,20 @@ def real_images(settings: Settings, scale: Scale) -> Iterator[Image]:
     from agglo.classification.data import dataset_named
 
     listing = dataset_named(IMAGENET).read(settings.data[IMAGENET], "val")
-    per_class = scale.reference // len(listing.classes)
+    for index in first_of_each_class(listing, scale.reference // len(listing.classes)):
+        yield listing.images.open(index)
+
+
+def first_of_each_class(listing: Listing, count: int) -> list[int]:
+    """Places of the first images of every class by file name, class by class."""
     by_class: dict[Any, list[int]] = {}
     for index, target in enumerate(listing.targets):
         by_class.setdefault(target, []).append(index)
-    for label, places in by_class.items():
-        if len(places) < per_class:
-            raise ValueError(
-                f"class {listing.classes[int(label)]!r} has {len(places)} images; the first {per_class} of each class "
-                "are compared with"
-            )
-        for index in sorted(places, key=listing.images.name)[:per_class]:
-            yield listing.images.open(index)
+    for label, name in enumerate(listing.classes):
+        if (there := len(by_class.get(label, []))) < count:
+            raise ValueError(f"class {name!r} has {there} images; the first {count} of each class are compared with")
+    return [
+        index
+        for label in range(len(listing.classes))
+        for index in sorted(by_class[label], key=listing.images.name)[:count]
+    ]
