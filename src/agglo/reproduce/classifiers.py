@@ -124,9 +124,16 @@ class Evaluator:
         if self._open is None or self._open[0] != key:
             self._open = None  # what was open is let go before more is read
             chosen = EvaluationSettings(
-                spec, root, [], dataset=data, images=self.images, crop=crop, batch_size=self.batch_size,
+                spec,
+                root,
+                [],
+                dataset=data,
+                images=self.images,
+                crop=crop,
+                batch_size=self.batch_size,
+                workers=0 if self.settings.miniature else 2,  # small images are read faster than processes start
                 device=self.settings.device,
-            )  # fmt: skip
+            )
             self._open = (key, Evaluation(chosen))
         evaluation = self._open[1]
         try:

@@ -13,6 +13,7 @@ from agglo.experiments.tables import CANNOT, Column, Table
 from agglo.reproduce.item import Result
 
 NOT_COMPARABLE = "printed (not comparable)"
+_APART = 2.0  # standard errors
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,25 @@ def beside(
                 line.append(found.minus(expected) if both else None)  # type: ignore[union-attr, arg-type]
         lines.append(line)
     return Table(heads, lines)
+
+
+def disagreements(
+    rows: Sequence[str],
+    columns: Sequence[Any],
+    measured: Callable[[str, Any], Value | str | None],
+    printed: Callable[[str, Any], Value | None],
+) -> str:
+    """How many cells are further from what is printed than two standard errors, in words; empty if none can be."""
+    pairs = [(measured(row, column), printed(row, column)) for row in rows for column in columns]
+    known = [
+        abs(found.number - expected.number) / math.hypot(found.error, expected.error)
+        for found, expected in pairs
+        if isinstance(found, Value) and expected is not None and found.error and expected.error
+    ]
+    apart = sum(ratio > _APART for ratio in known)
+    return (
+        f"{apart} of {len(known)} cells differ from what is printed by more than two standard errors" if known else ""
+    )
 
 
 def grouped(results: Sequence[Result], *names: str) -> dict[tuple[Hashable, ...], list[Result]]:

@@ -50,7 +50,7 @@ FULL = Scale(
 )  # fmt: skip
 # A sixth and two thirds of the epochs, and a sixth, as 5 and 20 and 5 of 30.
 MINIATURE = Scale(
-    embedded.NAME, Size(64, 12), FASHION, (1000, 2000), str(RECIPE), ATC[1:2], (0.25,), epochs=6, warmup=(1, 4),
+    embedded.NAME, Size(64, 12), FASHION, (500, 1000), str(RECIPE), ATC[1:2], (0.25,), epochs=6, warmup=(1, 4),
     frozen=(0, 1), choices={"epochs": 6, "evaluate_every": 6}, evaluations=1,
 )  # fmt: skip
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from agglo.embedded import classifier as embedded
 from agglo.experiments.models import ModelSpec
+from agglo.experiments.tables import CANNOT, Column, Table
 from agglo.reproduce import printed
 from agglo.reproduce.classifiers import (
     ALL,
@@ -25,7 +27,7 @@ from agglo.reproduce.classifiers import (
     named,
     on_data,
 )
-from agglo.reproduce.compare import Value, beside, grouped, over_seeds, percent, printed_value, reasons
+from agglo.reproduce.compare import Value, beside, disagreements, grouped, over_seeds, percent, printed_value, reasons
 from agglo.reproduce.curves import accuracy_panels
 from agglo.reproduce.estimates import BASE, SMALL, TINY, Size
 from agglo.reproduce.item import Cell, Item, Need, Result, RunCell, Section, Settings
@@ -55,7 +57,7 @@ FULL = Scale(
     {"deit_tiny_patch16_224": TINY, "deit_small_patch16_224": SMALL, "deit_base_patch16_224": BASE},
     {"imagenet": 50_000, "nabirds": 24_633, "coco": 40_137, "nuswide": 44_000},
 )
-MINIATURE = Scale({embedded.NAME: Size(64, 12)}, {FASHION: 10_000})
+MINIATURE = Scale({embedded.NAME: Size(64, 12)}, {FASHION: 10_000}, (*ATC, *RELEASED, *_OTHERS))
 
 
 class OffTheShelf(Item):
@@ -141,19 +143,49 @@ def _sections(model: str, data: str, results: Sequence[Result]) -> list[Section]
     rows = list(dict.fromkeys(str(result["method"]) for result in results if result["method"] != DENSE))
     papers = [row for row in rows if row.startswith("atc")]
     images = dense["images"] if dense else "?"
-    said = printed.value("fine-tuned", model, data, DENSE)
-    beside_dense = "" if said is None else f" (printed: {said:.2f})"
+    of_paper = printed.value("fine-tuned", model, data, DENSE)
+    beside_dense = "" if of_paper is None else f" (printed: {of_paper:.2f})"
     of_dense = "not run" if dense is None else f"{dense[metric]:.2f}{beside_dense}"
+    said = [
+        f"{who}: {found}"
+        for who, chosen in (("ATC as described", _exact(papers)), ("As released", _released(papers)))
+        if (found := disagreements(chosen, rates, measured, expected))
+    ]
     text = f"{metric} (%) on {images} images; dense: {of_dense}. +- is one standard error, of both samples of images."
+    text = " ".join([text, *(f"{line}." for line in said)])
     parts = [Section(f"{model}, {data}: ATC", beside("method", papers, rates, measured, expected, percent), text)]
     others = [row for row in rows if row not in papers]
     why = reasons(results)
     if others:
         table = beside("method", others, rates, measured, lambda row, rate: None, percent)
-        parts.append(
-            Section(f"{model}, {data}: other methods, which the paper does not have off the shelf", table, why)
-        )
+        title = f"{model}, {data}: other methods, which the paper does not have off the shelf"
+        parts.append(Section(title, table, why))
+    cost = Table(
+        [Column("method", left=True), *(Column(percent(rate)) for rate in rates)],
+        [[row, *(_cost(by_place.get((row, rate))) for rate in rates)] for row in rows],
+    )
+    gflops = "" if dense is None else f"Dense: {dense['gflops']:.2f} GFLOPs."
+    parts.append(Section(f"{model}, {data}: tokens, and GFLOPs in brackets", cost, gflops))
     return parts
+
+
+def _exact(rows: Sequence[str]) -> list[str]:
+    return [row for row in rows if not row.endswith("as released")]
+
+
+def _released(rows: Sequence[str]) -> list[str]:
+    return [row for row in rows if row.endswith("as released")]
+
+
+def _cost(results: Sequence[Result] | None) -> str | None:
+    if not results:
+        return None
+    result = results[0]
+    if "cannot" in result:
+        return CANNOT
+    counts = " ".join(str(count) for count, _ in groupby(result["counts"]))
+    shown = counts if result["varies"] == "no" else f"{result['varies']} {counts}"
+    return f"{shown} ({result['gflops']:.2f})"
 
 
 def metric_of(results: Sequence[Result]) -> str:

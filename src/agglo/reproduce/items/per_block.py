@@ -14,7 +14,6 @@ from agglo.reproduce.classifiers import (
     DENSE,
     FASHION,
     RECIPE,
-    TRAINING_IMAGES,
     Entry,
     Evaluator,
     data_need,
@@ -23,7 +22,7 @@ from agglo.reproduce.classifiers import (
     fine_tune,
     named,
 )
-from agglo.reproduce.compare import Value, beside, grouped, over_seeds, printed_value, reasons
+from agglo.reproduce.compare import Value, beside, disagreements, grouped, over_seeds, printed_value, reasons
 from agglo.reproduce.curves import accuracy_panels
 from agglo.reproduce.estimates import BASE, HUGE, LARGE, SMALL, TINY, TRAINING, Size
 from agglo.reproduce.item import Cell, Item, Need, Result, RunCell, Section, Settings
@@ -94,12 +93,14 @@ _FAMILIES = {
     ),
 }
 _SMALL = Size(64, 12)
+_IMAGES = 500  # that curves in miniature are measured on
+_TRAINING, _TEST = 3000, 2000  # images of Fashion-MNIST for the table in miniature
 _EMBEDDED = Model(embedded.NAME, _SMALL, (0, 4, 8, 12, 16), "")
 _MINIATURES = {
     "augreg": (_EMBEDDED,),
     "swag": (
         replace(_EMBEDDED, name=f"{embedded.NAME} at 42 pixels", size=replace(_SMALL, patches=441),
-                ts=(0, 12, 24, 36), image_size=42),
+                ts=(0, 18, 36), image_size=42),
     ),
     "mae": (_EMBEDDED,),
 }  # fmt: skip
@@ -107,7 +108,7 @@ _TITLES = {"augreg": "AugReg", "swag": "SWAG", "mae": "MAE"}
 
 
 def _data(settings: Settings) -> tuple[str, int]:
-    return (FASHION, 1000) if settings.miniature else ("imagenet", 50_000)
+    return (FASHION, _IMAGES) if settings.miniature else ("imagenet", 50_000)
 
 
 def _root(settings: Settings) -> Path:
@@ -128,7 +129,8 @@ class Curves(Item):
             f"falling, with{off} proportional attention; no numbers are printed"
         )
         self.miniature_about = (
-            f"The embedded classifier stands in for {_TITLES[family]}, and its 1000 images for ImageNet"
+            f"The embedded classifier stands in for {_TITLES[family]}, and {_IMAGES} of the images that come with it "
+            "for ImageNet"
             f"{'; pictures are enlarged to 42 pixels, 441 tokens' if family == 'swag' else ''}."
         )
 
@@ -160,7 +162,7 @@ class Curves(Item):
         return cells
 
     def open(self, settings: Settings) -> RunCell:
-        evaluate = Evaluator(settings)
+        evaluate = Evaluator(settings, images=_IMAGES if settings.miniature else None)
         models = {model.name: model for model in self._models(settings.miniature)}
 
         def run(cell: Cell) -> dict[str, Any]:
@@ -198,8 +200,8 @@ class Mae(Item):
         "attention"
     )
     miniature_about = (
-        "The embedded classifier stands in with t = 16, on Fashion-MNIST's test set; fine-tuned for one epoch on "
-        f"{TRAINING_IMAGES} images."
+        f"The embedded classifier stands in with t = 16, on {_TEST} test images of Fashion-MNIST; fine-tuned for one "
+        f"epoch on {_TRAINING} others."
     )
 
     def _models(self, miniature: bool) -> Sequence[Model]:
@@ -213,8 +215,8 @@ class Mae(Item):
         return [data_need("imagenet"), *shelf, *start]
 
     def cells(self, settings: Settings) -> Sequence[Cell]:
-        data, validation = (FASHION, 10_000) if settings.miniature else _data(settings)
-        training = TRAINING_IMAGES if settings.miniature else 1_281_167
+        data, validation = (FASHION, _TEST) if settings.miniature else _data(settings)
+        training = _TRAINING if settings.miniature else 1_281_167
         cells = []
         for model in self._models(settings.miniature):
             for training_kind in (SHELF, TUNED):
@@ -240,24 +242,24 @@ class Mae(Item):
         folder = settings.run_folder(self.name)
         data = FASHION if settings.miniature else "imagenet"
         root = settings.data[data]
+        if settings.miniature:
+            root = fashion_subset(root, folder / "data", training=_TRAINING, test=_TEST)
 
         def run(cell: Cell) -> dict[str, Any]:
             about, model = cell.about, models[cell.about["model"]]
             if about["training"] == SHELF:
                 return evaluated(evaluate, settings, model, entries, about, root, data)
             entry = None if about["method"] == DENSE else named(entries, about["method"])
-            if settings.miniature:
-                recipe, choices = str(RECIPE), {}
-                where = fashion_subset(root, folder / "data")
-            else:
-                recipe, where = "mae", root
+            recipe, choices = str(RECIPE), {}
+            if not settings.miniature:
+                recipe = "mae"
                 choices = {"model": model.name, "checkpoint": str(settings.weights[_pretrained(model)])}
             budget = {}
             if entry is not None:
                 budget = {"schedule": str(schedule_of(about["schedule"], about["t"], model.size, entry))}
             name = "_".join(str(about[key]).replace(" ", "-") for key in ("model", "schedule", "method"))
-            found = fine_tune(recipe, choices, entry, where, folder / name, **budget)
-            return {**found, "images": 10_000 if settings.miniature else 50_000}
+            found = fine_tune(recipe, choices, entry, root, folder / name, **budget)
+            return {**found, "images": _TEST if settings.miniature else 50_000}
 
         return run
 
@@ -280,6 +282,8 @@ class Mae(Item):
             left = {row: _left(by_place, row) for row in rows}
             counts = "; ".join(f"{row} {found}" for row, found in left.items() if found)
             text = f"top1 (%), dense {dense}. Patch tokens after the last block (constant, linear): {counts}. {_WHY}"
+            apart = disagreements(rows, KINDS, measured, expected)
+            text = f"{text}{apart and f' {apart}.'}"
             table = beside("method", rows, KINDS, measured, expected)
             sections.append(Section(f"{model}, {training}", table, f"{text}\n\n{reasons(here)}".strip()))
         return sections

@@ -75,10 +75,7 @@ class Rank(Derived):
         return [Section("Mean rank, 1 is best", Table(columns, rows), note)]
 
     def draw(self, results: Sequence[Result], settings: Settings, folder: Path) -> Sequence[Path]:
-        panels = [
-            _panel(mean_ranks(grid), f"mean rank, {source}")
-            for source, grid in self.grids(settings, HARD_MERGING).items()
-        ]
+        panels = [_panel(mean_ranks(grid), source) for source, grid in self.grids(settings, HARD_MERGING).items()]
         draw_bars(
             [panels], folder / "ranks.png", note="whiskers: standard deviation over keep rates, models, data sets"
         )
@@ -115,12 +112,14 @@ class Difference(Derived):
 
     def draw(self, results: Sequence[Result], settings: Settings, folder: Path) -> Sequence[Path]:
         panels = []
+        rates = _rates(self.grids(settings, HARD_MERGING))
         for source, grid in self.grids(settings, HARD_MERGING).items():
+            found = differences(grid)
             series: dict[str, Sequence[float]] = {
-                name: [of.get(rate, 0.0) for rate in RATES] for name, of in differences(grid).items() if of
+                name: [of[rate] for rate in rates] for name, of in found.items() if of
             }
             label = "points above the best prior\nhard-merging method"
-            panels.append(ColumnPanel([percent(rate) for rate in RATES], series, "keep rate", label, source))
+            panels.append(ColumnPanel([percent(rate) for rate in rates], series, "keep rate", label, source))
         draw_columns(panels, folder / "difference.png")
         return [folder / "difference.png"]
 
@@ -149,12 +148,18 @@ class RankingPerRate(Derived):
         return sections
 
     def draw(self, results: Sequence[Result], settings: Settings, folder: Path) -> Sequence[Path]:
+        rates = _rates(self.grids(settings))
         rows = [
-            [_panel(mean_ranks(grid, rate), f"{percent(rate)}: mean rank, {source}") for rate in RATES]
+            [_panel(mean_ranks(grid, rate), f"{percent(rate)}, {source}") for rate in rates]
             for source, grid in self.grids(settings).items()
         ]
         draw_bars(rows, folder / "ranking-per-rate.png", note="whiskers: deviation over models and data sets")
         return [folder / "ranking-per-rate.png"]
+
+
+def _rates(grids: dict[str, Grid]) -> list[float]:
+    """Keep rates that all have numbers of."""
+    return [rate for rate in RATES if all(any(place.keep_rate == rate for place in grid) for grid in grids.values())]
 
 
 def _with_spread(value: float | None, seeds: Sequence[float]) -> Any:
