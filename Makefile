@@ -39,78 +39,55 @@ browser-test: $(READY)  ## the playground in a real browser (part of make test w
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/playground -rs
 
 bench-playground: $(READY)  ## how long a move of the playground's slider takes
-	$(BIN)/agglo bench playground --json benchmarks/results/playground.json
-
-playground-page: $(READY)  ## write the results of the one above into docs/playground.md
-	$(BIN)/python -m benchmarks.playground_table
+	$(BIN)/agglo bench playground --json results/bench/playground.json
 
 playground-pictures: $(READY)  ## the pictures of the playground in docs/images (needs a browser)
-	$(BIN)/python -m benchmarks.playground_pictures
+	$(BIN)/python -m tools.playground_pictures
 
 bench-clustering: $(READY)  ## the clustering against scikit-learn, SciPy and fastcluster, and beside busy processes
-	$(BIN)/agglo bench clustering --repeats 15 --output benchmarks/results/clustering.json
-	$(BIN)/agglo bench clustering --contended --output benchmarks/results/clustering-contended.json
+	$(BIN)/agglo bench clustering --repeats 15 --output results/bench/clustering.json
+	$(BIN)/agglo bench clustering --contended --output results/bench/clustering-contended.json
 
-clustering-page: $(READY)  ## write the results of the one above into docs/clustering.md
-	$(BIN)/python -m benchmarks.clustering_table
+pages: $(READY)  ## write the tables of results/ into README.md and docs/
+	$(BIN)/python -m tools.pages
+
+reproduce-miniature: $(READY)  ## every table and figure of the paper on what comes with agglo (DATA=; goes on when stopped)
+	$(BIN)/agglo reproduce all --miniature --data $(FASHION)
 
 # The longer studies. CHECKPOINT and IMAGES are a DeiT-Tiny and ImageNet's validation images, DATA is Fashion-MNIST's folder.
 CHECKPOINT ?= deit_tiny_patch16_224.safetensors
 IMAGES     ?= imagenet
 DATA       ?= /usr/share/datasets/fashion-mnist
-SHELF      := $(BIN)/agglo evaluate deit_tiny_patch16_224 --checkpoint $(CHECKPOINT) --data $(IMAGES) \
-	--json benchmarks/results/off-the-shelf.json --keep-rate 0.9 0.7 0.5 0.25
+FASHION     = fashion-mnist=$(DATA)
+DEIT        = --data imagenet=$(IMAGES) --weights deit_tiny_patch16_224=$(CHECKPOINT)
 
 bench-model: $(READY)  ## images per second of DeiT-Tiny: dense, ToMe, ATC and the ceiling (CHECKPOINT=)
 	$(BIN)/agglo bench model --checkpoint $(CHECKPOINT) --keep-rate 1 0.5 0.25 --repeats 9 \
-		--json benchmarks/results/model.json --plot docs/images/model-speed.png
+		--json results/bench/model.json --plot docs/images/model-speed.png
 
 bench-diffusion: $(READY)  ## a step of Stable Diffusion 1.5's architecture against tomesd (20 minutes on 2 idle cores)
-	$(BIN)/agglo bench diffusion --json benchmarks/results/diffusion.json
+	$(BIN)/agglo bench diffusion --json results/bench/diffusion.json
 
 bench-adapter: $(READY)  ## a detector's backbone at 800 x 1344 pixels part by part, dense and reduced (2 minutes)
-	$(BIN)/agglo bench adapter --json benchmarks/results/adapter.json
+	$(BIN)/agglo bench adapter --json results/bench/adapter.json
 
 bench-vlm: $(READY)  ## a vision-language model's time to its first token, with all and fewer image tokens (5 minutes)
-	$(BIN)/agglo bench vlm --threads 1 --json benchmarks/results/vlm.json
+	$(BIN)/agglo bench vlm --threads 1 --json results/bench/vlm.json
 
-vlm-page: $(READY)  ## write the results of the one above into docs/vlm.md
-	$(BIN)/python -m benchmarks.vlm_table
-
-diffusion-page: $(READY)  ## write the results of the one above into docs/synthesis.md
-	$(BIN)/python -m benchmarks.diffusion_table
-
-off-the-shelf: $(READY)  ## accuracy of every method without parameters on DeiT-Tiny (CHECKPOINT=, IMAGES=; 20 minutes)
-	$(SHELF) --method atc tome kmedoids pool topk evit ats l1 l2 linf random evovit --linkage single average complete
-	$(SHELF) --method dpc_knn kmedoids --option weights=equal --no-dense
-	$(SHELF) --method dpc_knn kmedoids --option weights=equal --no-dense --proportional on
+off-the-shelf: $(READY)  ## accuracy of every method without parameters on DeiT-Tiny (CHECKPOINT=, IMAGES=; half an hour)
+	$(BIN)/agglo reproduce off-the-shelf $(DEIT)
 
 better-atc: $(READY)  ## what each option beyond the paper's ATC does to DeiT-Tiny (CHECKPOINT=, IMAGES=; half an hour)
-	$(SHELF) --no-dense --linkage single average complete --method atc:importance=class atc:importance=received \
-		atc:mean=preserve_norm atc:features=tokens atc:features=tokens,importance=class,mean=preserve_norm
-	$(SHELF) --no-dense --linkage single average complete --features tokens --acts "before block"
-	$(SHELF) --no-dense --unread drop
-
-off-the-shelf-page: $(READY)  ## write the results of the two above and of bench-model into docs/off-the-shelf.md
-	$(BIN)/python -m benchmarks.off_the_shelf_table
+	$(BIN)/agglo reproduce better-atc $(DEIT)
 
 ready-made: $(READY)  ## what agglo tune finds for DeiT-Tiny and the embedded models, put into the package (CHECKPOINT=, IMAGES=, DATA=; half an hour)
-	$(BIN)/python -m benchmarks.ready_made --checkpoint $(CHECKPOINT) --images $(IMAGES) --data $(DATA)
+	$(BIN)/python -m tools.ready_made --checkpoint $(CHECKPOINT) --images $(IMAGES) --data $(DATA)
 
 places: $(READY)  ## merging before attention beside merging after it, at equal GFLOPs (CHECKPOINT=, IMAGES=; three minutes)
-	$(BIN)/python -m benchmarks.places --checkpoint $(CHECKPOINT) --data $(IMAGES)
+	$(BIN)/agglo reproduce places $(DEIT)
 
-mini-study: $(READY)  ## all methods on the embedded model, off the shelf and fine-tuned (DATA=; two hours)
-	$(BIN)/python -m benchmarks.mini_study --data $(DATA)
-
-better-tuned: $(READY)  ## the better ATC beside the paper's, fine-tuned on the embedded model, three seeds (DATA=; half an hour)
-	$(BIN)/python -m benchmarks.better_tuned --data $(DATA)
-
-readme-figures: $(READY)  ## the README's pictures and numbers, from benchmarks/results (CHECKPOINT=)
-	$(BIN)/python -m benchmarks.readme_figures --checkpoint $(CHECKPOINT)
-
-choosing-page: $(READY)  ## write what the studies recorded into the tables of docs/choosing.md
-	$(BIN)/python -m benchmarks.choosing_table
+readme-figures: $(READY)  ## the README's pictures and numbers, from results/ (CHECKPOINT=)
+	$(BIN)/python -m tools.readme_figures --checkpoint $(CHECKPOINT)
 
 docs: $(READY)  ## the documentation as a site, in build/site; open build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -126,22 +103,24 @@ train-generator: $(READY)  ## the embedded diffusion model, trained and put into
 	$(BIN)/python tools/embed_generator.py --run runs/generator
 
 mini-synthesis: $(READY)  ## images, Frechet distances and errors of the embedded diffusion model (DATA=; an hour or less)
-	$(BIN)/python -m benchmarks.mini_synthesis --data $(DATA)
+	$(BIN)/agglo reproduce diffusion-fid --miniature --data $(FASHION)
+	$(BIN)/agglo reproduce diffusion-samples --miniature
+	$(BIN)/agglo reproduce diffusion-options --miniature --data $(FASHION)
 
-mini-detection: $(READY)  ## a small detector with every method, off the shelf and fine-tuned (DATA=; three to four hours, goes on when stopped)
-	$(BIN)/python -m benchmarks.mini_detection --data $(DATA)
+mini-detection: $(READY)  ## a small detector with every method, off the shelf and fine-tuned (DATA=; hours, goes on when stopped)
+	$(BIN)/agglo reproduce detection --miniature --data $(FASHION)
 
-mini-detection-page: $(READY)  ## write the results of the one above into docs/mini-detection.md
-	$(BIN)/python -m benchmarks.mini_detection_report
+terrain: $(READY)  ## errors of a real pretrained U-Net of 1024 tokens (ONNX= its file; some minutes)
+	$(BIN)/agglo reproduce terrain --weights terrain_consistency_unet_difficulty100=$(ONNX)
 
-coco-overfit: $(READY)  ## a detector learns twelve COCO images by heart (DATA=, CHECKPOINT=; ten minutes)
-	$(BIN)/python -m benchmarks.real_detection overfit --data $(DATA) --checkpoint $(CHECKPOINT)
+coco-overfit: $(READY)  ## a detector learns twelve COCO images by heart (DATA= COCO 2017 or a part, CHECKPOINT=; ten minutes)
+	$(BIN)/agglo reproduce coco-overfit --data coco2017=$(DATA) --weights deit_tiny_patch16_224=$(CHECKPOINT)
 
-nuclei-detection: $(READY)  ## a detector of nuclei in 334 microscope images, dense and reduced (DATA=, CHECKPOINT=; half an hour)
-	$(BIN)/python -m benchmarks.real_detection nuclei --data $(DATA) --checkpoint $(CHECKPOINT)
+nuclei: $(READY)  ## a detector of nuclei in 334 microscope images, dense and reduced (DATA=, CHECKPOINT=; half an hour)
+	$(BIN)/agglo reproduce nuclei --data nuclei=$(DATA) --weights deit_tiny_patch16_224=$(CHECKPOINT)
 
-padding-effect: $(READY)  ## what the padding of a batch does to AP, apart or merged (DATA= fashion-mnist; ten minutes)
-	$(BIN)/python -m benchmarks.padding_effect --data $(DATA)
+padding: $(READY)  ## what the padding of a batch does to AP, apart or merged (DATA= fashion-mnist; ten minutes)
+	$(BIN)/agglo reproduce padding --miniature --data $(FASHION)
 
 lock:  ## pin the newest versions again (needs `make setup` first)
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 --no-header --no-annotate \

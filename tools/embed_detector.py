@@ -4,7 +4,7 @@
     python tools/embed_detector.py --run runs/mini-detection/seed0/dense
 
 Any run of `agglo detect train miniature` will do. The last weights are taken, as the study judges them, and stored in
-half precision. The log of the run is kept beside the results of the benchmarks.
+half precision. The log of the run is kept in results/training.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agglo.detection.specs import open_detector
 from agglo.embedded.detector import WEIGHTS
 from agglo.experiments.files import save_weights, write_json
 
-LOG = Path(__file__).parents[1] / "benchmarks" / "results" / "embedded-detector"
+LOG = Path(__file__).parents[1] / "results" / "training" / "embedded-detector"
 
 
 def embed(run: Path, weights: Path = WEIGHTS, log: Path = LOG) -> None:

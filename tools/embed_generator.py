@@ -3,7 +3,7 @@
     agglo train-generator --data fashion-mnist --output runs/generator --precision bf16
     python tools/embed_generator.py --run runs/generator
 
-Weights are stored in half precision. The log of the run is kept beside the results of the benchmarks.
+Weights are stored in half precision. The log of the run is kept in results/training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from agglo.embedded.generator import WEIGHTS, trained
 from agglo.experiments.files import write_json
 
-LOG = Path(__file__).parents[1] / "benchmarks" / "results" / "embedded-generator"
+LOG = Path(__file__).parents[1] / "results" / "training" / "embedded-generator"
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
     python tools/embed_model.py --run runs/fashion --data fashion-mnist
 
 Weights are stored in half precision. Images are the first of the test set, as idx files like those they come from. The
-log of the run is kept beside the results of the benchmarks.
+log of the run is kept in results/training.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agglo.embedded.classifier import IMAGES, WEIGHTS
 from agglo.experiments.fashion_mnist import find_idx, read_idx, write_idx
 from agglo.experiments.files import write_json
 
-LOG = Path(__file__).parents[1] / "benchmarks" / "results" / "embedded-model"
+LOG = Path(__file__).parents[1] / "results" / "training" / "embedded-model"
 
 
 def main() -> None:

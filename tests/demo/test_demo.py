@@ -25,7 +25,7 @@ from agglo.experiments.models import build
 from tests.support.data import data_path
 from tests.support.fashion import write_fashion
 
-LOG = Path(__file__).parents[2] / "benchmarks" / "results" / "embedded-model" / "log.csv"
+LOG = Path(__file__).parents[2] / "results" / "training" / "embedded-model" / "log.csv"
 
 
 def test_embedded_model_is_small_and_accurate() -> None:

@@ -1,14 +1,13 @@
-"""What docs/choosing.md recommends follows from the records, in either form that they have."""
+"""What docs/choosing.md recommends follows from the records."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks import choosing_table
+from tools import choosing
 
 MEASURED = [  # name, what is typed, keep rate, top-1, GFLOPs
     ("dense", None, None, 80.0, 1.0),
@@ -19,39 +18,36 @@ MEASURED = [  # name, what is typed, keep rate, top-1, GFLOPs
 ]
 
 
-def records(as_reproduced: bool) -> dict[str, Any]:
-    """The same measurements as `agglo evaluate` and as `agglo reproduce` write them."""
-    rows = []
-    for name, typed, rate, top1, gflops in MEASURED:
-        common = {"keep_rate": rate, "top1": top1, "gflops": gflops, "varies": "no", "images": 100}
-        common |= {"processor": "a processor", "date": "2026-11-16T00:00:00+00:00"}
-        words = {"cell": {}, "method": name, "reduction": typed} if as_reproduced else {"name": name, "method": typed}
-        rows.append({**common, **words})
-    rows.append({"cell": {}, "method": "tome", "name": "tome", "keep_rate": 0.25, "cannot": "it merges pairs"})
-    return {"results": rows}
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(choosing, "RESULTS", tmp_path)
+    return tmp_path
 
 
-@pytest.mark.parametrize("as_reproduced", [False, True])
-def test_the_cheapest_within_a_loss(as_reproduced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = "results/off-the-shelf/record.json" if as_reproduced else "benchmarks/results/off-the-shelf.json"
-    (tmp_path / place).parent.mkdir(parents=True)
-    (tmp_path / place).write_text(json.dumps(records(as_reproduced)))
-    monkeypatch.setattr(choosing_table, "ROOT", tmp_path)
-    lines = {
-        line.split("|")[1].strip(): line for line in choosing_table.budgets().splitlines() if line.startswith("| ")
-    }
+def test_the_cheapest_within_a_loss(results: Path) -> None:
+    rows = [
+        {
+            **{"method": name, "reduction": typed, "keep_rate": rate, "top1": top1, "gflops": gflops, "varies": "no"},
+            **{"images": 100, "processor": "a processor", "date": "2026-11-16T00:00:00+00:00"},
+        }
+        for name, typed, rate, top1, gflops in MEASURED
+    ]
+    rows.append({"method": "tome", "keep_rate": 0.25, "cannot": "it merges pairs"})
+    for name, found in {"off-the-shelf": rows, "better-atc": []}.items():
+        (results / name).mkdir()
+        (results / name / "record.json").write_text(json.dumps({"results": found}))
+    lines = {line.split("|")[1].strip(): line for line in choosing.budgets().splitlines() if line.startswith("| ")}
     assert lines["0.5"].split("|")[2:4] == [" none ", "  "]
     assert "`atc:linkage=complete` at 0.7 | 79.4 | 60% | none" in lines["1"]  # of two equally cheap ones the better
     assert "`atc` at 0.5 | 76.0 | 50% | none" in lines["5"]
     assert "`tome` at 0.5 | 74.0 | 50%" in lines["10"]
 
 
-def test_no_record_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing_table, "ROOT", tmp_path)
-    with pytest.raises(ValueError, match=r"no record of off-the-shelf/record\.json.* in results or benchmarks/results"):
-        choosing_table.budgets()
+def test_no_record_is_an_error(results: Path) -> None:
+    with pytest.raises(ValueError, match=r"no record 'off-the-shelf/record\.json'"):
+        choosing.budgets()
 
 
 def test_seeds_that_are_not_finished_do_not_count() -> None:
-    found = [{"seed": 0, "name": "a"}, {"seed": 0, "name": "b"}, {"seed": 1, "name": "a"}]
-    assert choosing_table._of_finished_seeds(found) == found[:2]
+    found = [{"seed": 0, "method": "a"}, {"seed": 0, "method": "b"}, {"seed": 1, "method": "a"}]
+    assert choosing._of_finished_seeds(found) == found[:2]

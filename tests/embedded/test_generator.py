@@ -20,7 +20,7 @@ from agglo.synthesis.training.settings import GeneratorSettings
 from agglo.synthesis.training.trainer import Generation
 
 pytest.importorskip("diffusers")
-LOG = Path(__file__).parents[2] / "benchmarks" / "results" / "embedded-generator" / "log.csv"
+LOG = Path(__file__).parents[2] / "results" / "training" / "embedded-generator" / "log.csv"
 CLASSES = [label for label in range(10) for _ in range(6)]
 
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 
 import agglo
-from agglo.experiments.evaluation.record import Record, processor
 from agglo.experiments.variants import describe_budget, variants_of
 from agglo.methods import create
-
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def test_every_method_at_every_budget() -> None:
@@ -71,24 +66,3 @@ def test_options_per_reduction_are_written_in_brackets() -> None:
 def test_what_makes_no_sense(methods: list[str], asked: dict[str, list[object]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         variants_of(methods, **asked)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["off-the-shelf.json", "mini-study/off-the-shelf.json"])
-def test_committed_results_are_continued(name: str, tmp_path: Path) -> None:
-    """Cells of today find the results that were committed; otherwise a study would be run again, beside the old one."""
-    path = Path(shutil.copy(RESULTS / name, tmp_path))
-    about = json.loads(path.read_text())
-    results = about.pop("results")
-    record = Record(about, path)
-    linkages = ["single", "average", "complete"]
-    asked = [
-        variant
-        for variant in variants_of(["atc", "tome"], keep_rates=[0.9, 0.7, 0.5, 0.25], linkages=linkages)
-        if (variant.name, variant.keep_rate) != ("tome", 0.25)
-    ]
-    for variant in asked:
-        like = next(r for r in results if (r["name"], r["keep_rate"]) == (variant.name, variant.keep_rate))
-        known = {key: like[key] for key in ("blocks", "proportional", "counts")}
-        cell = {"name": variant.name, "method": variant.method_text, **variant.budget, **known}
-        assert record.find(cell) == {"processor": processor(about["machine"]), **like}
-    assert record.find({**cell, "schedule": "linear:16"}) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,3 +261,26 @@ def generate(pipe: Any, steps: int = 4, seed: int = 0, **other: Any) -> Tensor:
         **options,
     ).images
     return result
+
+
+def save_dit_pipeline(folder: Path) -> Path:
+    """A DiT pipeline of random weights and 1000 classes, as diffusers saves it; pictures of 16 x 16."""
+    torch.manual_seed(0)
+    transformer = diffusers.DiTTransformer2DModel(
+        num_attention_heads=2,
+        attention_head_dim=8,
+        in_channels=4,
+        out_channels=8,
+        num_layers=2,
+        sample_size=8,
+        patch_size=2,
+        num_embeds_ada_norm=1000,
+    )
+    coder = diffusers.AutoencoderKL(
+        block_out_channels=(8, 8),
+        norm_num_groups=4,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+    )
+    diffusers.DiTPipeline(transformer, coder, diffusers.DDIMScheduler()).save_pretrained(folder)
+    return folder

@@ -21,6 +21,7 @@ from agglo.cli import (
     finetune,
     generate,
     play,
+    reproduce,
     train_generator,
     tune,
     visualize,
@@ -75,6 +76,7 @@ def parser() -> Parser:
     generate.add_to(commands)
     fid.add_to(commands)
     train_generator.add_to(commands)
+    reproduce.add_to(commands)
     bench.add_to(commands)
     backends.add_to(commands)
     return top

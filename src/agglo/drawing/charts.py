@@ -129,7 +129,7 @@ def draw_curves(
 def draw_bars(panels: Sequence[Sequence[BarPanel]], path: Path, *, title: str = "", note: str = "") -> None:
     """Rows of panels of horizontal bars."""
     most = [max(sum(map(len, panel.groups)) + 0.6 * len(panel.groups) for panel in row) for row in panels]
-    size = (8 if len(panels[0]) == 1 else 10, 0.9 + sum(0.34 * count + 0.6 for count in most))
+    size = (8 if len(panels[0]) == 1 else 5 * len(panels[0]), 0.9 + sum(0.34 * count + 0.6 for count in most))
     figure, axes = _figure(len(panels), len(panels[0]), size, heights=most)
     for place, panel in zip(axes.flat, (panel for row in panels for panel in row), strict=True):
         _draw_bar_panel(place, panel)

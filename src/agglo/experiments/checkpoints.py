@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agglo.experiments.torchvision_names import as_timm, is_torchvision
+
 _SHOWN = 6
 _NESTED_UNDER = ("state_dict", "model")
 _AVERAGE, _AVERAGE_IS_BETTER = "model_ema", "ema_best"
@@ -36,7 +38,8 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        return cls(str(path), *split_method(read_checkpoint(path)))
+        state = read_checkpoint(path)
+        return cls(str(path), *split_method(as_timm(state) if is_torchvision(state) else state))
 
     @property
     def head_classes(self) -> int | None:

@@ -23,6 +23,7 @@ from agglo.synthesis.evaluation.errors import prediction_errors, relative_errors
 from agglo.synthesis.evaluation.generators import EmbeddedGenerator, PipelineGenerator
 from agglo.synthesis.evaluation.grid import Workers, generate
 from agglo.synthesis.evaluation.sheets import contact_sheet, groups_sheet, panel_pixels
+from tests.support.diffusion import save_dit_pipeline
 from tests.support.generation import random_weights
 
 pytest.importorskip("diffusers")
@@ -263,24 +264,7 @@ def test_the_command(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A DiT pipeline of random weights, as diffusers saves it."""
-    from diffusers import AutoencoderKL, DDIMScheduler, DiTPipeline, DiTTransformer2DModel
-
-    torch.manual_seed(0)
-    transformer = DiTTransformer2DModel(
-        num_attention_heads=2,
-        attention_head_dim=8,
-        in_channels=4,
-        out_channels=8,
-        num_layers=2,
-        sample_size=8,
-        patch_size=2,
-        num_embeds_ada_norm=1000,
-    )
-    vae = AutoencoderKL(block_out_channels=(8, 8), norm_num_groups=4, down_block_types=("DownEncoderBlock2D",) * 2,
-                        up_block_types=("UpDecoderBlock2D",) * 2)  # fmt: skip
-    folder = tmp_path_factory.mktemp("pipeline")
-    DiTPipeline(transformer, vae, DDIMScheduler()).save_pretrained(folder)
-    return folder
+    return save_dit_pipeline(tmp_path_factory.mktemp("pipeline"))
 
 
 def test_a_pipeline_of_diffusers(pipeline: Path, tmp_path: Path) -> None:

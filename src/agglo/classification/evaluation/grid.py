@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -89,24 +90,45 @@ class Evaluation(Grid):
     def evaluate(self, cells: Sequence[Cell], record: Record) -> None:
         if not cells:
             return
-        size = self.settings.batch_size
-        store = ImageStore(self.images, size, workers=self.settings.workers, accelerator=self.accelerator)
-        keep = len(cells) > 1 and store.bytes_needed <= self.settings.cache_gigabytes * GIGABYTE
+        size, store = self.settings.batch_size, self.store
+        keep = len(cells) > 1 and self.fits_in_memory
         steps = len(store.loader()) * (len(cells) + keep)
         with progress(steps, f"batches of {size}", every_seconds=10, quiet=self.quiet) as advance:
             if keep:
                 store.keep(lambda images: advance("reading images"))
             for cell in cells:
-                self.reducible.apply(cell.variant)
-                found = evaluate(
-                    self.model,
-                    store.loader(),
-                    metric_for(self.data.multi_label),
-                    accelerator=self.accelerator,
-                    prepare=Normalise(self.inputs.mean, self.inputs.std),
-                    advance=lambda images, title=cell.title: advance(title),  # type: ignore[misc]
-                )
-                record.add({**cell.about, **found})
+                record.add({**cell.about, **self._measured(cell, partial(_advance, advance, cell.title))})
+
+    @cached_property
+    def store(self) -> ImageStore:
+        size, workers = self.settings.batch_size, self.settings.workers
+        return ImageStore(self.images, size, workers=workers, accelerator=self.accelerator)
+
+    @property
+    def fits_in_memory(self) -> bool:
+        return self.store.bytes_needed <= self.settings.cache_gigabytes * GIGABYTE
+
+    def one(self, variant: Variant | None) -> dict[str, Any]:
+        """The result of one cell, for callers who keep results themselves; images stay for the next one, if they fit.
+
+        variant: None is the dense model. ValueError says why one cannot run.
+        """
+        reduced = [] if variant is None else [variant]
+        cell = self.reducible.cells(reduced, dense=variant is None)[0]
+        if self.fits_in_memory and not self.store.kept:
+            self.store.keep(lambda images: None)
+        return {**cell.about, **self._measured(cell, None)}
+
+    def _measured(self, cell: Cell, advance: Callable[[int], None] | None) -> dict[str, Any]:
+        self.reducible.apply(cell.variant)
+        return evaluate(
+            self.model,
+            self.store.loader(),
+            metric_for(self.data.multi_label),
+            accelerator=self.accelerator,
+            prepare=Normalise(self.inputs.mean, self.inputs.std),
+            advance=advance,
+        )
 
     def _weights_in_words(self) -> str:
         spec = self.settings.model
@@ -124,6 +146,10 @@ class Evaluation(Grid):
             "data": about_data(self.data, chosen=chosen, root=settings.data, images=len(self.images)),
             "inputs": {**asdict(self.inputs), "in_words": str(self.inputs)},
         }
+
+
+def _advance(advance: Callable[[str], None], title: str, images: int) -> None:
+    advance(title)
 
 
 def spread(data: ClassificationData, images: int | None) -> Any:

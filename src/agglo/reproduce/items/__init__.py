@@ -1,0 +1,1 @@
+"""One file per kind of item; `reproduce/registry.py` lists them."""

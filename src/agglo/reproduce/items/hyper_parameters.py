@@ -1,0 +1,135 @@
+"""The search for warm-up, backbone rate and frozen epochs that the paper's fine-tuning goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agglo.embedded import classifier as embedded
+from agglo.experiments.tables import Column, Table
+from agglo.reproduce import printed
+from agglo.reproduce.classifiers import ATC, FASHION, RATES, RECIPE, Entry, data_need, fashion_subset, fine_tune, named
+from agglo.reproduce.compare import grouped, percent
+from agglo.reproduce.estimates import SMALL, TRAINING, Size
+from agglo.reproduce.item import Cell, Item, Need, Result, RunCell, Section, Settings
+from agglo.schedule import Stages
+
+_MODEL = "deit_small_patch16_224"
+_SEARCHED = ("warmup_epochs", "backbone_lr_scale", "frozen_epochs")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """warmup, frozen: epochs to try, of `epochs`. choices: further settings of every run."""
+
+    model: str
+    size: Size
+    data: str
+    images: tuple[int, int]
+    recipe: str
+    entries: tuple[Entry, ...]
+    rates: tuple[float, ...]
+    epochs: int
+    warmup: tuple[float, ...]
+    frozen: tuple[int, ...]
+    choices: dict[str, Any]
+    evaluations: int
+
+    def combinations(self) -> list[dict[str, Any]]:
+        from agglo.classification.training.sweep import PAPER, cells
+
+        scales = PAPER["backbone_lr_scale"]
+        over = {"warmup_epochs": self.warmup, "backbone_lr_scale": scales, "frozen_epochs": self.frozen}
+        return cells(over)
+
+
+FULL = Scale(
+    _MODEL, SMALL, "imagenet", (1_281_167, 50_000), "deit", ATC, RATES, epochs=30, warmup=(5, 20), frozen=(0, 5),
+    choices={}, evaluations=60,
+)  # fmt: skip
+# A sixth and two thirds of the epochs, and a sixth, as 5 and 20 and 5 of 30.
+MINIATURE = Scale(
+    embedded.NAME, Size(64, 12), FASHION, (500, 1000), str(RECIPE), ATC[1:2], (0.25,), epochs=6, warmup=(1, 4),
+    frozen=(0, 1), choices={"epochs": 6, "evaluate_every": 6}, evaluations=1,
+)  # fmt: skip
+
+
+class HyperParameters(Item):
+    name = "hyper-parameters"
+    shows = "tables imagenetHyper, hyperAssign"
+    about = "Warm-up, backbone rate and frozen epochs, searched for each linkage and keep rate on ImageNet with DeiT-S"
+    miniature_about = (
+        "Average linkage at 25 %, the embedded classifier trained for six epochs on 1000 images and ranked on "
+        "2000: "
+        "epochs are a fifth of the paper's."
+    )
+
+    def needs(self, miniature: bool) -> Sequence[Need]:
+        scale = MINIATURE if miniature else FULL
+        weights = [] if miniature else [Need("weights", _MODEL, "DeiT-S, published")]
+        return [data_need(scale.data), *weights]
+
+    def cells(self, settings: Settings) -> Sequence[Cell]:
+        scale = MINIATURE if settings.miniature else FULL
+        training, validation = scale.images
+        needs = (scale.data,) if settings.miniature else (scale.data, _MODEL)
+        cells = []
+        for entry in scale.entries:
+            for rate in scale.rates:
+                per_image = scale.size.multiply_adds(Stages(rate))
+                work = per_image * (TRAINING * scale.epochs * training + scale.evaluations * validation)
+                for combination in scale.combinations():
+                    cells.append(Cell({"method": entry.name, "keep_rate": rate, **combination}, needs, work))
+        return cells
+
+    def open(self, settings: Settings) -> RunCell:
+        from agglo.classification.training.sweep import cell_name
+
+        scale = MINIATURE if settings.miniature else FULL
+        folder, root = settings.run_folder(self.name), settings.data[scale.data]
+        if settings.miniature:
+            root = fashion_subset(root, folder / "data", training=scale.images[0], test=scale.images[1])
+
+        def run(cell: Cell) -> dict[str, Any]:
+            about = cell.about
+            combination = {name: about[name] for name in _SEARCHED}
+            choices: dict[str, Any] = {**scale.choices, **combination}
+            if not settings.miniature:
+                choices |= {"model": _MODEL, "checkpoint": str(settings.weights[_MODEL])}
+            place = folder / f"{about['method']}-{about['keep_rate']}".replace(" ", "-") / cell_name(combination)
+            entry = named(scale.entries, about["method"])
+            found = fine_tune(scale.recipe, choices, entry, root, place, keep_rate=about["keep_rate"])
+            return {**found, "images": scale.images[1]}
+
+        return run
+
+    def sections(self, results: Sequence[Result], settings: Settings) -> Sequence[Section]:
+        sections = []
+        for (method, rate), here in grouped(results, "method", "keep_rate").items():
+            said = printed.value("hyper-parameters", str(method), float(str(rate)))
+            ranked = sorted((r for r in here if "top1" in r), key=lambda result: -result["top1"])
+            columns = [*(Column(name.replace("_", " "), "g") for name in _SEARCHED), Column("top1", ".2f")]
+            columns.append(Column("the paper's choice", left=True))
+            scale = 5 if settings.miniature else 1  # epochs of the paper in one of ours
+            rows = []
+            for result in ranked:
+                own = [result[name] for name in _SEARCHED]
+                is_papers = said is not None and [own[0] * scale, own[1], own[2] * scale] == said
+                rows.append([*own, result["top1"], "yes" if is_papers else ""])
+            text = f"Best first, of {len(ranked)} combinations."
+            if len(ranked) > 1:
+                from agglo.classification.evaluation.report import sampling_error
+
+                error = sampling_error(ranked[0]["top1"], ranked[0]["images"])
+                apart = ranked[0]["top1"] - ranked[-1]["top1"]
+                text += (
+                    f" Best and worst are {apart:.2f} points apart; the sampling error of one accuracy is "
+                    f"{error:.2f}, and "
+                    "one run each says nothing about smaller differences."
+                )
+            sections.append(Section(f"{method} at {percent(float(str(rate)))}", Table(columns, rows), text))
+        return sections
+
+
+ITEMS = (HyperParameters(),)

@@ -1,0 +1,62 @@
+"""All items with what they need, what that costs and what is done: for a terminal and for the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agglo.experiments.tables import Column, Table
+from agglo.reproduce.estimates import ASSUMPTION, in_words
+from agglo.reproduce.item import Item, Need, Settings
+from agglo.reproduce.record import FILE, ItemRecord
+
+_FEW = 3  # weights that are listed by name
+
+
+def listing(items: Iterable[Item], settings: Settings) -> str:
+    """For a terminal. A minus stands before what is not here."""
+    columns = [Column("item", left=True), Column("in the paper", left=True), Column("GPU hours"), Column("done")]
+    columns.append(Column("needs (- is not here)", left=True))
+    rows = []
+    for item in items:
+        if not item.is_offered(settings.miniature):
+            continue
+        cells = item.cells(settings)
+        rows.append([item.name, item.shows, in_words(cells), _done(item, settings), _needs(item, settings)])
+    return f"{Table(columns, rows).text()}\n\n{ASSUMPTION}."
+
+
+def table(items: Iterable[Item]) -> str:
+    """Markdown, with nothing in it that depends on the machine."""
+    columns = [Column("item", left=True), Column("in the paper", left=True), Column("what is measured", left=True)]
+    columns += [Column("cells"), Column("GPU hours"), Column("needs", left=True), Column("in miniature", left=True)]
+    rows = []
+    for item in items:
+        full = item.is_offered(False)
+        cells = item.cells(Settings()) if full else ()
+        needs = ", ".join(need.name for need in item.needs(False)) or "nothing"
+        mini = f"{len(item.cells(Settings(miniature=True)))} cells. {item.miniature_about}"
+        work = [str(len(cells)), in_words(cells), needs] if full else ["", "", "in miniature only"]
+        said = mini if item.is_offered(True) else "in full only"
+        rows.append([f"`{item.name}`", item.shows, item.about, *work, said])
+    return f"{Table(columns, rows).markdown()}\n\n{ASSUMPTION}."
+
+
+def _needs(item: Item, settings: Settings) -> str:
+    """Names, and of many weights how many of them are here."""
+    needs = item.needs(settings.miniature)
+    weights = [need for need in needs if need.kind == "weights"]
+    words = [_with_sign(need, settings) for need in needs if need.kind != "weights" or len(weights) <= _FEW]
+    if len(weights) > _FEW:
+        here = sum(need.is_here(settings) for need in weights)
+        words.append(f"{here} of {len(weights)} weights")
+    return " ".join(words) or "nothing"
+
+
+def _with_sign(need: Need, settings: Settings) -> str:
+    return need.name if need.is_here(settings) else f"-{need.name}"
+
+
+def _done(item: Item, settings: Settings) -> str:
+    cells = item.cells(settings)
+    record = ItemRecord(settings.folder(item.name) / FILE, item.name, miniature=settings.miniature)
+    return f"{len(cells) - len(record.missing(cells))}/{len(cells)}" if cells else "-"

@@ -1,0 +1,53 @@
+"""Writes what an item has found: tables in Markdown and LaTeX, and its pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agglo.experiments.files import replacing
+from agglo.reproduce.item import Item, Result, Section, Settings
+from agglo.reproduce.record import where
+
+MARKDOWN, LATEX = "tables.md", "tables.tex"
+
+
+def write_output(item: Item, results: Sequence[Result], settings: Settings) -> Path:
+    """Everything that follows from a record, in the item's folder, which is returned."""
+    folder = settings.folder(item.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = item.draw(results, settings, folder)
+    sections = item.sections(results, settings)
+    _write(folder / MARKDOWN, markdown(item, results, sections, settings, pictures))
+    _write(folder / LATEX, latex(item, sections))
+    return folder
+
+
+def markdown(
+    item: Item, results: Sequence[Result], sections: Sequence[Section], settings: Settings, pictures: Sequence[Path]
+) -> str:
+    """A page: what the item is, where it ran, its tables and pictures."""
+    parts = [f"# {item.name}: {item.shows}", head(item, [*results, *item.borrowed(settings)], settings)]
+    for section in sections:
+        parts.append(f"## {section.title}")
+        parts += [part for part in (section.text, section.table and section.table.markdown()) if part]
+    parts += [f"![{path.stem}]({path.name})" for path in pictures]
+    return "\n\n".join(parts) + "\n"
+
+
+def head(item: Item, results: Sequence[Result], settings: Settings) -> str:
+    """What was measured, by which command, where and when."""
+    command = f"agglo reproduce {item.name}{' --miniature' if settings.miniature else ''}"
+    stands_in = f" {item.miniature_about}" if settings.miniature and item.miniature_about else ""
+    return f"{item.about}.{stands_in} `{command}`; {where(results)}."
+
+
+def latex(item: Item, sections: Sequence[Section]) -> str:
+    """The tables alone, each under a comment that says which it is."""
+    tables = [f"% {item.name}: {s.title}\n{s.table.latex()}" for s in sections if s.table is not None]
+    return "\n\n".join(tables) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")

@@ -1,0 +1,144 @@
+"""The ready-made results of `agglo tune` that come with the package, and what they are worth.
+
+    make ready-made CHECKPOINT=deit_tiny_patch16_224.safetensors IMAGES=imagenet DATA=fashion-mnist
+
+DeiT-Tiny is searched for a speed and for GFLOPs, the embedded models for GFLOPs. Speed is that of one pass over the
+whole batch, for the dense model and the reduced ones alike (AGGLO_SLICES=0). A search that was stopped goes on.
+
+Results go to src/agglo/tuned/, fronts and reports to results/tuned/, a summary into docs/tune.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import agglo
+from agglo import tuned
+from agglo.detection.data import make_scenes, transforms_for
+from agglo.detection.evaluation.one_pass import Images
+from agglo.detection.specs import open_detector
+from agglo.embedded import classifier, detector, generator
+from agglo.experiments.models import ModelSpec
+from agglo.experiments.tables import Column, Table
+from agglo.reproduce.pages import write_between_marks
+from agglo.tuning.classifiers import FolderSettings, tune_on_folder
+from agglo.tuning.result import Tuned
+from agglo.tuning.statistics import quality_from
+
+PACKAGE = Path(tuned.__file__).parent
+RESULTS = Path(__file__).parents[1] / "results" / "tuned"
+PAGE = Path(__file__).parents[1] / "docs" / "tune.md"
+NAME = "ready-made"
+DEIT = "deit_tiny_patch16_224"
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where weights and images are that do not come with the package."""
+
+    checkpoint: Path
+    images: Path
+    fashion: Path
+
+
+def deit(places: Places, path: Path, **how: Any) -> Tuned:
+    settings = FolderSettings(ModelSpec(DEIT, places.checkpoint), places.images, images=2000)
+    return tune_on_folder(settings, path=path, **how)
+
+
+def fashion_classifier(places: Places, path: Path, **how: Any) -> Tuned:
+    settings = FolderSettings(ModelSpec(classifier.NAME, pretrained=True), places.fashion, images=2000)
+    return tune_on_folder(settings, path=path, **how)
+
+
+def fashion_generator(places: Places, path: Path, **how: Any) -> Tuned:
+    """On what the model is given while it draws garments of every class, at all steps."""
+    model = generator.trained()
+    seen: list[dict[str, Any]] = []
+
+    def keep(_: Any, given: tuple[Any, ...]) -> None:
+        seen.append(dict(zip(("hidden_states", "timestep", "class_labels"), given, strict=True)))
+
+    hook = model.register_forward_pre_hook(keep)
+    for first in range(0, 40, 20):
+        classes = [number % generator.N_CLASSES for number in range(20)]
+        generator.sample(model, classes, range(first, first + 20), steps=10)
+    hook.remove()
+    return agglo.tune(model, seen, name=generator.NAME, path=path, **how)
+
+
+def fashion_detector(places: Places, path: Path, **how: Any) -> Tuned:
+    opened = open_detector(detector.NAME)
+    scenes = Images(make_scenes(places.fashion, 200, _SEED, "val"), transforms_for(opened.spec.image_size)[1])
+    pictures = [image for _, images, _ in scenes for image in images]
+    return agglo.tune(opened.model, pictures, name="agglo_fashion_detector", batch_size=8, path=path, **how)
+
+
+SEARCHES: dict[str, tuple[Callable[..., Tuned], dict[str, Any]]] = {
+    f"{DEIT}-2.2x": (deit, {"speedup": 2.2, "minutes": 10}),
+    f"{DEIT}-half": (deit, {"gflops": 0.5, "minutes": 10}),
+    f"{classifier.NAME}-half": (fashion_classifier, {"gflops": 0.5, "minutes": 4}),
+    f"{generator.NAME}-0.8": (fashion_generator, {"gflops": 0.8, "minutes": 3}),
+    "agglo_fashion_detector-0.8": (fashion_detector, {"gflops": 0.8, "minutes": 3}),
+}
+
+
+def summary() -> str:
+    """Every ready-made result: what was asked for, what was found, and the best of the other methods beside it."""
+    columns = [Column("name", left=True), Column("method", left=True), Column("GFLOPs", ".3f"), Column("speed")]
+    columns += [Column("distance"), Column("points lost")]
+    rows: list[list[Any]] = []
+    for name in tuned.names():
+        content = tuned.read(name)
+        for row in (content["chosen"], *content["beside"]):
+            quality, options = quality_from(row["confirmation"]), dict(row["apply"])
+            method = f"{options.pop('method')} {options.get('linkage', '')}".strip()
+            rows.append(
+                [
+                    f"`{name}`" if row is content["chosen"] else "beside it",
+                    method,
+                    row["gflops"],
+                    f"{row['speed']['median']:.2f}x",
+                    f"{content['settings']['objective']} {quality.distance:.4f}",
+                    "" if quality.drop is None else f"{quality.drop.points:.1f} +- {quality.drop.error:.1f}",
+                ]
+            )
+    if not rows:
+        return "None yet."
+    machines = [tuned.read(name)["machine"] for name in tuned.names()]
+    ran = " and ".join(sorted({machine["cpu"] for machine in machines}))
+    dates = " and ".join(sorted({machine["date"][:10] for machine in machines}))
+    head = f"`make ready-made`, {ran}, {dates}; distances and points lost are of images that the search did not see."
+    return f"{head}\n\n{Table(columns, rows).markdown()}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", type=Path, required=True, help="of DeiT-Tiny")
+    parser.add_argument("--images", type=Path, required=True, help="folder of ImageNet's validation images")
+    parser.add_argument("--data", type=Path, required=True, help="folder of Fashion-MNIST's four idx files")
+    parser.add_argument("--only", nargs="+", choices=SEARCHES, default=list(SEARCHES), metavar="NAME")
+    arguments = parser.parse_args()
+    os.environ["AGGLO_SLICES"] = "0"
+    places = Places(arguments.checkpoint, arguments.images, arguments.data)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name in arguments.only:
+        run, how = SEARCHES[name]
+        torch.manual_seed(_SEED)
+        found = run(places, PACKAGE / f"{name}.json", **how)
+        found.plot(RESULTS / f"{name}.png")
+        (RESULTS / f"{name}.txt").write_text(f"{found.report()}\n", encoding="utf-8")
+        print(found.report(), end="\n\n")
+    write_between_marks(PAGE, NAME, summary())
+
+
+if __name__ == "__main__":
+    main()
