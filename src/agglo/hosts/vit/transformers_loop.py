@@ -114,6 +114,8 @@ class Loop:
         if self.run is None:
             self.run = self._begun(layer, x, given, points)
         elif x is not self.given_back:
+            if self.lazy:
+                raise RuntimeError(f"{type(self.owner).__name__} changes tokens between layers, against its source")
             self._changed(x)
         last = index == len(self.layers) - 1
         parts = parts_for(layer, structure, given)
