@@ -15,7 +15,7 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -240,7 +240,7 @@ class _Step:
 @constant_result
 def _argument_names(layer: type[nn.Module]) -> tuple[str, ...]:
     """What a layer's `forward` calls its arguments, the tokens first."""
-    return _found_argument_names(layer)
+    return _found_argument_names(cast(Any, layer))
 
 
 @cache
@@ -253,7 +253,7 @@ def _found_argument_names(layer: type[nn.Module]) -> tuple[str, ...]:
 def _is_plain(owner: type[nn.Module], name: str) -> bool:
     """Whether the loop over the layers, as its source shows, hands what a layer gives to the next one and to nobody
     else: its body is one statement, the call of the layer."""
-    return _found_plain(owner, name)
+    return _found_plain(cast(Any, owner), name)
 
 
 @cache
@@ -320,7 +320,7 @@ def _collected() -> dict[str, Any] | None:
     """What transformers collects in this context, by name."""
     from transformers.utils.output_capturing import _active_collector
 
-    return _active_collector.get()  # type: ignore[no-any-return]
+    return _active_collector.get()
 
 
 def _install_hooks(owner: Any, options: dict[str, Any]) -> None:
