@@ -32,7 +32,7 @@ def prove_blocks(blocks: Iterable[Any], where: str) -> None:
 def _prove(block: Any, twin: Any, where: str) -> None:
     norm = twin.norm1 if hasattr(twin, "norm1") else twin.attns[0].norm
     n_tokens, table = _TOKENS, None
-    attn = getattr(twin, "attn", None)
+    attn: Any = getattr(twin, "attn", None)
     if getattr(attn, "relative_position_bias_table", None) is not None:
         n_tokens = attn.window_size[0] * attn.window_size[1] + 1
         table = attn._get_rel_pos_bias()

@@ -13,8 +13,9 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from functools import cache
-from typing import Any, ClassVar
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -107,6 +108,8 @@ class Loop:
         if self.run is None:
             self.run = self._begun(layer, x, given, points)
         elif x is not self.given_back:
+            if self.lazy:
+                raise RuntimeError(f"{type(self.owner).__name__} changes tokens between layers, against its source")
             self._changed(x)
         last = index == len(self.layers) - 1
         parts = parts_for(layer, structure, given)
@@ -248,7 +251,7 @@ class _Step:
 @constant_result
 def _argument_names(layer: type[nn.Module]) -> tuple[str, ...]:
     """What a layer's `forward` calls its arguments, the tokens first."""
-    return _found_argument_names(layer)
+    return _found_argument_names(cast(Any, layer))
 
 
 @cache
@@ -261,7 +264,7 @@ def _found_argument_names(layer: type[nn.Module]) -> tuple[str, ...]:
 def _is_plain(owner: type[nn.Module], name: str) -> bool:
     """Whether the loop over the layers, as its source shows, hands what a layer gives to the next one and to nobody
     else: its body is one statement, the call of the layer."""
-    return _found_plain(owner, name)
+    return _found_plain(cast(Any, owner), name)
 
 
 @cache
@@ -328,7 +331,7 @@ def _collected() -> dict[str, Any] | None:
     """What transformers collects in this context, by name."""
     from transformers.utils.output_capturing import _active_collector
 
-    return _active_collector.get()  # type: ignore[no-any-return]
+    return _active_collector.get()
 
 
 def _install_hooks(owner: Any, options: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ def positions_of(layer: Any, table: Tensor | None, points: Tensor | None, ends: 
 
     table: (N, 2d), of all tokens or of those behind the prefix.
     """
-    attention = getattr(layer, "attention", None)
+    attention: Any = getattr(layer, "attention", None)
     if hasattr(attention, "get_position_ids"):
         axes = attention.get_position_ids(torch.empty(1, n_tokens, 0, device=_device(layer)))
         return Places(torch.stack(axes, dim=-1))
