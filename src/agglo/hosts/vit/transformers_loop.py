@@ -13,8 +13,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache
 from typing import Any, ClassVar, cast
 
 import torch
