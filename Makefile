@@ -89,7 +89,7 @@ readme-figures: $(READY)  ## the README's pictures and numbers, from benchmarks/
 	$(BIN)/python -m benchmarks.readme_figures --checkpoint $(CHECKPOINT)
 
 choosing-page: $(READY)  ## write what the studies recorded into the tables of docs/choosing.md
-	$(BIN)/python -m benchmarks.choosing_table
+	$(BIN)/python -m tools.choosing_table
 
 docs: $(READY)  ## the documentation as a site, in build/site; open build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -10,7 +10,6 @@ import pytest
 from agglo.bench.model_report import table as speed_table
 from benchmarks import (
     better_tuned,
-    choosing_table,
     clustering_table,
     diffusion_table,
     mini_detection_report,
@@ -39,11 +38,6 @@ def test_clustering() -> None:
     page = clustering_table.PAGE.read_text(encoding="utf-8")
     assert clustering_table.against_peers(clustering_table.load("clustering.json")) in page
     assert clustering_table.contended(clustering_table.load("clustering-contended.json")) in page
-
-
-def test_choosing() -> None:
-    page = choosing_table.PAGE.read_text(encoding="utf-8")
-    assert choosing_table.page(page) == page
 
 
 def test_mini_study() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import choosing_table
+from tools import choosing_table
 
 MEASURED = [  # name, what is typed, keep rate, top-1, GFLOPs
     ("dense", None, None, 80.0, 1.0),
@@ -29,6 +29,11 @@ def records(as_reproduced: bool) -> dict[str, Any]:
         rows.append({**common, **words})
     rows.append({"cell": {}, "method": "tome", "name": "tome", "keep_rate": 0.25, "cannot": "it merges pairs"})
     return {"results": rows}
+
+
+def test_the_page_holds_what_the_records_say() -> None:
+    page = choosing_table.PAGE.read_text(encoding="utf-8")
+    assert choosing_table.page(page) == page, "`make choosing-page` writes it anew"
 
 
 @pytest.mark.parametrize("as_reproduced", [False, True])

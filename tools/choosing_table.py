@@ -45,13 +45,14 @@ def records(names: Iterable[str]) -> list[dict[str, Any]]:
 
 def results(names: Iterable[str]) -> list[Result]:
     """What was measured, each with its `name` and, as `typed`, what a person would type for it."""
-    return [_told(result) for record in records(names) for result in record["results"] if "cannot" not in result]
+    found = [result for record in records(names) for result in record.get("results") or record["reduced"]]
+    return [_told(result) for result in found if "cannot" not in result and "difference" not in result]
 
 
 def _told(result: Mapping[str, Any]) -> Result:
     """Records of `agglo reproduce` name a method in words and say as `reduction` what was applied; those of
     `agglo evaluate` have the two as `name` and `method`, and some options apart."""
-    if "cell" in result and "name" not in result:
+    if isinstance(result.get("cell"), dict):
         name, typed, changed = result["method"], result.get("reduction") or "", False
     else:
         name, typed = result["name"], result.get("method") or ""
@@ -118,15 +119,15 @@ def _tasks() -> Iterable[tuple[str, Scores, bool]]:
     yield "DeiT-Tiny off the shelf, top-1", _scores(results(OFF_THE_SHELF), "top1"), False
     for words, names in MINIATURE.items():
         yield f"embedded classifier {words}, top-1", _scores(_of_finished_seeds(results(names)), "top1"), False
-    detection = results(["mini-detection/record.json"])
+    detection = results(["miniature/detection/record.json", "mini-detection/record.json"])
     for part in ("off the shelf", "fine-tuned"):
-        chosen = _of_finished_seeds([result for result in detection if result["part"] == part])
+        of_part = [one for one in detection if one.get("training", one.get("part")) == part]
+        chosen = _of_finished_seeds(of_part)
         yield f"embedded detector {part}, box AP", _scores(chosen, "box_AP"), False
-    nuclei = [_told(result) for result in records(["real-detection/nuclei.json"])[0]["reduced"]]
+    nuclei = results(["nuclei/record.json", "real-detection/nuclei.json"])
     yield "nuclei, off the shelf, box AP", _scores(nuclei, "box_AP"), False
     errors: dict[str, dict[float | None, float]] = {}
-    for row in records(["mini-synthesis/errors.json"])[0]["rows"]:
-        name, rate = _cell(row)
+    for name, rate, row in _of_generator("prediction", "mini-synthesis/errors.json"):
         errors.setdefault(name, {})[rate] = 100 * row["error"]
     yield "embedded generator, error of a prediction in %", errors, True
 
@@ -148,11 +149,17 @@ def _scores(found: Iterable[Result], score: str) -> Scores:
     return {name: {rate: mean(of_rate) for rate, of_rate in rates.items()} for name, rates in values.items()}
 
 
-def _cell(row: Mapping[str, Any]) -> tuple[str, float]:
-    """Name and keep rate of a row of the synthesis in miniature."""
-    name, _, rate = row["cell"].rpartition("_keep")
-    plain = name.replace("-", " ")
-    return (plain if plain in ATC else name), float(rate)
+def _of_generator(part: str, file: str) -> Iterable[tuple[str, float, Result]]:
+    """Name, keep rate and row of what was measured on the embedded generator; the dense one is left out."""
+    record = records(["miniature/diffusion-options/record.json", file])[0]
+    rows = record.get("rows") or [result for result in record["results"] if result["part"] == part]
+    for row in rows[0]["rows"] if "rows" in rows[0] else rows:
+        name, rate = row.get("method"), row.get("keep_rate")
+        if isinstance(row.get("cell"), str):
+            name, _, rate = row["cell"].rpartition("_keep")
+        if name and rate:
+            plain = name.replace("-", " ")
+            yield (plain if plain in ATC else name), float(rate), row
 
 
 def speeds() -> str:
@@ -174,8 +181,7 @@ def speeds() -> str:
     for one in summaries(diffusion):
         if one["keep_rate"] and one["name"] in ("tomesd", "atc", "atc, windows of 16, kept for 5 steps"):
             rows.append((what, one["name"], one["keep_rate"], None, 1 / one["to_dense"]))
-    for row in records(["mini-synthesis/times.json"])[0]["rows"][1:]:
-        name, rate = _cell(row)
+    for name, rate, row in _of_generator("time", "mini-synthesis/times.json"):
         if name in ("tome", "atc average") and rate in (0.7, 0.5):
             rows.append(("embedded generator, 256 tokens", name, rate, None, 1 / row["of_dense"]))
     shown, before = [], ""
