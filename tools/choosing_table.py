@@ -153,7 +153,7 @@ def _of_generator(part: str, file: str) -> Iterable[tuple[str, float, Result]]:
     """Name, keep rate and row of what was measured on the embedded generator; the dense one is left out."""
     record = records(["miniature/diffusion-options/record.json", file])[0]
     rows = record.get("rows") or [result for result in record["results"] if result["part"] == part]
-    for row in rows[0]["rows"] if "rows" in rows[0] else rows:
+    for row in rows[0].get("rows", rows):
         name, rate = row.get("method"), row.get("keep_rate")
         if isinstance(row.get("cell"), str):
             name, _, rate = row["cell"].rpartition("_keep")
