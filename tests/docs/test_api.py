@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import agglo
+from agglo.hosts import registry as hosts
 from agglo.methods import registry as methods
 from tests.support.pages import ROOT, examples
 
@@ -26,8 +27,9 @@ def example_of(name: str, value: Any) -> doctest.DocTest:
 
 
 @pytest.fixture
-def registry() -> Any:
+def registry(monkeypatch: pytest.MonkeyPatch) -> Any:
     known = dict(methods._METHODS)
+    monkeypatch.setattr(hosts, "HOSTS", hosts.HOSTS)
     yield
     methods._METHODS.clear()
     methods._METHODS.update(known)

@@ -48,6 +48,12 @@ def evaluate(
 
     The model runs on its own device, with its own dtype. Returns "top1" and "top5", or "mAP" for several labels per
     image, in percent; "images"; and "images_per_second" of the model alone.
+
+    >>> import timm
+    >>> model = agglo.apply(timm.create_model("test_vit", num_classes=4), keep_rate=0.5)
+    >>> batches = [(torch.rand(2, 3, 160, 160), torch.tensor([0, 3]))]
+    >>> sorted(agglo.evaluate(model, batches, quiet=True))
+    ['images', 'images_per_second', 'top1']
     """
     from agglo.classification.evaluation.metrics import metric_for
     from agglo.classification.evaluation.one_pass import evaluate as one_pass
@@ -107,6 +113,19 @@ def finetune(
 
     Returns the best row of the log. The best weights are in output/best; a model that was given as an object has them
     too, with the reduction applied.
+
+    >>> import tempfile, timm
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for place in ("train/red", "train/blue", "val/red", "val/blue"):
+    ...     (folder / place).mkdir(parents=True)
+    ...     Image.new("RGB", (160, 160), place.partition("/")[2]).save(folder / place / "0.png")
+    >>> model = timm.create_model("test_vit", num_classes=2)
+    >>> quick = {"epochs": 1, "batch_size": 2, "accumulation": 1, "workers": 0, "warmup_epochs": 0}
+    >>> best = agglo.finetune(model, folder, folder / "run", method="atc", keep_rate=0.5, frozen_epochs=0, **quick)
+    >>> (folder / "run" / "best" / "model.safetensors").exists(), 0 <= best["best_metric"] <= 100
+    (True, True)
     """
     from agglo.classification.data import detect
     from agglo.classification.training.recipe import load

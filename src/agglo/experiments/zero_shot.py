@@ -102,6 +102,14 @@ def zero_shot(
     class_names: in the order of the labels. templates: of its texts, with {} for the name; several are averaged.
 
     `agglo.apply`, `agglo.evaluate` and `agglo.tune` take what this gives.
+
+    >>> import open_clip
+    >>> from open_clip.model import CLIP
+    >>> vision = {"image_size": 32, "patch_size": 8, "layers": 4, "width": 64}
+    >>> clip = CLIP(embed_dim=16, vision_cfg=vision, text_cfg={"width": 64, "heads": 2, "layers": 1})
+    >>> classifier = agglo.zero_shot(clip, open_clip.get_tokenizer("ViT-B-32"), ["cat", "dog"])
+    >>> agglo.apply(classifier, keep_rate=0.5)(torch.rand(3, 3, 32, 32)).shape
+    torch.Size([3, 2])
     """
     prompts = Prompts(tuple(class_names), tuple(templates))
     if not is_contrastive(model):

@@ -20,7 +20,15 @@ _TOWER_NAMES = ("visual", "vision_tower", "vision_model", "trunk")
 
 
 def register_host(host: Host) -> Host:
-    """Make a host known, in front of those that come with agglo. Returns it."""
+    """Make a host known, in front of those that come with agglo. Returns it.
+
+    docs/hosts.md builds one from the beginning. Here timm's own is told to take a class of another package too:
+
+    >>> from agglo.hosts.vit.timm import TimmViT
+    >>> class MyHost(TimmViT):
+    ...     model_classes = ("mypackage.MyViT",)
+    >>> host = agglo.register_host(MyHost())
+    """
     global HOSTS
     HOSTS = (host, *HOSTS)
     return host
