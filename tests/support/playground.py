@@ -28,7 +28,7 @@ class Played:
     def stop(self) -> int:
         """As Ctrl+C does."""
         self.process.send_signal(signal.SIGINT)
-        return self.process.wait(30)
+        return self.process.wait(120)
 
 
 @contextmanager

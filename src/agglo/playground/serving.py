@@ -71,8 +71,8 @@ def serving(models: Models, host: str = LOOPBACK, port: int = PORT) -> Iterator[
         os.environ["GRADIO_TEMP_DIR"] = folder
         os.environ.setdefault("MPLCONFIGDIR", folder)  # a library imports matplotlib, which writes a list of fonts
         inner = application(models, host)
-        # Windows that are open keep a connection: nobody waits for them to close.
-        settings = uvicorn.Config(inner, log_level="warning", server_header=False, timeout_graceful_shutdown=1)
+        # Windows that are open keep a connection: nobody waits for them to close, or wants to read that they were cut.
+        settings = uvicorn.Config(inner, log_level="critical", server_header=False, timeout_graceful_shutdown=1)
         server = uvicorn.Server(settings)
         threading.Thread(target=_quietly, args=[models.warm_up], daemon=True).start()
         name = f"[{host}]" if ":" in host else host
