@@ -37,8 +37,12 @@ def _prove(block: Any, twin: Any, where: str) -> None:
         n_tokens = attn.window_size[0] * attn.window_size[1] + 1
         table = attn._get_rel_pos_bias()
     x = torch.randn(2, n_tokens, norm.weight.shape[-1], generator=torch.Generator().manual_seed(1))
+    x = x.to(norm.weight.device)
     try:
-        off = probe.difference(twin, parts_of(twin), x.to(norm.weight.device), None, table)
+        off = probe.difference(twin, parts_of(twin), x, None, table)
+        if hasattr(attn, "num_prefix_tokens"):  # one that rotates, if it is given a table
+            rotary = torch.randn(n_tokens - attn.num_prefix_tokens, 2 * attn.head_dim, device=x.device)
+            off = max(off, probe.difference(twin, parts_of(twin), x, rotary, table))
     except Exception as error:
         raise UnsupportedModelError(
             f"{type(block).__name__} of {where} is built like blocks that agglo knows, but it could not be run to make "

@@ -173,7 +173,7 @@ class Loop:
                 prefix=prefix,
                 suffix=suffix,
                 training=self.owner.training,
-                rotary=positions_of(layer, table, points, self.ends, n_tokens),
+                rotary=positions_of(layer, table, points, self.ends, n_tokens, grid),
                 bias=bias,
                 call=checkpointed if _is_checkpointing(self.owner) else directly,
                 grid=grid,
