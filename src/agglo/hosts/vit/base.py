@@ -23,8 +23,7 @@ residual, and MLP with residual. Calling the block's own submodules there keeps 
 quantised layers working; a host that must use weights directly (`packed_attention`) refuses what it would bypass.
 Prefix tokens come first in x (B, T, C). The module's class may be swapped back while the override runs: it calls
 functions, never other methods of its mixin. Host files import their library inside functions, never at the top: they
-are read when it may not be installed. docs/hosts.md walks through a host, and `agglo.testing`
-tests it.
+are read when it may not be installed. docs/hosts.md walks through a host, and `agglo.testing` tests it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from agglo.hosts.swap import UnsupportedModelError
 from agglo.hosts.vit import probe
 from agglo.hosts.vit.timm_parts import parts_of
 
@@ -44,10 +43,7 @@ def _prove(block: Any, twin: Any, where: str) -> None:
             rotary = torch.randn(n_tokens - attn.num_prefix_tokens, 2 * attn.head_dim, device=x.device)
             off = max(off, probe.difference(twin, parts_of(twin), x, rotary, table))
     except Exception as error:
-        raise UnsupportedModelError(
-            f"{type(block).__name__} of {where} is built like blocks that agglo knows, but it could not be run to make "
-            f"sure of that ({type(error).__name__}: {error}); see docs/hosts.md for how to write a host"
-        ) from error
+        raise probe.unproved(block, where, error) from error
     probe.require_close(off, block, where)
 
 
