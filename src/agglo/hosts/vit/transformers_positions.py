@@ -70,6 +70,7 @@ def positions_of(
     """Where the tokens of a batch are, as `Pass` wants it: None where layers do not ask.
 
     table: (N, 2d), of all tokens or of those behind the prefix.
+    points: (N, 2) where the patches lie, or (B, N, 2): of every picture or window, the table being that of the first.
     grid: what the patches are taken for where the table cannot be looked at, in a graph that is compiled.
     """
     attention: Any = getattr(layer, "attention", None)
@@ -85,7 +86,9 @@ def positions_of(
     front = table[:n_front] if n_front else None
     table = table[n_front:]
     if points is not None:
-        return Rotary(table, None, prefix, points=points.long(), front=front)
+        each = points.long() if points.dim() == 3 else points.long()[None]
+        elsewhere = each.float() if bool((each != each[:1]).any()) else None
+        return Rotary(table, None, prefix, elsewhere, each[0], front)
     fits = grid is not None and grid[0] * grid[1] == len(table)
     rows = grid if fits and torch.compiler.is_compiling() else rows_and_columns(table)
     return Rotary(table, rows, prefix, front=front)
@@ -111,7 +114,8 @@ Tables = Callable[[nn.Module], "Tensor | None"]
 
 def bias_of(layer: Any, given: Mapping[str, Any], n_tokens: int) -> Tables | None:
     """What gives the bias (1 or B, H or 1, T, T) of a layer that has one, or is handed one: see `RelativeBias`."""
-    handed = [given[name] for name in ("relative_position_bias", "attention_mask") if given.get(name) is not None]
+    names = ("relative_position_bias", "attention_mask")
+    handed = [_additive(given[name]) for name in names if given.get(name) is not None]
     if _bias_module(layer) is None and not handed:
         return None
     resolution, interpolate = given.get("resolution"), bool(given.get("interpolate_pos_encoding"))
@@ -125,6 +129,13 @@ def bias_of(layer: Any, given: Mapping[str, Any], n_tokens: int) -> Tables | Non
         return sum(tables[1:], start=tables[0]) if tables else None
 
     return of
+
+
+def _additive(mask: Tensor) -> Tensor:
+    """A mask as it is added to logits, where it says True for what is open."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
 
 
 def _self_attention(layer: Any) -> Any:
