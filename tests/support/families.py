@@ -136,12 +136,12 @@ def packed(model: Any, x: Tensor) -> Any:
 
 
 def wide_patches() -> Tensor:
-    return random(2 * 10 * 12, 3 * 2 * 4 * 4)
+    return random(16 * 20 + 10 * 12, 3 * 2 * 4 * 4)
 
 
 def windowed(model: Any, x: Tensor) -> Any:
-    """Pictures of 10 x 12 patches, windows of 8 x 8: some are cut off at the border."""
-    output = model(x, grid_thw=torch.tensor([[1, 10, 12], [1, 10, 12]]))
+    """Windows of 8 x 8 patches, some of them cut off at the border."""
+    output = model(x, grid_thw=torch.tensor([[1, 16, 20], [1, 10, 12]]))
     return output.last_hidden_state, output.pooler_output
 
 

@@ -203,8 +203,7 @@ class TimmLoop(Host):
             )
 
     def prove(self, module: Any) -> None:
-        if getattr(module, "rope", None) is None:
-            prove_blocks(module.blocks, type(module).__name__)
+        prove_blocks(module.blocks, type(module).__name__)
 
     def layout(self, module: Any) -> Layout:
         attention, asking, mlp, heads, width = block_weights(module.blocks[0])

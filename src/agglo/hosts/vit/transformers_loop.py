@@ -183,7 +183,7 @@ class Loop:
                 prefix=prefix,
                 suffix=suffix,
                 training=self.owner.training,
-                rotary=positions_of(layer, table, points, self.ends, n_tokens),
+                rotary=positions_of(layer, table, points, self.ends, n_tokens, grid),
                 bias=bias,
                 call=checkpointed if _is_checkpointing(self.owner) else directly,
                 grid=grid,
@@ -197,8 +197,8 @@ class Loop:
         def one(each: Sequences, tokens: Tensor) -> Pass:
             first = each.index[0]
             n_patches = int(tokens.shape[1]) - prefix - suffix
-            here = [None if part is None else part.reshape(-1, part.shape[-1])[first] for part in (table, points)]
-            return begin(tokens, here[0], here[1], self._grid(n_patches))
+            where = None if points is None else points[each.index]
+            return begin(tokens, None if table is None else table[first], where, self._grid(n_patches))
 
         return Split(x, sequences, one, bounds)
 
@@ -308,9 +308,12 @@ def _is_padded(owner: Any) -> bool:
 
 
 def _extents(points: Tensor, bounds: Tensor) -> Tensor:
-    """How far each packed sequence reaches along the axes, (sequences, axes): their shapes, where lengths are equal."""
-    pieces = points.reshape(-1, points.shape[-1]).split((bounds[1:] - bounds[:-1]).tolist())
-    return torch.stack([piece.amax(dim=0) - piece.amin(dim=0) for piece in pieces]).long()
+    """How far each packed sequence reaches along the axes, and where it begins if that cannot be told from a rotary
+    table of another place, since it has a single row or column: (sequences, 2 axes)."""
+    pieces = points.split((bounds[1:] - bounds[:-1]).tolist())
+    begins = torch.stack([piece[0] for piece in pieces]).long()
+    extents = torch.stack([piece.amax(dim=0) - piece.amin(dim=0) for piece in pieces]).long()
+    return torch.cat([extents, begins.where((extents == 0).any(dim=1, keepdim=True), 0)], dim=1)
 
 
 def _is_checkpointing(owner: Any) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agglo.hosts.vit.rotary import Places, Rotary
+from agglo.hosts.vit.rotary import Places, Positions, Rotary
+from agglo.methods import Grid
 
 _TABLES = "position_embeddings"
 _AXES = 2  # channels that carry the position
@@ -58,10 +59,19 @@ def table_of(given: Mapping[str, Any]) -> Tensor | None:
     return table
 
 
-def positions_of(layer: Any, table: Tensor | None, points: Tensor | None, ends: tuple[int, int], n_tokens: int) -> Any:
+def positions_of(
+    layer: Any,
+    table: Tensor | None,
+    points: Tensor | None,
+    ends: tuple[int, int],
+    n_tokens: int,
+    grid: Grid | None,
+) -> Positions | None:
     """Where the tokens of a batch are, as `Pass` wants it: None where layers do not ask.
 
     table: (N, 2d), of all tokens or of those behind the prefix.
+    points: (N, 2) where the patches lie, or (B, N, 2): of every picture or window, the table being that of the first.
+    grid: what the patches are taken for where the table cannot be looked at, in a graph that is compiled.
     """
     attention: Any = getattr(layer, "attention", None)
     if hasattr(attention, "get_position_ids"):
@@ -76,8 +86,12 @@ def positions_of(layer: Any, table: Tensor | None, points: Tensor | None, ends: 
     front = table[:n_front] if n_front else None
     table = table[n_front:]
     if points is not None:
-        return Rotary(table, None, prefix, points=points.long(), front=front)
-    return Rotary(table, rows_and_columns(table), prefix, front=front)
+        each = points.long() if points.dim() == 3 else points.long()[None]
+        elsewhere = each.float() if bool((each != each[:1]).any()) else None
+        return Rotary(table, None, prefix, elsewhere, each[0], front)
+    fits = grid is not None and grid[0] * grid[1] == len(table)
+    rows = grid if fits and torch.compiler.is_compiling() else rows_and_columns(table)
+    return Rotary(table, rows, prefix, front=front)
 
 
 def rows_and_columns(table: Tensor) -> tuple[int, int]:
@@ -100,7 +114,8 @@ Tables = Callable[[nn.Module], "Tensor | None"]
 
 def bias_of(layer: Any, given: Mapping[str, Any], n_tokens: int) -> Tables | None:
     """What gives the bias (1 or B, H or 1, T, T) of a layer that has one, or is handed one: see `RelativeBias`."""
-    handed = [given[name] for name in ("relative_position_bias", "attention_mask") if given.get(name) is not None]
+    names = ("relative_position_bias", "attention_mask")
+    handed = [_additive(given[name]) for name in names if given.get(name) is not None]
     if _bias_module(layer) is None and not handed:
         return None
     resolution, interpolate = given.get("resolution"), bool(given.get("interpolate_pos_encoding"))
@@ -114,6 +129,13 @@ def bias_of(layer: Any, given: Mapping[str, Any], n_tokens: int) -> Tables | Non
         return sum(tables[1:], start=tables[0]) if tables else None
 
     return of
+
+
+def _additive(mask: Tensor) -> Tensor:
+    """A mask as it is added to logits, where it says True for what is open."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
 
 
 def _self_attention(layer: Any) -> Any:
