@@ -65,7 +65,7 @@ class Variant:
             blocks=self.blocks,
             proportional=self.proportional,
             acts=self.acts,
-            **({} if self.unread is None else {"unread": self.unread}),
+            unread="keep" if self.unread is None else self.unread,
         )
 
 

@@ -6,8 +6,11 @@ from torch import nn
 
 _WINDOWS = "attends within windows of the grid, in which merged tokens have no place"
 _STRIDES = "makes its keys by strides or convolutions over the grid, in which merged tokens have no place"
+_SWIN = f"{_WINDOWS}, and joins neighbouring patches from stage to stage"
 _REASONS = {
-    "Swin": f"{_WINDOWS}, and joins neighbouring patches from stage to stage",
+    "Swin": _SWIN,
+    "DonutSwin": _SWIN,
+    "MaskFormerSwin": _SWIN,
     "MaxxVit": _WINDOWS,
     "DaVit": _WINDOWS,
     "Davit": _WINDOWS,

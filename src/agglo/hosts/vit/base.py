@@ -1,6 +1,6 @@
 """What a host file must say about a library's models. Everything else is shared.
 
-A host is a subclass of `Host` in a file of its own, listed in `hosts/registry.py`:
+A host is a subclass of `Host` in a file of its own, listed in `hosts/registry.py` or given to `agglo.register_host`:
 
     model_classes   the classes it reduces, as "package.ClassName", "package" being what their import begins with
     check(module)   raise UnsupportedModelError for variants that cannot be taken apart
@@ -23,7 +23,7 @@ residual, and MLP with residual. Calling the block's own submodules there keeps 
 quantised layers working; a host that must use weights directly (`packed_attention`) refuses what it would bypass.
 Prefix tokens come first in x (B, T, C). The module's class may be swapped back while the override runs: it calls
 functions, never other methods of its mixin. Host files import their library inside functions, never at the top: they
-are read when it may not be installed. `tests/hosts/test_own_host.py` writes a host by this description.
+are read when it may not be installed. docs/hosts.md walks through a host, and `agglo.testing` tests it.
 """
 
 from __future__ import annotations

@@ -82,6 +82,14 @@ def difference(block: Any, parts: Parts, x: Tensor, table: Tensor | None, bias: 
     return worst
 
 
+def unproved(block: nn.Module, where: str, error: Exception) -> UnsupportedModelError:
+    """What to raise where a block could not be run."""
+    return UnsupportedModelError(
+        f"{type(block).__name__} of {where} is built like layers that agglo knows, but it could not be run to make "
+        f"sure of that ({type(error).__name__}: {error}); see docs/hosts.md for how to write a host"
+    )
+
+
 def require_close(off: float, block: nn.Module, where: str) -> None:
     """UnsupportedModelError if a block in parts is too far off."""
     if not off <= _LIMIT:

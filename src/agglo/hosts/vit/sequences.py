@@ -37,7 +37,7 @@ def boundaries(given: Mapping[str, Any]) -> Tensor | None:
     """Where the packed sequences that a layer attends within begin and end, (sequences + 1,), if they are packed."""
     for name in _LENGTHS:
         if isinstance(given.get(name), Tensor):
-            return given[name].long()  # type: ignore[no-any-return]
+            return given[name].long()
     return None
 
 

@@ -187,8 +187,7 @@ class TimmViT(Host):
                     )
 
     def prove(self, module: Any) -> None:
-        if not module.blocks[0].__class__.__name__.startswith("Eva") and not hasattr(module, "rope"):
-            prove_blocks(module.blocks, type(module).__name__)
+        prove_blocks(module.blocks, type(module).__name__)
 
     def layout(self, module: Any) -> Layout:
         embed = module.patch_embed

@@ -35,19 +35,19 @@ class _Given(Parts):
         self.treats_images_alike = not there
 
     def whole(self, block: Any, x: Tensor, rotary: Tensor | None) -> Tensor:
-        return block(x, **self.given)  # type: ignore[no-any-return]
+        return block(x, **self.given)
 
     def project(self, block: Any, x: Tensor, rotary: Tensor | None) -> Projected:
-        return self.parts.project(block, x, rotary)  # type: ignore[no-any-return]
+        return self.parts.project(block, x, rotary)
 
     def attend(self, block: Any, projected: Projected, sizes: Tensor | None) -> Tensor | None:
-        return self.parts.attend(block, projected, sizes)  # type: ignore[no-any-return]
+        return self.parts.attend(block, projected, sizes)
 
     def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
-        return self.parts.join(block, x, attended, projected)  # type: ignore[no-any-return]
+        return self.parts.join(block, x, attended, projected)
 
     def feed(self, block: Any, x: Tensor) -> Tensor:
-        return self.parts.feed(block, x)  # type: ignore[no-any-return]
+        return self.parts.feed(block, x)
 
 
 class _Blocks(list[Any]):
@@ -203,8 +203,7 @@ class TimmLoop(Host):
             )
 
     def prove(self, module: Any) -> None:
-        if getattr(module, "rope", None) is None:
-            prove_blocks(module.blocks, type(module).__name__)
+        prove_blocks(module.blocks, type(module).__name__)
 
     def layout(self, module: Any) -> Layout:
         attention, asking, mlp, heads, width = block_weights(module.blocks[0])

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from agglo.hosts.swap import UnsupportedModelError
 from agglo.hosts.vit import probe
 from agglo.hosts.vit.timm_parts import parts_of
 
@@ -32,18 +31,19 @@ def prove_blocks(blocks: Iterable[Any], where: str) -> None:
 def _prove(block: Any, twin: Any, where: str) -> None:
     norm = twin.norm1 if hasattr(twin, "norm1") else twin.attns[0].norm
     n_tokens, table = _TOKENS, None
-    attn = getattr(twin, "attn", None)
+    attn: Any = getattr(twin, "attn", None)
     if getattr(attn, "relative_position_bias_table", None) is not None:
         n_tokens = attn.window_size[0] * attn.window_size[1] + 1
         table = attn._get_rel_pos_bias()
     x = torch.randn(2, n_tokens, norm.weight.shape[-1], generator=torch.Generator().manual_seed(1))
+    x = x.to(norm.weight.device)
     try:
-        off = probe.difference(twin, parts_of(twin), x.to(norm.weight.device), None, table)
+        off = probe.difference(twin, parts_of(twin), x, None, table)
+        if hasattr(attn, "num_prefix_tokens"):  # one that rotates, if it is given a table
+            rotary = torch.randn(n_tokens - attn.num_prefix_tokens, 2 * attn.head_dim, device=x.device)
+            off = max(off, probe.difference(twin, parts_of(twin), x, rotary, table))
     except Exception as error:
-        raise UnsupportedModelError(
-            f"{type(block).__name__} of {where} is built like blocks that agglo knows, but it could not be run to make "
-            f"sure of that ({type(error).__name__}: {error}); see docs/hosts.md for how to write a host"
-        ) from error
+        raise probe.unproved(block, where, error) from error
     probe.require_close(off, block, where)
 
 

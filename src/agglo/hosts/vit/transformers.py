@@ -18,7 +18,7 @@ from agglo.hosts.vit.base import Head, Host, Layout, require_own
 from agglo.hosts.vit.transformers_loop import ReducedLoop
 from agglo.hosts.vit.transformers_parts import Structure
 from agglo.hosts.vit.transformers_probe import prove
-from agglo.hosts.vit.transformers_tower import PACKAGES, is_tower, tower_of, unknown_tokens
+from agglo.hosts.vit.transformers_tower import PACKAGES, is_tower, loop_of, tower_of, unknown_tokens
 
 # Classifiers that read no patch, and how many tokens in front they read.
 _READERS = {
@@ -35,13 +35,18 @@ class TransformersViT(Host):
     may_stay_merged: ClassVar[bool] = True
 
     def recognises(self, module: nn.Module) -> bool:
-        if not is_tower(module):
-            return False
-        tower = tower_of(module)
-        return isinstance(Structure.of(getattr(tower.loop, tower.layers)[0]), Structure)
+        found = loop_of(module) if is_tower(module) else None
+        return found is not None and isinstance(Structure.of(getattr(*found)[0]), Structure)
 
     def check(self, module: nn.Module) -> None:
-        name, tower = type(module).__name__, tower_of(module)
+        name = type(module).__name__
+        try:
+            tower = tower_of(module)
+        except (AttributeError, TypeError) as error:
+            raise UnsupportedModelError(
+                f"agglo cannot tell from the configuration of {name} how many patches it makes ({error}); see "
+                "docs/hosts.md for how to write a host"
+            ) from error
         for part in (module, tower.loop):
             definer = type(part).forward.__module__
             if definer.split(".")[0] not in (*PACKAGES, "agglo"):
@@ -83,7 +88,7 @@ class TransformersViT(Host):
         ]
         for owner, name in owners:
             known = [cls.__name__ for cls in type(owner).__mro__ if cls.__name__ in _READERS]
-            if known:
+            if known and self.loop(module) is module:
                 require_own(owner, ("forward",), "transformers")
                 return Head(_READERS[known[0]], reader=owner, loop=name, watched=(f"{name}.layernorm",))
         holder = f"in {type(owners[0][0]).__name__}" if owners else "by itself"
@@ -97,5 +102,7 @@ def _refusal(layer: Any) -> str | None:
     """Why a layer cannot be reduced, if it cannot."""
     if hasattr(layer, "temporal_attention"):
         return "attends between frames at every place alone, where merged tokens are at no place"
+    if hasattr(layer, "window_size"):
+        return "attends within windows of the grid, in which merged tokens have no place"
     found = Structure.of(layer)
     return found if isinstance(found, str) else None

@@ -14,7 +14,7 @@ import ast
 import inspect
 import textwrap
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -107,6 +107,8 @@ class Loop:
         if self.run is None:
             self.run = self._begun(layer, x, given, points)
         elif x is not self.given_back:
+            if self.lazy:
+                raise RuntimeError(f"{type(self.owner).__name__} changes tokens between layers, against its source")
             self._changed(x)
         last = index == len(self.layers) - 1
         parts = parts_for(layer, structure, given)
@@ -181,7 +183,7 @@ class Loop:
                 prefix=prefix,
                 suffix=suffix,
                 training=self.owner.training,
-                rotary=positions_of(layer, table, points, self.ends, n_tokens),
+                rotary=positions_of(layer, table, points, self.ends, n_tokens, grid),
                 bias=bias,
                 call=checkpointed if _is_checkpointing(self.owner) else directly,
                 grid=grid,
@@ -248,7 +250,7 @@ class _Step:
 @constant_result
 def _argument_names(layer: type[nn.Module]) -> tuple[str, ...]:
     """What a layer's `forward` calls its arguments, the tokens first."""
-    return _found_argument_names(layer)
+    return _found_argument_names(cast(Any, layer))
 
 
 @cache
@@ -261,7 +263,7 @@ def _found_argument_names(layer: type[nn.Module]) -> tuple[str, ...]:
 def _is_plain(owner: type[nn.Module], name: str) -> bool:
     """Whether the loop over the layers, as its source shows, hands what a layer gives to the next one and to nobody
     else: its body is one statement, the call of the layer."""
-    return _found_plain(owner, name)
+    return _found_plain(cast(Any, owner), name)
 
 
 @cache
@@ -328,7 +330,7 @@ def _collected() -> dict[str, Any] | None:
     """What transformers collects in this context, by name."""
     from transformers.utils.output_capturing import _active_collector
 
-    return _active_collector.get()  # type: ignore[no-any-return]
+    return _active_collector.get()
 
 
 def _install_hooks(owner: Any, options: dict[str, Any]) -> None:

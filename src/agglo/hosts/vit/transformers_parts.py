@@ -224,7 +224,7 @@ class LayerParts(Parts):
             out = scale(out) if isinstance(scale, nn.Module) else scale * out
         if structure.gates is not None:
             out = getattr(block, structure.gates[which]).tanh() * out
-        return out if structure.drop_paths is None else getattr(block, structure.drop_paths[which])(out)  # type: ignore[no-any-return]
+        return out if structure.drop_paths is None else getattr(block, structure.drop_paths[which])(out)
 
 
 class MessageParts(LayerParts):

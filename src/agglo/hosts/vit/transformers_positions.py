@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agglo.hosts.vit.rotary import Places, Rotary
+from agglo.hosts.vit.rotary import Places, Positions, Rotary
+from agglo.methods import Grid
 
 _TABLES = "position_embeddings"
 _AXES = 2  # channels that carry the position
@@ -58,12 +59,20 @@ def table_of(given: Mapping[str, Any]) -> Tensor | None:
     return table
 
 
-def positions_of(layer: Any, table: Tensor | None, points: Tensor | None, ends: tuple[int, int], n_tokens: int) -> Any:
+def positions_of(
+    layer: Any,
+    table: Tensor | None,
+    points: Tensor | None,
+    ends: tuple[int, int],
+    n_tokens: int,
+    grid: Grid | None,
+) -> Positions | None:
     """Where the tokens of a batch are, as `Pass` wants it: None where layers do not ask.
 
     table: (N, 2d), of all tokens or of those behind the prefix.
+    grid: what the patches are taken for where the table cannot be looked at, in a graph that is compiled.
     """
-    attention = getattr(layer, "attention", None)
+    attention: Any = getattr(layer, "attention", None)
     if hasattr(attention, "get_position_ids"):
         axes = attention.get_position_ids(torch.empty(1, n_tokens, 0, device=_device(layer)))
         return Places(torch.stack(axes, dim=-1))
@@ -77,7 +86,9 @@ def positions_of(layer: Any, table: Tensor | None, points: Tensor | None, ends: 
     table = table[n_front:]
     if points is not None:
         return Rotary(table, None, prefix, points=points.long(), front=front)
-    return Rotary(table, rows_and_columns(table), prefix, front=front)
+    fits = grid is not None and grid[0] * grid[1] == len(table)
+    rows = grid if fits and torch.compiler.is_compiling() else rows_and_columns(table)
+    return Rotary(table, rows, prefix, front=front)
 
 
 def rows_and_columns(table: Tensor) -> tuple[int, int]:

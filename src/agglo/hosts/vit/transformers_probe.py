@@ -55,10 +55,7 @@ def _prove(layer: Any, where: str) -> None:
     except UnsupportedModelError:
         raise
     except Exception as error:
-        raise UnsupportedModelError(
-            f"{type(layer).__name__} of {where} is built like layers that agglo knows, but it could not be run to make "
-            f"sure of that ({type(error).__name__}: {error}); see docs/hosts.md for how to write a host"
-        ) from error
+        raise probe.unproved(layer, where, error) from error
     probe.require_close(off, layer, where)
 
 

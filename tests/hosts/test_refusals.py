@@ -1,0 +1,91 @@
+"""What agglo does not reduce, it refuses in a sentence that says why, and that points to the page on hosts."""
+
+# ruff: noqa: E501 a model is a line
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import nn
+
+import agglo
+from tests.support.families import SMALL
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("timm")
+
+
+def timm(folder: str, cls: str, **options: Any) -> Callable[[], nn.Module]:
+    return lambda: getattr(importlib.import_module(f"timm.models.{folder}"), cls)(**options)  # type: ignore[no-any-return]
+
+
+def swin() -> nn.Module:
+    config = transformers.SwinConfig(
+        image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[1, 2], window_size=4
+    )
+    return transformers.SwinModel(config)  # type: ignore[no-any-return]
+
+
+def sam() -> nn.Module:
+    config = transformers.SamVisionConfig(
+        image_size=32, patch_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, output_channels=8,
+        window_size=2, global_attn_indexes=[1],
+    )  # fmt: skip
+    return transformers.SamVisionModel(config)  # type: ignore[no-any-return]
+
+
+def bridge_tower() -> nn.Module:
+    vision = {"hidden_size": 64, "num_hidden_layers": 1, "image_size": 32, "patch_size": 8}
+    text = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "vocab_size": 9,
+    }
+    config = transformers.BridgeTowerConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vision_config=vision, text_config=text
+    )
+    return transformers.BridgeTowerModel(config)  # type: ignore[no-any-return]
+
+
+def timesformer() -> nn.Module:
+    return transformers.TimesformerModel(transformers.TimesformerConfig(**SMALL, num_frames=2))  # type: ignore[no-any-return]
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "timm-swin": (timm("swin_transformer", "SwinTransformer", img_size=32, embed_dim=8, depths=(1, 1), num_heads=(1, 1), window_size=4), "SwinTransformer attends within windows"),
+    "timm-xcit": (timm("xcit", "Xcit", img_size=32, patch_size=8, embed_dim=16, depth=1, num_heads=2), "Xcit attends between channels"),
+    "timm-sam": (timm("vision_transformer_sam", "VisionTransformerSAM", img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, window_size=2), "VisionTransformerSAM attends within windows"),
+    "timm-hiera": (timm("hiera", "Hiera", img_size=(64, 64), embed_dim=8, num_heads=1, stages=(1, 1, 1, 1)), "Hiera pools its tokens"),
+    "swin": (swin, "SwinModel attends within windows"),
+    "sam": (sam, "SamVisionLayer, which attends within windows"),
+    "bridgetower": (bridge_tower, "timm's version of the same tower works"),
+    "timesformer": (timesformer, "TimesformerLayer, which attends between frames at every place alone"),
+    "convolutions": (lambda: nn.Sequential(nn.Conv2d(3, 3, 3)), "holds no transformer that agglo can reduce; supported: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_a_sentence(name: str) -> None:
+    build, sentence = REFUSED[name]
+    model = build()
+    types = [type(module) for module in model.modules()]
+    with pytest.raises(agglo.UnsupportedModelError) as refusal:
+        agglo.apply(model, keep_rate=0.5)
+    assert sentence in str(refusal.value)
+    assert [type(module) for module in model.modules()] == types
+
+
+def test_the_sentence_points_to_the_page() -> None:
+    with pytest.raises(agglo.UnsupportedModelError, match=r"docs/hosts\.md"):
+        agglo.apply(nn.Linear(2, 2), keep_rate=0.5)
+
+
+def test_tokens_that_agglo_does_not_know_are_not_guessed_at() -> None:
+    model = transformers.ViTModel(transformers.ViTConfig(**SMALL))
+    model.embeddings.prompts = nn.Parameter(model.embeddings.cls_token.detach().clone())
+    with pytest.raises(agglo.UnsupportedModelError, match="a parameter 'prompts' that agglo does not know"):
+        agglo.apply(model, keep_rate=0.5)

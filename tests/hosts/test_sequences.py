@@ -1,0 +1,111 @@
+"""Pictures of different sizes in one tensor: each is reduced as it is alone; windows that attend further see all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import agglo
+from agglo.hosts.vit.sequences import block_boundaries, packed, padded, real_tokens
+from tests.support.families import TRANSFORMERS, Family, random
+
+pytest.importorskip("transformers")
+
+
+def family(cls: str) -> Family:
+    return next(each for each in TRANSFORMERS if each.cls.startswith(cls))
+
+
+def test_sequences_of_one_length_go_together() -> None:
+    groups = packed(torch.tensor([0, 3, 5, 8, 9]))
+    assert [group.members.tolist() for group in groups] == [[3], [1], [0, 2]]
+    assert groups[2].index.tolist() == [[0, 1, 2], [5, 6, 7]]
+    shaped = packed(torch.tensor([0, 3, 6]), torch.tensor([[0, 2], [2, 0]]))
+    assert [group.members.tolist() for group in shaped] == [[0], [1]], "equal lengths, other shapes"
+
+
+def test_what_masks_say() -> None:
+    real = torch.tensor([[True, True, False], [True, True, True]])
+    assert torch.equal(real_tokens(real[:, None, None].expand(-1, -1, 3, -1)), real)  # type: ignore[arg-type]
+    additive = torch.where(real, 0.0, torch.finfo(torch.float32).min)[:, None, None]
+    assert torch.equal(real_tokens(additive), real)  # type: ignore[arg-type]
+    assert real_tokens(torch.ones(1, 1, 3, 3).tril().bool()) is None, "causal masks tell queries apart"
+    assert [group.index.tolist() for group in padded(real)] == [[[0, 1]], [[3, 4, 5]]]
+    blocks = torch.block_diag(torch.ones(2, 2), torch.ones(3, 3)).bool()[None, None]
+    assert block_boundaries(blocks).tolist() == [0, 2, 5]
+
+
+GRIDS = [(4, 6), (4, 4), (6, 4), (4, 6)]
+
+
+@pytest.mark.parametrize("cls", ["Qwen2Vision", "Qwen3VLVision", "Qwen2_5"])
+@torch.no_grad()
+def test_a_packed_picture_is_reduced_as_it_is_alone(cls: str) -> None:
+    model = family(cls).fresh()
+    pictures = [random(rows * columns, 96) * (1 + number / 4) for number, (rows, columns) in enumerate(GRIDS)]
+    agglo.apply(model, keep_rate=0.5)
+
+    def run(some: list[int]) -> Any:
+        grids = torch.tensor([[1, *GRIDS[number]] for number in some])
+        output = model(torch.cat([pictures[number] for number in some]), grid_thw=grids)
+        return output.last_hidden_state, output.pooler_output
+
+    together = run([0, 1, 2, 3])
+    sizes = [len(picture) for picture in pictures]
+    for kind, tokens in enumerate(together):
+        pieces = tokens.split([size // (4 if kind else 1) for size in sizes])
+        for number, piece in enumerate(pieces):
+            torch.testing.assert_close(piece, run([number])[kind], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_padded_picture_is_reduced_as_it_is_alone() -> None:
+    model = agglo.apply(family("Siglip2").fresh(), keep_rate=0.5)
+    patches, mask = random(2, 16, 192), torch.ones(2, 16, dtype=torch.long)
+    mask[1, 12:] = 0
+    both = model(patches, pixel_attention_mask=mask, spatial_shapes=torch.tensor([[4, 4], [3, 4]]))
+    alone = model(
+        patches[1:, :12],
+        pixel_attention_mask=torch.ones(1, 12, dtype=torch.long),
+        spatial_shapes=torch.tensor([[3, 4]]),
+    )
+    torch.testing.assert_close(both.last_hidden_state[1, :12], alone.last_hidden_state[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(both.pooler_output[1], alone.pooler_output[0], rtol=0, atol=1e-5)
+    poisoned = patches.clone()
+    poisoned[1, 12:] = 99.0
+    again = model(poisoned, pixel_attention_mask=mask, spatial_shapes=torch.tensor([[4, 4], [3, 4]]))
+    torch.testing.assert_close(again.last_hidden_state[1, :12], both.last_hidden_state[1, :12])
+
+
+@torch.no_grad()
+def test_a_layer_beyond_windows_attends_to_the_merged_tokens_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention over all tokens of the picture, weighed by their sizes, written out."""
+    from agglo.hosts.vit import passing
+
+    model = agglo.apply(family("Qwen2_5").fresh(), "tome", keep_rate=0.5, blocks=(1,))
+    seen: list[tuple[Any, Any, Tensor, Tensor | None, Tensor]] = []
+    attend = passing.attend
+
+    def spying(parts: Any, block: Any, x: Tensor, table: Any, bias: Any, sizes: Any, *rest: Any) -> Any:
+        result = attend(parts, block, x, table, bias, sizes, *rest)
+        seen.append((block, parts, x, sizes, result[0]))
+        own = parts.parts.project(block, x, table)
+        tokens.setdefault(id(block), []).append((own, x, sizes, result[0]))
+        return result
+
+    tokens: dict[int, list[Any]] = {}
+    monkeypatch.setattr(passing, "attend", spying)
+    model(random(120, 96), grid_thw=torch.tensor([[1, 10, 12]]))
+    last = tokens[id(model.blocks[3])]
+    assert len(last) > 1, "windows of several sizes"
+    k, v = (torch.cat([getattr(own, name).transpose(0, 1).flatten(1, 2) for own, *_ in last], dim=1) for name in "kv")
+    sizes = torch.cat([size.flatten() for _, _, size, _ in last])
+    assert sizes.max() > 1
+    for own, x, _, joined in last:
+        logits = own.q @ k.transpose(-2, -1) * own.scale + sizes.log()
+        attended = logits.softmax(dim=-1) @ v
+        wanted = x + model.blocks[3].attn.proj(attended.transpose(1, 2).flatten(2))
+        torch.testing.assert_close(joined, wanted, rtol=0, atol=1e-5)
