@@ -42,20 +42,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("model", ["tiny-llava", "tiny-qwen"])
 def test_the_report_adds_up(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "speed.json"
-    words = [
-        "--model",
-        model,
-        "--keep",
-        "0.25",
-        "--clock",
-        "processor" if model == "tiny-qwen" else "wall",
-        "--repeats",
-        "2",
-        "--threads",
-        "1",
-        "--batch-size",
-        "2",
-    ]
+    clock = "processor" if model == "tiny-qwen" else "wall"
+    words = ["--model", model, "--keep", "0.25", "--clock", clock, "--repeats", "2", "--threads", "1"]
+    words += ["--batch-size", "2"]
     assert main(["bench", "vlm", *words, "--pictures", "2", "--words", "6", "--json", str(path)]) == 0
     assert "| dense |" in capsys.readouterr().out
     report = json.loads(path.read_text())
