@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ from agglo.reproduce.output import write_output
 from agglo.reproduce.pages import replace_between_marks
 from agglo.reproduce.record import read_results
 from agglo.reproduce.registry import items
+from tools import pages
 from tools.pages import FULL, MINIATURE, PAGES, ROOT
 
 
@@ -35,3 +37,12 @@ def test_committed_tables_are_those_of_their_records(settings, tmp_path) -> None
         again = write_output(item, read_results(folder), here)
         for name in ("tables.md", "tables.tex"):
             assert (again / name).read_text() == (folder / name).read_text(), f"agglo reproduce {item.name} --redraw"
+
+
+def test_an_unfinished_benchmark_has_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = json.loads((ROOT / "results" / "bench" / "diffusion.json").read_text(encoding="utf-8"))
+    for row in record["rows"]:
+        row["calls"] = row["calls"][:-1]
+    monkeypatch.setattr(pages, "_load", lambda name: record)
+    with pytest.raises(ValueError, match=r"diffusion\.json is unfinished: make bench-diffusion"):
+        pages.denoising_step()
