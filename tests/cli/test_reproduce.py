@@ -32,6 +32,8 @@ def test_an_item_that_follows_from_printed_numbers(capsys: pytest.CaptureFixture
         (["off-the-shelf", "--data", "nowhere"], "'nowhere' does not exist"),
         (["off-the-shelf", "--data", "birds=."], "'birds' is not needed; accepted: imagenet, nabirds"),
         (["off-the-shelf", "--weights", "bird=."], "'bird' is not needed"),
+        (["padding"], "item='padding' is there with --miniature only"),
+        (["nuclei", "--miniature"], "item='nuclei' is there without --miniature only"),
         (["rank", "--seeds", "0"], "'0' is not a whole number of at least 1"),
     ],
 )

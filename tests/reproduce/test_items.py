@@ -75,8 +75,11 @@ def test_every_method_takes_part() -> None:
 
 
 def test_lists() -> None:
-    for text in (listing(items().values(), Settings()), table(items().values())):
-        assert all(name in text for name in items())
+    assert all(f"| `{name}` |" in table(items().values()) for name in items())
+    for miniature in (False, True):
+        lines = listing(items().values(), Settings(miniature=miniature)).splitlines()
+        told = {line.split()[0] for line in lines if line}
+        assert all((name in told) == item.is_offered(miniature) for name, item in items().items())
     with pytest.raises(ValueError, match="'fine-tune' is not one of the paper's; close to it: fine-tuned"):
         item_named("fine-tune")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from agglo.reproduce.output import write_output
 from agglo.reproduce.pages import replace_between_marks
 from agglo.reproduce.record import read_results
 from agglo.reproduce.registry import items
+from tools import pages
 from tools.pages import FULL, MINIATURE, PAGES, ROOT
 
 
@@ -45,3 +47,12 @@ def test_committed_results_are_continued(settings) -> None:  # type: ignore[no-u
         known = {cell.key for cell in item.cells(settings)}
         orphans = [one["cell"] for one in read_results(settings.folder(item.name)) if key_of(one["cell"]) not in known]
         assert not orphans, f"{item.name} has results of cells that it does not ask for: {orphans[:3]}"
+
+
+def test_an_unfinished_benchmark_has_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = json.loads((ROOT / "results" / "bench" / "diffusion.json").read_text(encoding="utf-8"))
+    for row in record["rows"]:
+        row["calls"] = row["calls"][:-1]
+    monkeypatch.setattr(pages, "_load", lambda name: record)
+    with pytest.raises(ValueError, match=r"diffusion\.json is unfinished: make bench-diffusion"):
+        pages.denoising_step()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from agglo.reproduce.places import data_places, weight_places
 from agglo.reproduce.record import ItemRecord, read_results
 from agglo.reproduce.runner import attempt, run
 from tests.reproduce.toy import Toy
+from tests.support.killing import die_at_replacement
 
 
 @pytest.fixture
@@ -36,6 +39,23 @@ def test_a_stopped_run_goes_on_with_the_next_cell(settings: Settings) -> None:
     item.ran = []
     run(item, settings)
     assert not item.ran, "one that is done runs nothing"
+
+
+def _die_while_writing(settings: Settings) -> None:
+    die_at_replacement(4)
+    run(Toy(), settings)
+
+
+def test_a_run_that_is_killed_while_it_writes_goes_on(settings: Settings) -> None:
+    process = get_context("fork").Process(target=_die_while_writing, args=(settings,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    folder = settings.folder("toy")
+    assert len(read_results(folder)) == 3 and len(list(folder.iterdir())) == 2, "what is half written lies beside it"
+    item = Toy()
+    assert len(run(item, settings).results) == 9 and len(item.ran) == 6
+    assert not list(folder.glob("*unfinished"))
 
 
 def test_what_cannot_be_run_is_a_result(settings: Settings) -> None:

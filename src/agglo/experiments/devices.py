@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -32,6 +36,16 @@ def best_device() -> torch.device:
     """The accelerator that torch finds (cuda, mps, xpu, ...), otherwise the CPU."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return torch.device("cpu") if found is None else found
+
+
+def new_accelerator(**options: Any) -> Accelerator:
+    """Accelerate's part of this process, in whatever precision. Accelerate remembers that of the first one and refuses
+    another; but one process may train in half precision and evaluate in full precision, cell after cell."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state()  # the processes stay connected: that is PartialState's
+    return Accelerator(**options)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from agglo.detection.specs import Opened, open_detector
 from agglo.detection.training.recipe import RECIPES
 from agglo.detection.training.settings import DetectionSettings
 from agglo.detection.training.trainer import train_detector
-from agglo.experiments.checkpoints import fingerprint
+from agglo.experiments.checkpoints import fingerprint, read_checkpoint
 from agglo.experiments.evaluation.cells import Reducible, one_of_several
 from agglo.experiments.files import replacing
 from agglo.experiments.variants import Variant
@@ -190,7 +190,7 @@ class Judge:
             weights = folder / "run" / "last" / "model.safetensors"
         images = self.images(opened(weights).spec.image_size)
         found = judged(opened(weights), variant, images, folder, self.settings)
-        found["weights"] = fingerprint(opened(dense).model.state_dict())
+        found["weights"] = _fingerprint(dense)
         if self.is_main:
             resampled = self.samples(about)
             found |= {f"{kind}_error": float(np.nanstd(resampled[kind], ddof=1)) for kind in KINDS.values()}
@@ -322,6 +322,11 @@ def samples_in(folder: Path, resamples: int) -> Samples:
     with replacing(kept) as unfinished, unfinished.open("wb") as file:
         np.savez_compressed(file, **found)
     return found
+
+
+@lru_cache(maxsize=8)
+def _fingerprint(weights: Path) -> str:
+    return fingerprint(read_checkpoint(weights))
 
 
 @lru_cache(maxsize=1)

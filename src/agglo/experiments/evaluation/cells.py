@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from agglo.experiments.checkpoints import load_method
+from agglo.experiments.devices import new_accelerator
 from agglo.experiments.variants import Variant
 from agglo.hosts.swap import UnsupportedModelError
 from agglo.patching import apply, reduction, remove
@@ -97,7 +98,5 @@ def one_of_several(device: str) -> Accelerator | None:
     """Accelerate's part of this process, if it is one of several."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return None
-    from accelerate import Accelerator
-
     # What Accelerate was configured for is training: precision is here what --dtype says.
-    return Accelerator(cpu=torch.device(device).type == "cpu", mixed_precision="no")
+    return new_accelerator(cpu=torch.device(device).type == "cpu", mixed_precision="no")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from agglo.experiments.devices import new_accelerator
 from agglo.experiments.progress import progress
 from agglo.experiments.randomness import seed_everything
 from agglo.experiments.run_folder import RunFolder
@@ -128,7 +129,6 @@ def _values(settings: Any) -> dict[str, Any]:
 
 
 def _accelerator(settings: LoopSettings, output: Path, loss_scale: float | None, some_unused: bool) -> Any:
-    from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs, GradScalerKwargs
 
     has_device = torch.accelerator.is_available()
@@ -138,7 +138,7 @@ def _accelerator(settings: LoopSettings, output: Path, loss_scale: float | None,
         )
     # Of the machine, so not part of what the settings say.
     automatic = "fp16" if torch.cuda.is_available() else "no"
-    accelerator = Accelerator(
+    accelerator = new_accelerator(
         # Unless told, Accelerate takes each of several processes without a GPU for a run of its own.
         cpu=not has_device,
         mixed_precision=automatic if settings.precision == "auto" else settings.precision,

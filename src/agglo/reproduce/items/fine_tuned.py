@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agglo.embedded import classifier as embedded
@@ -13,7 +12,6 @@ from agglo.reproduce.classifiers import (
     ALL,
     DENSE,
     FASHION,
-    HARD,
     OURS,
     PAPER,
     RATES,
@@ -27,7 +25,6 @@ from agglo.reproduce.classifiers import (
     on_data,
 )
 from agglo.reproduce.compare import Value, beside, disagreements, grouped, over_seeds, percent, printed_value, reasons
-from agglo.reproduce.curves import accuracy_panels
 from agglo.reproduce.estimates import BASE, SMALL, TINY, TRAINING, Size
 from agglo.reproduce.item import Cell, Item, Need, Result, RunCell, Section, Settings
 from agglo.schedule import Stages
@@ -156,32 +153,6 @@ class FineTuned(Item):
         ]
 
 
-class AccuracyCurves(Item):
-    name = "accuracy-curves"
-    shows = "figure iccvResults"
-    about = "Accuracy against keep rate of the methods that merge hard, fine-tuned; drawn from the record of fine-tuned"
-    miniature_about = "Drawn from fine-tuned in miniature; other methods are thin grey lines."
-
-    def needs(self, miniature: bool) -> Sequence[Need]:
-        return ()
-
-    def cells(self, settings: Settings) -> Sequence[Cell]:
-        return ()
-
-    def open(self, settings: Settings) -> RunCell:
-        raise AssertionError("there are no cells")
-
-    def borrowed(self, settings: Settings) -> Sequence[Result]:
-        return tuned_results(settings)
-
-    def sections(self, results: Sequence[Result], settings: Settings) -> Sequence[Section]:
-        return ()
-
-    def draw(self, results: Sequence[Result], settings: Settings, folder: Path) -> Sequence[Path]:
-        shown = (*OURS, *HARD)
-        return accuracy_panels(self.borrowed(settings), folder / "accuracy.png", faint=lambda name: name not in shown)
-
-
 def tuned_results(settings: Settings) -> list[Result]:
     """What fine-tuned has found so far."""
     from agglo.reproduce.record import read_results
@@ -230,4 +201,4 @@ def _section(model: str, data: str, results: Sequence[Result]) -> Section:
     return Section(f"{model}, {data}", beside("method", rows, RATES, measured, expected, percent), text.strip())
 
 
-ITEMS = (FineTuned(), AccuracyCurves())
+ITEMS = (FineTuned(),)

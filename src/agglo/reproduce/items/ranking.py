@@ -13,6 +13,7 @@ from agglo.experiments.tables import Column, Table
 from agglo.reproduce import printed
 from agglo.reproduce.classifiers import OURS, RATES
 from agglo.reproduce.compare import percent
+from agglo.reproduce.curves import accuracy_panels
 from agglo.reproduce.derived import (
     HARD_MERGING,
     PRIOR,
@@ -55,6 +56,21 @@ class Derived(Item):
 
     @abstractmethod
     def sections(self, results: Sequence[Result], settings: Settings) -> Sequence[Section]: ...
+
+
+class AccuracyCurves(Derived):
+    name = "accuracy-curves"
+    shows = "figure iccvResults"
+    about = "Accuracy against keep rate of the methods that merge hard, fine-tuned; drawn from the record of fine-tuned"
+    miniature_about = "Drawn from fine-tuned in miniature; other methods are thin grey lines."
+
+    def sections(self, results: Sequence[Result], settings: Settings) -> Sequence[Section]:
+        return ()
+
+    def draw(self, results: Sequence[Result], settings: Settings, folder: Path) -> Sequence[Path]:
+        return accuracy_panels(
+            self.borrowed(settings), folder / "accuracy.png", faint=lambda name: name not in HARD_MERGING
+        )
 
 
 class Rank(Derived):
@@ -175,4 +191,4 @@ def _panel(ranked: dict[str, tuple[float, float]], title: str) -> BarPanel:
     return BarPanel([bars], "mean rank (1 is best)", title)
 
 
-ITEMS = (Rank(), Difference(), RankingPerRate())
+ITEMS = (AccuracyCurves(), Rank(), Difference(), RankingPerRate())
