@@ -97,10 +97,12 @@ def test_the_reader_of_pages() -> None:
         "<!-- example: other -->\n\n<!-- not run: needs a download first -->\n\n```python\nraise ValueError\n```\n\n"
     )
     text += "```python\nd = 2\n```\n\n<!-- run -->\n\n```\nagglo demo \\\n  --images 3  # some\n```\n"
-    first, other = examples(ROOT / "README.md", text)
-    assert first.source.splitlines()[3] == "a = 1" and first.source.splitlines()[13] == "c = b"
+    text = text.replace("# Title\n", "# Title\n\n```python apart\ne = 3\n```\n\n```python apart\ne += 1\n```\n")
+    first, other, apart = examples(ROOT / "README.md", text)
+    assert apart.name == "apart" and apart.source.split() == ["e", "=", "3", "e", "+=", "1"]
+    assert first.source.splitlines()[11] == "a = 1" and first.source.splitlines()[21] == "c = b"
     assert other.name == "other" and other.source.split()[:3] == ["d", "=", "2"]
     assert "agglo.cli.main(['demo', '--images', '3']) == 0" in other.source
     shown = fences(text)
-    assert [fence.language for fence in shown] == ["python", "python", "python", "python", ""]
-    assert [fence.reason for fence in shown] == [None, None, "needs a download first", None, None]
+    assert [fence.language for fence in shown] == ["python"] * 6 + [""]
+    assert [fence.reason for fence in shown] == [None, None, None, None, "needs a download first", None, None]

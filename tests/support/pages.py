@@ -10,6 +10,7 @@ which are comments of Markdown and not seen by readers, say otherwise:
     <!-- check                    the same, for what must be true after the code above
     assert ...
     -->
+    ```python NAME                the block belongs to the example NAME, wherever it stands
     <!-- run -->                  the `agglo` commands of the block below are run, in the folder of the example
     <!-- not run: REASON -->      the block below needs what a test has not: a download, a GPU, hours
 """
@@ -64,6 +65,7 @@ class Fence:
     reason: str | None
     hidden: bool = False
     run: bool = False
+    name: str = ""
 
 
 def all_pages() -> list[Path]:
@@ -74,14 +76,16 @@ def all_pages() -> list[Path]:
 def examples(page: Path, text: str | None = None) -> list[Example]:
     """The programs of a page, empty ones left out."""
     found = [Example(page, "")]
+    named: dict[str, Example] = {}
     for part in _read(page.read_text(encoding="utf-8") if text is None else text):
         if isinstance(part, str):
             found.append(Example(page, part))
         elif part.language == "python" and part.reason is None:
-            found[-1].chunks.append((part.line, part.code))
+            example = named.setdefault(part.name, Example(page, part.name)) if part.name else found[-1]
+            example.chunks.append((part.line, part.code))
         elif part.run:
             found[-1].chunks.append((part.line, "\n".join(map(_call, commands(part)))))
-    return [example for example in found if example.chunks]
+    return [example for example in (*found, *named.values()) if example.chunks]
 
 
 def fences(text: str) -> list[Fence]:
@@ -122,5 +126,6 @@ def _read(text: str) -> Iterator[str | Fence]:
             indent = len(match["indent"])
             code = "\n".join(line[indent:] for line in match["code"].splitlines())
             line = text.count("\n", 0, match.start("code")) + 1
-            yield Fence(line, match["language"].strip(), code, reason, run=run)
+            language, _, name = match["language"].strip().partition(" ")
+            yield Fence(line, language, code, reason, run=run, name=name.strip())
         reason, run = None, False

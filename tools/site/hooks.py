@@ -25,6 +25,7 @@ LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".md": "markdown"}
 log = logging.getLogger("mkdocs.hooks.agglo")
 
 _LINK = re.compile(r"(?P<before>\]\(|(?:src|href)=\")(?P<target>[^)#\"\s]+)(?P<rest>[^)\"]*[)\"])")
+_NAMED_FENCE = re.compile(r"^([ ]*```python)[ ]+\w.*$", re.MULTILINE)  # names of examples are for the tests
 _FENCE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)$", re.MULTILINE | re.DOTALL)
 
 
@@ -71,7 +72,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             return target
         return posixpath.relpath(_place(found), posixpath.dirname(page.file.src_uri))
 
-    return _rewritten(markdown, redirect)
+    return _NAMED_FENCE.sub(r"\1", _rewritten(markdown, redirect))
 
 
 def _as_if_in_docs(text: str, folder: str = "") -> str:
