@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def test_the_table_says_how_many_moves_were_quick_enough() -> None:
 
 def test_no_two_moves_in_a_row_are_to_the_same_place() -> None:
     rates = _rates(40)
-    assert len(set(rates)) == 10 and all(one != other for one, other in zip(rates, rates[1:], strict=False))
+    assert len(set(rates)) == 10 and all(one != other for one, other in pairwise(rates))
     assert min(rates) == 0.5 and max(rates) == pytest.approx(0.95)  # ToMe cannot go below
 
 
