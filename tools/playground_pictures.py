@@ -29,7 +29,7 @@ READY = {
     "Detection": "#detection-result table",
     "Tune": "#tune-point table",
 }
-_COLOURS = 128
+_COLOURS = 256
 _FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 
 

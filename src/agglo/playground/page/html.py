@@ -6,20 +6,32 @@ import base64
 import io
 from collections.abc import Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from agglo.drawing.groups import Ints, Pixels, count_groups, draw_groups, enlarged, tokens
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 SHOWN_SIDE = 224  # pixels that a picture has at least
+_LARGE = 60_000  # bytes of a PNG
 
 
 def data_url(pixels: Pixels) -> str:
-    """A picture (H, W, 3) as PNG."""
-    from PIL import Image
+    """A picture (H, W, 3) as PNG, exact, or as WebP where that would be large: photographs."""
+    from PIL import Image as images
 
+    image = images.fromarray(pixels)
+    kind, content = "png", _saved(image, "PNG", compress_level=1)  # quick to make rather than small
+    if len(content) > _LARGE:
+        kind, content = "webp", _saved(image, "WEBP", quality=88, method=1)
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _saved(image: Image, kind: str, **options: int) -> bytes:
     file = io.BytesIO()
-    # Quick to make rather than small: it goes over a loopback address as a rule.
-    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    image.save(file, kind, **options)
+    return file.getvalue()
 
 
 def scale_for(picture: Pixels) -> int:
