@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from agglo.experiments.tables import Column, Table
 from agglo.reproduce.estimates import ASSUMPTION, in_words
@@ -34,6 +35,16 @@ def table(items: Iterable[Item]) -> str:
         mini = f"{len(item.cells(Settings(miniature=True)))} cells. {item.miniature_about}"
         rows.append([f"`{item.name}`", item.shows, item.about, str(len(cells)), in_words(cells), needs, mini])
     return f"{Table(columns, rows).markdown()}\n\n{ASSUMPTION}."
+
+
+def done_table(items: Iterable[Item], output: Path) -> str:
+    """Markdown: how many cells of each item a results folder holds, of those that there are."""
+    rows = []
+    for item in items:
+        counts = [_done(item, Settings(miniature=miniature, output=output)) for miniature in (False, True)]
+        rows.append([f"`{item.name}`", *counts])
+    columns = [Column("item", left=True), Column("cells done"), Column("in miniature")]
+    return Table(columns, rows).markdown()
 
 
 def _needs(item: Item, settings: Settings) -> str:
