@@ -19,6 +19,7 @@ from agglo.bench.model_report import table as speed_table
 from agglo.bench.playground import table as latency_table
 from agglo.bench.vlm import body, headline, notes
 from agglo.reproduce.item import Settings
+from agglo.reproduce.listing import done_table
 from agglo.reproduce.listing import table as items_table
 from agglo.reproduce.pages import tables_of, write_between_marks
 from agglo.reproduce.registry import item_named, items
@@ -97,6 +98,7 @@ def _of(name: str, settings: Settings) -> Callable[[], str]:
 # Page, name of its marks, what stands between them.
 PAGES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/reproduce.md", "items", lambda: items_table(items().values())),
+    ("docs/reproduce.md", "done", lambda: done_table(items().values(), RESULTS)),
     ("docs/off-the-shelf.md", "accuracy", _of("off-the-shelf", FULL)),
     ("docs/off-the-shelf.md", "better", _of("better-atc", FULL)),
     ("docs/off-the-shelf.md", "speed", speed),

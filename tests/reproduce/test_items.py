@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from agglo.reproduce.classifiers import ALL, FASHION, LINKAGES, PAPER
 from agglo.reproduce.item import CannotRunError, Cell, Item, Settings
 from agglo.reproduce.listing import listing, table
 from agglo.reproduce.output import write_output
+from agglo.reproduce.record import read_results
 from agglo.reproduce.registry import item_named, items
 from agglo.reproduce.runner import attempt
 
@@ -191,3 +195,22 @@ def test_better_tuned(settings: Settings) -> None:
     assert section.table is not None
     assert section.table.rows == [["50%", "90.00 (1.00)", "90.60 (1.10)", f"+0.60 +- {error:.2f}"]]
     assert not item.sections(found[:4], settings), "one seed that both have says nothing about the spread"
+
+
+def test_several_processes_run_every_cell_together(fashion: Path, tmp_path: Path) -> None:
+    """As `accelerate launch` and `torchrun` start them: evaluation and training one after the other in one run."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = ["-m", "tests.reproduce.several", str(fashion), str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, *launch, *command], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = read_results(tmp_path / "miniature" / "mae")
+    assert [(result["training"], result["method"]) for result in found] == [
+        ("off the shelf", "tome"),
+        ("fine-tuned", "tome"),
+        ("fine-tuned", "atc single"),
+    ]
+    assert all(0 <= result["top1"] <= 100 for result in found)
+    assert done.stderr.count("mae 3/3") == 1, "one process reports"

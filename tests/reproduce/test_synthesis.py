@@ -233,6 +233,8 @@ def test_terrain_from_end_to_end(settings: Settings, monkeypatch: pytest.MonkeyP
     torch.manual_seed(0)
     monkeypatch.setattr(terrain, "load", lambda path: terrain_model.Terrain().eval())
     monkeypatch.setattr(terrain, "difference_to_onnx", lambda model, path: 0.0)
+    monkeypatch.setattr(terrain, "SIGMAS", (1.0,))
+    monkeypatch.setattr(terrain, "STEPS", 2)
     item = Terrain(images=1, rates=(0.5,))
     asked: Sequence[Any] = ("tome", "atc-average")
     few = [cell for cell in item.cells(settings) if cell.about["method"] in asked]

@@ -91,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from agglo.methods import import_methods
 
                 import_methods(imported)
-            return chosen.run(chosen) or 0
+            code = chosen.run(chosen) or 0
+            _leave_other_processes()
+            return code
     except KeyboardInterrupt:
         print("agglo: interrupted", file=sys.stderr)
         return _INTERRUPTED
@@ -100,6 +102,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"agglo: error: {_one_line(error)}", file=sys.stderr)
         return USAGE_ERROR
+
+
+def _leave_other_processes() -> None:
+    """Torch complains about processes that were started together and do not take leave of each other."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 from agglo.embedded import classifier as embedded
 from agglo.experiments.fashion_mnist import find_idx, read_idx, write_idx
+from agglo.experiments.files import replacing
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.variants import Variant
 from agglo.methods import create
@@ -123,6 +124,7 @@ class Evaluator:
         key = (str(spec), data, root, crop)
         if self._open is None or self._open[0] != key:
             self._open = None  # what was open is let go before more is read
+            _forget_precision()
             chosen = EvaluationSettings(
                 spec,
                 root,
@@ -181,8 +183,19 @@ def fine_tune(
         chosen |= {} if entry.proportional is None else {"proportional": entry.proportional}
     settings, _ = recipes.load(recipe).resolve(chosen)
     reached = reach(settings.model, entry, **budget)
+    _forget_precision()
     best = finetune(settings, data, folder)
     return {**{name: best[name] for name in ("top1", "top5", "mAP", "epoch") if name in best}, **reached}
+
+
+def _forget_precision() -> None:
+    """Accelerate lets a process have one precision. An item may evaluate in float32 and train in another one, one cell
+    after the other; the processes stay connected."""
+    try:
+        from accelerate.state import AcceleratorState
+    except ImportError:  # evaluations on one device do without it
+        return
+    AcceleratorState._reset_state()
 
 
 def reach(model_name: str, entry: Entry | None, **budget: Any) -> dict[str, Any]:
@@ -209,5 +222,6 @@ def fashion_subset(source: Path, target: Path, *, training: int = TRAINING_IMAGE
         for kind, dimensions in (("images-idx3", 3), ("labels-idx1", 1)):
             path = target / f"{prefix}-{kind}-ubyte.gz"
             values = read_idx(find_idx(source, f"{prefix}-{kind}-ubyte"), dimensions)[:count]
-            write_idx(path, values)
+            with replacing(path) as unfinished:  # several processes may write it, and read it, at once
+                write_idx(unfinished, values)
     return target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from agglo.experiments.tables import Column, Table
 from agglo.reproduce.estimates import ASSUMPTION, in_words
@@ -39,6 +40,16 @@ def table(items: Iterable[Item]) -> str:
         said = mini if item.is_offered(True) else "in full only"
         rows.append([f"`{item.name}`", item.shows, item.about, *work, said])
     return f"{Table(columns, rows).markdown()}\n\n{ASSUMPTION}."
+
+
+def done_table(items: Iterable[Item], output: Path) -> str:
+    """Markdown: how many cells of each item a results folder holds, of those that there are."""
+    rows = []
+    for item in items:
+        counts = [_done(item, Settings(miniature=miniature, output=output)) for miniature in (False, True)]
+        rows.append([f"`{item.name}`", *counts])
+    columns = [Column("item", left=True), Column("cells done"), Column("in miniature")]
+    return Table(columns, rows).markdown()
 
 
 def _needs(item: Item, settings: Settings) -> str:

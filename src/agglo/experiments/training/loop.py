@@ -119,7 +119,9 @@ def train(
     best = loop.run()
     if accelerator.is_main_process:
         folder.finish(best)
-    accelerator.end_training()
+    for tracker in accelerator.trackers:
+        tracker.finish()
+    # Not `end_training`: that ends the process group too, which the next run of a sweep needs.
     accelerator.free_memory()
     return best
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from agglo.embedded import classifier as embedded
-from agglo.experiments.models import ModelSpec
+from agglo.experiments.models import ModelSpec, build
+from agglo.experiments.variants import Variant
 from agglo.reproduce.classifiers import ATC, FASHION, Entry, data_need, embedded_spec, on_data
 from agglo.reproduce.estimates import BASE, SMALL, Size
 from agglo.reproduce.item import CannotRunError, Cell, Item, Need, Result, RunCell, Section, Settings
@@ -82,15 +83,16 @@ class Clusters(Item):
 
             sheet = sheets[cell.about["sheet"]]
             folder.mkdir(parents=True, exist_ok=True)
+            variants = [entry.variant(_RATE) for entry in sheet.entries]
             if settings.miniature:
-                spec, files = embedded_spec(), _written(sheet, settings.run_folder(self.name))
+                picture, names = _of_embedded(sheet, variants)
             else:
                 spec = ModelSpec(sheet.model, settings.weights[on_data(sheet.model, sheet.data)])
                 files = [_found(settings.data[sheet.data], part) for part in sheet.images]
-            variants = [entry.variant(_RATE) for entry in sheet.entries]
+                picture, names = visualize(spec, files, variants), [file.name for file in files]
             path = folder / f"{sheet.name}.png"
-            visualize(spec, files, variants, scale=8 if settings.miniature else 2).save(path)
-            return {"picture": path.name, "images": [file.name for file in files]}
+            picture.save(path)
+            return {"picture": path.name, "images": names}
 
         return run
 
@@ -117,21 +119,24 @@ def _found(root: Path, part: str) -> Path:
     return files[0]
 
 
-def _written(sheet: Sheet, folder: Path) -> list[Path]:
-    """Images that come with agglo, as files."""
-    from PIL import Image
+def _of_embedded(sheet: Sheet, variants: Sequence[Variant]) -> tuple[Any, list[str]]:
+    """A sheet of images that come with agglo, which the model takes as they are, and their names."""
+    import torch
 
+    from agglo.classification.data.transforms import Normalise, inputs_for
+    from agglo.classification.evaluation.pictures import class_names, draw_variants
     from agglo.experiments.fashion_mnist import CLASSES, find_idx, read_idx
 
     images = read_idx(find_idx(embedded.IMAGES, "t10k-images-idx3-ubyte"), 3)
     labels = read_idx(find_idx(embedded.IMAGES, "t10k-labels-idx1-ubyte"), 1)
-    folder.mkdir(parents=True, exist_ok=True)
-    files = []
-    for number in map(int, sheet.images):
-        path = folder / f"{number} {CLASSES[int(labels[number])].replace('/', ' ')}.png"
-        Image.fromarray(images[number]).save(path)
-        files.append(path)
-    return files
+    numbers = [int(number) for number in sheet.images]
+    model = build(embedded_spec())
+    wanted = inputs_for(model, FASHION)
+    pixels = torch.from_numpy(images[numbers])[:, None]
+    names = [f"{number}, {CLASSES[int(labels[number])]}" for number in numbers]
+    inputs = Normalise(wanted.mean, wanted.std)(pixels)
+    shown = pixels.expand(-1, 3, -1, -1)
+    return draw_variants(model, inputs, shown, variants, names=names, classes=class_names(model), scale=8), names
 
 
 ITEMS = (Clusters(),)
