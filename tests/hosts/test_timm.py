@@ -280,11 +280,9 @@ def test_a_tower_can_be_chosen() -> None:
         "coatnet_0_rw_224",
         "samvit_base_patch16",  # windows in a plain-looking ViT
         "vit_relpos_small_patch16_224",  # a bias for every pair of positions
-        "beit_base_patch16_224",
         "hiera_tiny_224",
         "mvitv2_tiny",
         "pvt_v2_b0",
-        "cait_xxs24_224",
         "mixer_s16_224",
         "convnext_tiny",
         "resnet18",
