@@ -124,7 +124,6 @@ class Evaluator:
         key = (str(spec), data, root, crop)
         if self._open is None or self._open[0] != key:
             self._open = None  # what was open is let go before more is read
-            _forget_precision()
             chosen = EvaluationSettings(
                 spec,
                 root,
@@ -183,19 +182,8 @@ def fine_tune(
         chosen |= {} if entry.proportional is None else {"proportional": entry.proportional}
     settings, _ = recipes.load(recipe).resolve(chosen)
     reached = reach(settings.model, entry, **budget)
-    _forget_precision()
     best = finetune(settings, data, folder)
     return {**{name: best[name] for name in ("top1", "top5", "mAP", "epoch") if name in best}, **reached}
-
-
-def _forget_precision() -> None:
-    """Accelerate lets a process have one precision. An item may evaluate in float32 and train in another one, one cell
-    after the other; the processes stay connected."""
-    try:
-        from accelerate.state import AcceleratorState
-    except ImportError:  # evaluations on one device do without it
-        return
-    AcceleratorState._reset_state()
 
 
 def reach(model_name: str, entry: Entry | None, **budget: Any) -> dict[str, Any]:
