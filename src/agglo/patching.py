@@ -178,14 +178,19 @@ def apply(
         outlet = vlm.tower_outlet(*speaker, layout, plan, chosen)
     shape = _shape_of(plan, chosen, layout)  # an impossible request raises here, before anything changes
     loop, mixin = host.loop(module), host.mixin(module)
+    sight = host.sight(module) if chosen.reads_grid else None
     with _changing:
         _require_no_override(loop, mixin)
+        if sight is not None:
+            _require_no_override(module, sight[0])
         if head is not None and head.reader is not None:
             _require_no_override(head.reader, ReducedReader)
         chosen = learned.prepare(chosen, isinstance(method, str), shape, model=whole, tower=module, loop=loop)
         install(loop, mixin, Applied(plan, chosen))
         for reader in _readers(whole, loop):
             uninstall(reader)
+        if sight is not None:
+            install(module, *sight)
         if head is not None and head.reader is not None:
             install(head.reader, ReducedReader, Reading(head.loop, mixin, head.watched, head.settings))
         for former in vlm.outlets(whole):

@@ -80,10 +80,11 @@ class ATC(Method):
     def compared(self, view: View) -> tuple[Tensor, str, Tensor | None]:
         """What `cluster` and `linkage` are given at a block: features (B, N, D), the linkage, and weights (B, N) if
         tokens have any."""
+        linkage = at_reduction("linkage", self.linkage, view.stage)
         features = patch_features(view, at_reduction("features", self.features, view.stage))
         importance = at_reduction("importance", self.importance, view.stage)
         weights = None if importance is None else patch_weights(view, importance, self.exponent)
-        return features, at_reduction("linkage", self.linkage, view.stage), weights
+        return features, linkage, weights
 
     def reduce(self, view: View) -> Outcome:
         refuse_onnx("agglomerative clustering")

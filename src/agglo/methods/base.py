@@ -205,6 +205,7 @@ class Method(ABC):
     needs_class_attention: bool = False
     needs_attention_received: bool = False
     takes_threshold: ClassVar[bool] = False
+    reads_grid: ClassVar[bool] = False  # whether it goes by where patches are
     proportional: bool = True
     varies: ClassVar[Varies] = "no"
     tokens_return: ClassVar[Return] = "never"

@@ -36,6 +36,7 @@ class FixedPattern(Method):
 
     acts = "before block"
     proportional: bool = False
+    reads_grid: ClassVar[bool] = True
     kind: ClassVar[Kind] = "prunes"
     reach: ClassVar[str] = "rings around the centre, some split by rounding; the nearest count is taken"
     reference: ClassVar[str] = "Haurum et al., Which Tokens to Use?, ICCV workshops 2023"

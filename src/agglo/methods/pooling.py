@@ -20,6 +20,7 @@ class Pooling(Method):
     """
 
     name: ClassVar[str] = "pool"
+    reads_grid: ClassVar[bool] = True
     reach: ClassVar[str] = "coarser grids of the same shape; the one nearest to the keep rate is taken"
 
     def __init__(self, mean: Mean = "plain") -> None:

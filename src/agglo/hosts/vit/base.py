@@ -35,7 +35,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from agglo.hosts.swap import ReducedModule, UnsupportedModelError
+from agglo.hosts.swap import ReducedModule, Setting, UnsupportedModelError
 from agglo.methods import Grid
 
 
@@ -208,6 +208,10 @@ class Host(ABC):
     @abstractmethod
     def mixin(self, module: nn.Module) -> type[ReducedModule]:
         """The overrides for the module's loop."""
+
+    def sight(self, module: nn.Module) -> tuple[type[ReducedModule], Setting] | None:
+        """Another class for the tower and what it goes by, where its loop needs that to know where patches are."""
+        return None
 
     def head(self, model: nn.Module, module: nn.Module) -> Head:
         """What reads the tokens that the module's loop gives, in the model that holds it; UnsupportedModelError that

@@ -13,11 +13,12 @@ from typing import Any, ClassVar, cast
 
 from torch import nn
 
-from agglo.hosts.swap import ReducedModule, UnsupportedModelError
+from agglo.hosts.swap import ReducedModule, Setting, UnsupportedModelError
 from agglo.hosts.vit.base import Head, Host, Layout, require_own
 from agglo.hosts.vit.transformers_loop import ReducedLoop
 from agglo.hosts.vit.transformers_parts import Structure
 from agglo.hosts.vit.transformers_probe import prove
+from agglo.hosts.vit.transformers_sight import SeeingTower, Sight
 from agglo.hosts.vit.transformers_tower import PACKAGES, is_tower, loop_of, tower_of, unknown_tokens
 
 # Classifiers that read no patch, and how many tokens in front they read.
@@ -81,6 +82,12 @@ class TransformersViT(Host):
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:
         return ReducedLoop
+
+    def sight(self, module: nn.Module) -> tuple[type[ReducedModule], Setting] | None:
+        tower = tower_of(module)
+        if tower.loop is module or tower.grid is None:
+            return None
+        return SeeingTower, Sight(next(name for name, child in module.named_children() if child is tower.loop))
 
     def head(self, model: nn.Module, module: nn.Module) -> Head:
         owners = [

@@ -43,7 +43,8 @@ from agglo.methods.base import square
 
 _TOKENS = ("hidden_states", "hidden_state")
 _CAPTURING = "transformers.utils.output_capturing"
-_INSTALLED = "_output_capturing_hooks_installed"
+INSTALLED = "_output_capturing_hooks_installed"
+GRID = "agglo_grid"  # by which a loop that does not see the picture is told of its patches (`transformers_sight.py`)
 # Layers that give a tuple; the probe finds out about others.
 TUPLES = ("Data2VecVisionLayer", "VJEPA2Layer", "TimesformerLayer", "Llama4VisionEncoderLayer")
 # What says of which patches a picture is made, where images are padded to one size.
@@ -59,19 +60,20 @@ class ReducedLoop(ReducedModule):
         super().__init_subclass__()
         if "agglo_original" in vars(cls):  # not for classes that others make of this one
             cls.forward = signed_as(cls.agglo_original.forward, cls.forward)  # type: ignore[method-assign]
-            cls.agglo_standing = _standing_for(cls.agglo_original)
+            cls.agglo_standing = standing_for(cls.agglo_original)
 
     @begins_pass
     def forward(self: Any, setup: PassSetup, *args: Any, **kwargs: Any) -> Any:
         original = getattr(type(self), "agglo_original", type(self))  # the class may have been swapped back
-        loop = Loop(self, setup, args, kwargs)
-        _install_hooks(self, kwargs)
-        instead = {loop.name: loop.steps, **loop.spies, _INSTALLED: True}
+        grid = kwargs.pop(GRID, None)
+        loop = Loop(self, setup, args, kwargs, grid)
+        install_hooks(self, kwargs)
+        instead = {loop.name: loop.steps, **loop.spies, INSTALLED: True}
         standing = getattr(type(self), "agglo_standing", StandIn)
         return original.forward(standing(self, **instead), *args, **kwargs)
 
 
-def _standing_for(original: type[nn.Module]) -> type[StandIn]:
+def standing_for(original: type[nn.Module]) -> type[StandIn]:
     """Stand-ins for modules of a class, under its name, by which transformers looks up what can be recorded."""
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
     return type(original.__name__, (StandIn,), names)
@@ -80,13 +82,15 @@ def _standing_for(original: type[nn.Module]) -> type[StandIn]:
 class Loop:
     """The layers of one forward pass."""
 
-    def __init__(self, owner: Any, setup: PassSetup, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, owner: Any, setup: PassSetup, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Grid | None
+    ) -> None:
         self.owner, self.setup = owner, setup
         self.name = layers_of(owner)
         self.layers = list(getattr(owner, self.name))
         self.spies = spied(owner)
         self.ends = setup.plan.ends
-        self.image = _pixels(owner, args, kwargs)
+        self.image = grid_of_pixels(owner, args, kwargs) if grid is None else grid
         self.lazy = _is_plain(type(owner), self.name)
         self.steps = [_Step(self, index, layer) for index, layer in enumerate(self.layers)]
         self.run: Pass | Split | None = None
@@ -203,7 +207,8 @@ class Loop:
         return Split(x, sequences, one, bounds)
 
     def _grid(self, n_patches: int) -> Grid | None:
-        # Where the image is out of sight, a size that is not the model's own is taken for a square.
+        # Where the image is out of sight, as it is for methods that do not ask for it, a size that is not the model's
+        # own is taken for a square.
         own = self.setup.plan.grid
         if self.image is not None and self.image[0] * self.image[1] == n_patches:
             return self.image
@@ -289,7 +294,7 @@ def _original(cls: type[nn.Module]) -> type[nn.Module]:
     return getattr(cls, "agglo_original", cls)
 
 
-def _pixels(owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Grid | None:
+def grid_of_pixels(owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Grid | None:
     """(rows, columns) of the patches, where the loop is called with the pictures (B, C, H, W) themselves."""
     image = kwargs.get("pixel_values", args[0] if args else None)
     side = getattr(getattr(owner, "config", None), "patch_size", None)
@@ -336,7 +341,7 @@ def _collected() -> dict[str, Any] | None:
     return _active_collector.get()
 
 
-def _install_hooks(owner: Any, options: dict[str, Any]) -> None:
+def install_hooks(owner: Any, options: dict[str, Any]) -> None:
     """Let transformers put its hooks on the layers if outputs are to be collected. Done for the owner itself, where it
     leaves a mark: for a stand-in it would do so each time."""
     names, config = ("output_hidden_states", "output_attentions"), getattr(owner, "config", None)
