@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from agglo.experiments.tables import Column, Table
@@ -27,19 +27,27 @@ def listing(items: Iterable[Item], settings: Settings) -> str:
 
 
 def table(items: Iterable[Item]) -> str:
-    """Markdown, with nothing in it that depends on the machine."""
-    columns = [Column("item", left=True), Column("in the paper", left=True), Column("what is measured", left=True)]
-    columns += [Column("cells"), Column("GPU hours"), Column("needs", left=True), Column("in miniature", left=True)]
-    rows = []
+    """Markdown, with nothing in it that depends on the machine: what items need, then what they measure."""
+    columns = [Column("item", left=True), Column("in the paper", left=True), Column("cells"), Column("GPU hours")]
+    columns += [Column("cells in miniature"), Column("needs", left=True)]
+    work, words = [], []
     for item in items:
-        full = item.is_offered(False)
-        cells = item.cells(Settings()) if full else ()
-        needs = ", ".join(need.name for need in item.needs(False)) or "nothing"
-        mini = f"{len(item.cells(Settings(miniature=True)))} cells. {item.miniature_about}"
-        work = [str(len(cells)), in_words(cells), needs] if full else ["", "", "in miniature only"]
-        said = mini if item.is_offered(True) else "in full only"
-        rows.append([f"`{item.name}`", item.shows, item.about, *work, said])
-    return f"{Table(columns, rows).markdown()}\n\n{ASSUMPTION}."
+        in_full = item.is_offered(False)
+        cells = item.cells(Settings()) if in_full else ()
+        row = [str(len(cells)), in_words(cells)] if in_full else ["", ""]
+        row.append(str(len(item.cells(Settings(miniature=True)))) if item.is_offered(True) else "")
+        work.append([f"`{item.name}`", item.shows, *row, _named(item.needs(False)) if in_full else "nothing"])
+        words.append([f"`{item.name}`", item.about, item.miniature_about if item.is_offered(True) else "in full only"])
+    told = [Column("item", left=True), Column("what is measured", left=True), Column("in miniature", left=True)]
+    return f"{Table(columns, work).markdown()}\n\n{ASSUMPTION}.\n\n{Table(told, words).markdown()}"
+
+
+def _named(needs: Sequence[Need]) -> str:
+    """By their names; many weights by their number."""
+    weights = [need.name for need in needs if need.kind == "weights"]
+    names = [need.name for need in needs if need.kind != "weights"]
+    names += weights if len(weights) <= _FEW else [f"{len(weights)} files of weights"]
+    return ", ".join(names) or "nothing"
 
 
 def done_table(items: Iterable[Item], output: Path) -> str:
