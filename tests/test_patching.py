@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import agglo
-from tests.support.host_contract import assert_same
+from agglo.testing import assert_same
 
 timm_vit = pytest.importorskip("timm.models.vision_transformer")
 

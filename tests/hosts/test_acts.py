@@ -12,8 +12,8 @@ from torch import Tensor
 import agglo
 from agglo.grouping import Grouping
 from agglo.methods import Method, ModelShape, Outcome, View
+from agglo.testing import assert_same
 from tests.support.class_heads import counted_flops
-from tests.support.host_contract import assert_same
 from tests.support.reductions import lively_vit
 
 IMAGE = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(3))

@@ -14,9 +14,8 @@ from agglo.grouping import Grouping
 from agglo.hosts import UnsupportedModelError
 from agglo.hosts.vit.run import run_blocks
 from agglo.methods.registry import find
-from agglo.testing import at_the_same_time
+from agglo.testing import HostContract, at_the_same_time
 from tests.support.adapters import DEPTH, WIDTH, small_adapter, small_vit
-from tests.support.host_contract import HostContract
 
 TOKENS = 64
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import agglo
-from tests.support.host_contract import assert_same
+from agglo.testing import assert_same
 
 runtime = pytest.importorskip("onnxruntime", reason="an exported file runs only with onnxruntime")
 pytest.importorskip("onnxscript", reason="torch writes ONNX files with onnxscript")

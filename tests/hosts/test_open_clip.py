@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import agglo
-from tests.support.host_contract import HostContract, TakenApart, assert_same
+from agglo.testing import HostContract, TakenApart, assert_same
 
 open_clip = pytest.importorskip("open_clip")
 from open_clip.transformer import QuickGELU, Transformer, VisionTransformer  # noqa: E402

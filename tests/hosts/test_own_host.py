@@ -14,7 +14,7 @@ from agglo.hosts import registry
 from agglo.hosts.swap import PassSetup, ReducedModule, begins_pass
 from agglo.hosts.vit.base import Host, Layout, Parts, Projected, matrix_entries
 from agglo.hosts.vit.run import run_blocks
-from tests.support.host_contract import HostContract
+from agglo.testing import HostContract
 
 WIDTH, HEADS, SIDE, PATCH = 24, 3, 8, 8
 

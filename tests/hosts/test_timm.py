@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import agglo
+from agglo.testing import HostContract, TakenApart, assert_same
 from tests.support.data import data_path
-from tests.support.host_contract import HostContract, TakenApart, assert_same
 
 timm = pytest.importorskip("timm")
 from timm.models.eva import Eva  # noqa: E402

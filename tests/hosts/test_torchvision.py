@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import agglo
-from tests.support.host_contract import HostContract, TakenApart, assert_same
+from agglo.testing import HostContract, TakenApart, assert_same
 
 models = pytest.importorskip("torchvision.models")
 from torchvision.models.vision_transformer import ConvStemConfig, Encoder, VisionTransformer  # noqa: E402

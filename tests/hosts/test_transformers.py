@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import agglo
-from tests.support.host_contract import HostContract, TakenApart, assert_same
+from agglo.testing import HostContract, TakenApart, assert_same
 
 tf = pytest.importorskip("transformers")
 

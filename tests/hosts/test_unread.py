@@ -16,7 +16,7 @@ import agglo
 from agglo.grouping import Grouping
 from agglo.methods import Method, Outcome, View
 from agglo.methods.tome import ToMe
-from agglo.testing import at_the_same_time
+from agglo.testing import assert_same, at_the_same_time, tensors
 from tests.support.class_heads import (
     MODELS,
     ONE_OF_EACH,
@@ -27,7 +27,6 @@ from tests.support.class_heads import (
     timm_model,
     transformers_model,
 )
-from tests.support.host_contract import assert_same, tensors
 
 IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
 every_model = pytest.mark.parametrize("name", MODELS)

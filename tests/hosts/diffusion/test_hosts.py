@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import agglo
+from agglo.testing import assert_same
 from tests.support.diffusion import MODELS, Whole, diffusers, run, unet
-from tests.support.host_contract import assert_same
 
 every_model = pytest.mark.parametrize("name", MODELS)
 

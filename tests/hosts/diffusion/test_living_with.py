@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import agglo
+from agglo.testing import assert_same
 from tests.support.diffusion import MODELS, Whole, diffusers, dit, pixart, run, unet, unet_of_maps, wan
-from tests.support.host_contract import assert_same
 
 processors: Any = pytest.importorskip("diffusers.models.attention_processor")
 accelerate: Any = pytest.importorskip("accelerate")

@@ -11,8 +11,8 @@ import torch
 import agglo
 from agglo.hosts.diffusion.plan import asked_for
 from agglo.methods import split_method_text
+from agglo.testing import assert_same
 from tests.support.diffusion import dit, flux, pipeline, run, sd3, unet, unet_of_maps
-from tests.support.host_contract import assert_same
 
 
 def test_variants_are_named_sets_of_options() -> None:

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 import agglo
 from agglo.grouping import Grouping
 from agglo.hosts.diffusion.rotary import Ids, merged_table
+from agglo.testing import assert_same
 from tests.support.clusters import sklearn_labels
 from tests.support.diffusion import TEXT, dit, flux, ltx, run, sd3, unet, unet_of_maps, wan
-from tests.support.host_contract import assert_same
 
 
 def groups_by_sklearn(features: Tensor, k: int, linkage: str) -> list[list[int]]:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import agglo
+from agglo.testing import assert_same
 from tests.support.diffusion import TEXT, diffusers, generate, pipeline, run, unet
-from tests.support.host_contract import assert_same
 
 PICTURE = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(5))
 MASK = (torch.arange(16) < 8).float().expand(1, 1, 16, 16)

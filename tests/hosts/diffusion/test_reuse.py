@@ -13,8 +13,8 @@ from torch import Tensor
 import agglo
 from agglo.hosts.diffusion.groups import drift
 from agglo.methods import ATC, Outcome, View
+from agglo.testing import assert_same
 from tests.support.diffusion import MODELS, dit, generate, pipeline, run, unet
-from tests.support.host_contract import assert_same
 
 
 class Counting(ATC):

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import agglo
 from agglo.hosts.diffusion.tome import GridToMe, destinations, join_nearest
+from agglo.testing import assert_same
 from tests.support.diffusion import run, unet
-from tests.support.host_contract import assert_same
 
 tomesd: Any = pytest.importorskip("tomesd")
 
