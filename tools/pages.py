@@ -95,6 +95,33 @@ def _of(name: str, settings: Settings) -> Callable[[], str]:
     return lambda: tables_of(item_named(name), settings)
 
 
+MORE = (
+    "ranking-per-rate",
+    "hyper-parameters",
+    "mae",
+    "curves-augreg",
+    "curves-swag",
+    "curves-mae",
+    "clusters",
+    "throughput-model",
+    "throughput-frameworks",
+    "throughput-tokens",
+    "better-atc",
+    "places",
+)
+
+
+def more_items() -> str:
+    """Items that have no page of their own, with their pictures."""
+    parts = []
+    for name in MORE:
+        item = item_named(name)
+        folder = MINIATURE.folder(name)
+        pictures = [f"![{item.name}](../{path.relative_to(ROOT).as_posix()})" for path in sorted(folder.glob("*.png"))]
+        parts += [f"## {name}", tables_of(item, MINIATURE), *pictures]
+    return "\n\n".join(parts)
+
+
 # Page, name of its marks, what stands between them.
 PAGES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/reproduce.md", "items", lambda: items_table(items().values())),
@@ -107,6 +134,7 @@ PAGES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/mini-study.md", "rank", _of("rank", MINIATURE)),
     ("docs/mini-study.md", "difference", _of("difference", MINIATURE)),
     ("docs/mini-study.md", "better", _of("better-tuned", MINIATURE)),
+    ("docs/more-items.md", "more items", more_items),
     ("docs/mini-synthesis.md", "distances", _of("diffusion-fid", MINIATURE)),
     ("docs/mini-synthesis.md", "samples", _of("diffusion-samples", MINIATURE)),
     ("docs/mini-synthesis.md", "options", _of("diffusion-options", MINIATURE)),
