@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,10 @@ from scipy.spatial.distance import pdist
 
 import agglo
 from agglo.drawing.groups import patch_labels
-from agglo.experiments.models import ModelSpec, build
+from agglo.experiments.models import build
 from agglo.methods.helpers.features import patch_features
 from agglo.methods.helpers.watching import watched
-from agglo.playground.classifiers import EMBEDDED, Classifier, open_classifier
+from agglo.playground.classifiers import EMBEDDED, Classifier
 from agglo.playground.dynamic import threshold
 from agglo.playground.examples import EASY, HARD, picture
 from agglo.playground.fronts import Fronts
@@ -171,28 +170,6 @@ def test_a_threshold_of_nothing_keeps_what_is_not_the_same(classifier: Classifie
     image = Image.effect_noise((28, 28), 90).convert("RGB")
     counts = one(threshold(classifier, [image], 0.0, "average").pictures[0]).counts
     assert counts[0] >= 190
-
-
-def test_a_folder_of_transformers(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(
-        hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=64, image_size=64, patch_size=16
-    )
-    config.id2label = {0: "cat", 1: "dog", 2: "fish"}
-    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
-    transformers.ViTImageProcessor(size={"height": 64, "width": 64}).save_pretrained(tmp_path)
-    opened = open_classifier(ModelSpec(str(tmp_path)))
-    found = compare(opened, picture("example:pagoda"), [choose("atc", "average", keep_rate=0.5)])
-    assert one(found).counts == [8, 4, 2] and found.pixels.shape == (64, 64, 3)
-    assert {answer.name for answer in found.dense.top} == {"cat", "dog", "fish"}
-    with pytest.raises(ValueError, match="its own weights"):
-        open_classifier(ModelSpec(str(tmp_path), checkpoint=tmp_path / "model.safetensors"))
-
-
-def test_a_model_of_torchvision_is_known_by_its_name() -> None:
-    pytest.importorskip("torchvision")
-    with pytest.raises(ValueError, match="vit_b_16"):
-        open_classifier(ModelSpec("torchvision/vit_z"))
 
 
 def test_a_reduction_has_a_title(classifier: Classifier) -> None:

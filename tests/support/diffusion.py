@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -284,3 +286,32 @@ def save_dit_pipeline(folder: Path) -> Path:
     )
     diffusers.DiTPipeline(transformer, coder, diffusers.DDIMScheduler()).save_pretrained(folder)
     return folder
+
+
+def save_prompted_pipeline(folder: Path) -> Path:
+    """A Stable Diffusion pipeline of random weights that reads prompts letter by letter, as diffusers saves it."""
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+    letters = [letter + end for letter in string.ascii_lowercase + ".," for end in ("", "</w>")]
+    vocabulary = {word: index for index, word in enumerate([*letters, "<|startoftext|>", "<|endoftext|>"])}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=16)
+    torch.manual_seed(0)
+    config = CLIPTextConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=12,
+        intermediate_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+        bos_token_id=vocabulary["<|startoftext|>"],
+        eos_token_id=vocabulary["<|endoftext|>"],
+    )
+    model, _ = unet()
+    pipe = diffusers.StableDiffusionPipeline(
+        vae(), CLIPTextModel(config), tokenizer, model, diffusers.PNDMScheduler(skip_prk_steps=True), None, None,
+        requires_safety_checker=False,
+    )  # fmt: skip
+    pipe.save_pretrained(folder / "pipeline")
+    return folder / "pipeline"

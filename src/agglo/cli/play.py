@@ -22,8 +22,9 @@ _EXAMPLES = """\
 examples:
   agglo play
   agglo play --model deit_tiny_patch16_224 --checkpoint deit_tiny.safetensors
-  agglo play --model torchvision/vit_b_16 --checkpoint vit_b_16.pth
-  agglo play --model my-vit/                       a folder that transformers' save_pretrained wrote
+  agglo play --model torchvision:vit_b_16 --checkpoint vit_b_16.pth
+  agglo play --model hf:my-vit/                    a folder that transformers' save_pretrained wrote
+  agglo play --model open_clip:ViT-B-32 --checkpoint clip.pt --zero-shot --class-names animals.txt
   agglo play --pipeline stable-diffusion-1.5/ --steps 20 --device cuda
   agglo play --tuned tuned.json --port 8000
 """
@@ -31,7 +32,7 @@ examples:
 
 def add_to(commands: Any) -> None:
     parser = add_command(commands, "play", about=_ABOUT, details=_DETAILS, examples=_EXAMPLES)
-    add_model(parser, default=None)
+    add_model(parser, default=None, zero_shot="ImageNet's 1000")
     others = parser.add_argument_group("other models")
     others.add_argument("--pipeline", metavar="DIR", help="a pipeline of diffusers (default: the generator in agglo)")
     others.add_argument("--steps", type=positive, metavar="N", help="of denoising (default: 25, of a pipeline 50)")
@@ -56,8 +57,9 @@ def run(arguments: argparse.Namespace) -> None:
     from agglo.playground.serving import is_loopback, serving
 
     own = arguments.model is None
-    if own and (arguments.checkpoint or arguments.pretrained or arguments.image_size or arguments.num_classes):
-        raise ValueError("--checkpoint, --pretrained, --image-size and --num-classes need --model")
+    alone = ("checkpoint", "pretrained", "image_size", "num_classes", "zero_shot", "class_names", "templates")
+    if own and (given := next((name for name in alone if getattr(arguments, name)), None)):
+        raise ValueError(f"--{given.replace('_', '-')} says nothing without --model")
     wanted: dict[str, Any] = {} if arguments.detector is None else {"detector": arguments.detector}
     models = Models(
         Wanted(

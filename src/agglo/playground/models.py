@@ -54,6 +54,11 @@ class Models:
         return self.wanted.classifier.name
 
     @property
+    def classifier_title(self) -> str:
+        """For the page, which names no folder of the machine."""
+        return Path(self.classifier_name).name
+
+    @property
     def first_picture(self) -> str:
         """The example that a classifier is shown first."""
         return FIRST if self.wanted.classifier == EMBEDDED else PHOTO

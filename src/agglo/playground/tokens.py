@@ -12,6 +12,7 @@ from torch import Tensor
 from agglo.clustering import linkage
 from agglo.drawing.groups import Ints, Pixels, as_pixels, count_groups, stages_of
 from agglo.experiments.evaluation.turns import timed_pass
+from agglo.experiments.outputs import logits_in
 from agglo.hosts.swap import UnsupportedModelError
 from agglo.methods import Method, Outcome, View, create
 from agglo.methods.atc import ATC
@@ -173,7 +174,7 @@ def _gflops(model: Any, chosen: Chosen, stages: dict[int, Ints], counts: list[in
 def _top(classifier: Classifier, answer: Any) -> list[Answer]:
     if classifier.classes is None:
         return []
-    shares = classifier.logits(answer)[0].float().softmax(-1)
+    shares = logits_in(answer)[0].float().softmax(-1)
     best = torch.topk(shares, min(TOP, len(shares)))
     names = classifier.classes
     return [

@@ -23,7 +23,7 @@ from agglo.synthesis.evaluation.errors import prediction_errors, relative_errors
 from agglo.synthesis.evaluation.generators import EmbeddedGenerator, PipelineGenerator
 from agglo.synthesis.evaluation.grid import Workers, generate
 from agglo.synthesis.evaluation.sheets import contact_sheet, groups_sheet, panel_pixels
-from tests.support.diffusion import save_dit_pipeline
+from tests.support.diffusion import save_dit_pipeline, save_prompted_pipeline
 from tests.support.generation import random_weights
 
 pytest.importorskip("diffusers")
@@ -289,38 +289,7 @@ def test_a_pipeline_of_diffusers(pipeline: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Stable Diffusion pipeline of random weights that reads prompts letter by letter, as diffusers saves it."""
-    import string
-
-    from diffusers import PNDMScheduler, StableDiffusionPipeline
-    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
-
-    from tests.support.diffusion import unet, vae
-
-    folder = tmp_path_factory.mktemp("prompted")
-    letters = [letter + end for letter in string.ascii_lowercase + ".," for end in ("", "</w>")]
-    vocabulary = {word: index for index, word in enumerate([*letters, "<|startoftext|>", "<|endoftext|>"])}
-    (folder / "vocab.json").write_text(json.dumps(vocabulary))
-    (folder / "merges.txt").write_text("#version: 0.2\n")
-    tokenizer = CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=16)
-    torch.manual_seed(0)
-    config = CLIPTextConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=12,
-        intermediate_size=12,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=16,
-        bos_token_id=vocabulary["<|startoftext|>"],
-        eos_token_id=vocabulary["<|endoftext|>"],
-    )
-    model, _ = unet()
-    pipe = StableDiffusionPipeline(
-        vae(), CLIPTextModel(config), tokenizer, model, PNDMScheduler(skip_prk_steps=True), None, None,
-        requires_safety_checker=False,
-    )  # fmt: skip
-    pipe.save_pretrained(folder / "pipeline")
-    return folder / "pipeline"
+    return save_prompted_pipeline(tmp_path_factory.mktemp("prompted"))
 
 
 def test_prompts_by_the_command(prompted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

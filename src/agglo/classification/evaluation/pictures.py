@@ -40,7 +40,7 @@ def visualize(
     """A sheet with one row for every image; see `draw_variants`."""
     opened = [open_image(path) for path in images]
     checkpoint = None if spec.checkpoint is None else Checkpoint.read(spec.checkpoint)
-    model = build(_prompted(spec), checkpoint)
+    model = build(with_class_names(spec), checkpoint)
     inputs, pictures = prepared(model, opened)
     return draw_variants(
         model,
@@ -55,7 +55,7 @@ def visualize(
     )
 
 
-def _prompted(spec: ModelSpec) -> ModelSpec:
+def with_class_names(spec: ModelSpec) -> ModelSpec:
     """Without class names, prompts are of ImageNet's classes."""
     if spec.prompts is None or spec.prompts.class_names is not None:
         return spec
@@ -192,7 +192,7 @@ def animate(
     keep_rate: where it ends; None is at FEWEST tokens.
     """
     opened = open_image(image)
-    model: Any = build(_prompted(spec))
+    model: Any = build(with_class_names(spec))
     classes = class_names(model)
     inputs, pictures = prepared(model, [opened])
     pixels = as_pixels(pictures)

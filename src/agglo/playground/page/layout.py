@@ -23,7 +23,7 @@ def build(models: Models) -> Any:
     with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
         gr.Markdown(
             f"# {TITLE}\nA vision transformer needs few of its tokens. Move a slider and see which ones merge, what "
-            f"that saves and what it costs. `{models.classifier_name}`, agglo {__version__}."
+            f"that saves and what it costs. `{models.classifier_title}`, agglo {__version__}."
         )
         tokens, synthesis, detection = TokensTab(models), SynthesisTab(models), DetectionTab(models)
         with gr.Tabs():
