@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,25 @@ def test_a_quarter_of_the_passes_is_warm_up() -> None:
     passes: list[int] = []
     found = throughput.timed(lambda: passes.append(0), CPU, throughput.Timing(40, 60.0))
     assert len(passes) == 40 and found["passes"] == 30
+
+
+@pytest.mark.parametrize("passes", range(2, 12))
+def test_few_passes_are_all_counted_once(passes: int) -> None:
+    ran: list[int] = []
+    found = throughput.timed(lambda: ran.append(0), CPU, throughput.Timing(passes, 60.0))
+    assert len(ran) == passes and found["passes"] == passes - max(1, passes // 4)
+    assert found["range"][0] <= found["seconds"] <= found["range"][1]
+
+
+def test_a_first_pass_that_compiles_does_not_decide_how_many_follow() -> None:
+    ran: list[int] = []
+
+    def run() -> None:
+        ran.append(0)
+        time.sleep(0.5 if len(ran) == 1 else 0.001)
+
+    found = throughput.timed(run, CPU, throughput.Timing(1000, 0.1))
+    assert found["passes"] > 10 and found["seconds"] < 0.1
 
 
 def test_memory_that_is_full_is_a_result() -> None:

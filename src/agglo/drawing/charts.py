@@ -44,8 +44,8 @@ class Level:
 
 @dataclass(frozen=True)
 class CurvePanel:
-    """One set of axes. y_limits: of what is shown; None shows all. y_log: a logarithmic scale, for which all y must be
-    above zero."""
+    """One set of axes. y_limits: of what is shown; None shows all. x_log, y_log: logarithmic scales, for which all
+    values must be above zero; x to the base of two."""
 
     curves: Sequence[Curve]
     x_label: str
@@ -56,6 +56,7 @@ class CurvePanel:
     from_zero: bool = False
     y_limits: tuple[float, float] | None = None
     y_log: bool = False
+    x_log: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ def draw_curves(
         place.set_title(panel.title, **_TITLE)
         if not share_y or place is axes.flat[0]:
             place.set_ylabel(panel.y_label)
+        if panel.x_log:
+            place.set_xscale("log", base=2)
         if panel.x_ticks is not None:
             place.set_xticks(panel.x_ticks, [f"{tick:g}" for tick in panel.x_ticks])
         if panel.from_zero:
@@ -120,10 +123,20 @@ def draw_curves(
         if panel.y_limits is not None:
             place.set_ylim(*panel.y_limits)
         if panel.y_log:
-            place.set_yscale("log")
-            place.tick_params(axis="y", which="minor", color=FAINT)
+            _set_log_y(place)
     _add_legend(figure, panels, names)
     _finish(figure, path, title, note)
+
+
+def _set_log_y(place: Any) -> None:
+    """Numbers as people write them, at 1, 2 and 5 of every power of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    place.set_yscale("log")
+    place.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    place.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    place.yaxis.set_minor_formatter(NullFormatter())
+    place.tick_params(axis="y", which="minor", color=FAINT)
 
 
 def draw_bars(panels: Sequence[Sequence[BarPanel]], path: Path, *, title: str = "", note: str = "") -> None:
