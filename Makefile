@@ -45,8 +45,8 @@ playground-pictures: $(READY)  ## the pictures of the playground in docs/images 
 	$(BIN)/python -m tools.playground_pictures
 
 bench-clustering: $(READY)  ## the clustering against scikit-learn, SciPy and fastcluster, and beside busy processes
-	$(BIN)/agglo bench clustering --repeats 15 --output results/bench/clustering.json
-	$(BIN)/agglo bench clustering --contended --output results/bench/clustering-contended.json
+	$(BIN)/agglo bench clustering --repeats 15 --json results/bench/clustering.json
+	$(BIN)/agglo bench clustering --contended --json results/bench/clustering-contended.json
 
 pages: $(READY)  ## write the tables of results/ into README.md and docs/
 	$(BIN)/python -m tools.pages

@@ -19,10 +19,10 @@ from agglo.bench.model_report import table as speed_table
 from agglo.bench.playground import table as latency_table
 from agglo.bench.vlm import body, headline, notes
 from agglo.reproduce.item import Settings
-from agglo.reproduce.listing import done_table
+from agglo.reproduce.listing import benchmark_table, done_table
 from agglo.reproduce.listing import table as items_table
 from agglo.reproduce.pages import tables_of, write_between_marks
-from agglo.reproduce.registry import item_named, items
+from agglo.reproduce.registry import BENCHMARKS, item_named, items
 from tools import choosing, readme_figures, ready_made
 
 ROOT = Path(__file__).parents[1]
@@ -125,6 +125,7 @@ def more_items() -> str:
 # Page, name of its marks, what stands between them.
 PAGES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/reproduce.md", "items", lambda: items_table(items().values())),
+    ("docs/reproduce.md", "benchmarks", lambda: benchmark_table(BENCHMARKS)),
     ("docs/reproduce.md", "done", lambda: done_table(items().values(), RESULTS)),
     ("docs/off-the-shelf.md", "accuracy", _of("off-the-shelf", FULL)),
     ("docs/off-the-shelf.md", "better", _of("better-atc", FULL)),

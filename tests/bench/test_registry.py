@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import agglo
-from agglo.bench.registry import BENCHMARKS
 from agglo.cli import main
+from agglo.reproduce.registry import BENCHMARKS
 
 FOLDER = Path(agglo.__file__).parent / "bench"
 

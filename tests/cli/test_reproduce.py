@@ -13,6 +13,7 @@ def test_list(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["reproduce", "--output", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "fine-tuned" in out and "-imagenet" in out and "0/780" in out and "GPU hours" in out
+    assert "agglo bench clustering" in out and "not yet" in out
     (tmp_path / "imagenet").mkdir()
     assert main(["reproduce", "--data", str(tmp_path), "--output", str(tmp_path)]) == 0
     assert " imagenet " in capsys.readouterr().out
@@ -27,7 +28,8 @@ def test_an_item_that_follows_from_printed_numbers(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nothing"], "'nothing' is not one of the paper's; accepted: fine-tuned"),
+        (["nothing"], "'nothing' is not known; accepted: fine-tuned"),
+        (["clustering"], "item='clustering' is a benchmark: agglo bench clustering"),
         (["off-the-shelf"], "nothing to run here: it needs data imagenet"),
         (["off-the-shelf", "--data", "nowhere"], "'nowhere' does not exist"),
         (["off-the-shelf", "--data", "birds=."], "'birds' is not needed; accepted: imagenet, nabirds"),

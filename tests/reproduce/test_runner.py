@@ -116,6 +116,22 @@ def test_records_of_something_else_are_refused(settings: Settings) -> None:
         run(Toy(), settings)
 
 
+def test_other_weights_or_images_of_the_same_name_are_refused(tmp_path: Path) -> None:
+    """One table is not to mix them; other models, and results of before this was noted, are no matter."""
+    record = ItemRecord(tmp_path / "record.json", "toy", miniature=True)
+    about = {"model": "vit", "data": "toys", "method": "atc", "keep_rate": 0.5}
+    record.add(Cell(about), {"top1": 50.0, "weights": "aaaa", "data_fingerprint": "1111"})
+    record.add(Cell({**about, "keep_rate": 0.25}), {"top1": 50.0})
+    record.add(Cell({**about, "model": "deit"}), {"weights": "bbbb", "data_fingerprint": "1111"})
+    continued = ItemRecord(tmp_path / "record.json", "toy", miniature=True)
+    continued.add(Cell({**about, "method": "tome"}), {"weights": "aaaa", "data_fingerprint": "1111"})
+    with pytest.raises(ValueError, match=r"other weights of the same name \(aaaa, and bbbb now"):
+        continued.add(Cell({**about, "method": "evit"}), {"weights": "bbbb", "data_fingerprint": "1111"})
+    with pytest.raises(ValueError, match="other images of the same name"):
+        continued.add(Cell({**about, "method": "evit"}), {"weights": "aaaa", "data_fingerprint": "2222"})
+    assert len(read_results(tmp_path)) == 4
+
+
 def test_places(tmp_path: Path) -> None:
     (tmp_path / "toys").mkdir()
     (tmp_path / "bear.pth").touch()

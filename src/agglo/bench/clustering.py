@@ -243,7 +243,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", type=Path, help="DeiT-Tiny weights: also time the keys of real images ...")
     parser.add_argument("--images", type=Path, help="... of this folder")
     parser.add_argument("--contended", action="store_true", help="time threads beside busy processes instead of peers")
-    parser.add_argument("--output", type=Path, help="where to write the results as JSON")
+    parser.add_argument("--json", type=Path, metavar="F", help="every timing, and the machine")
 
 
 def run(arguments: argparse.Namespace) -> int:

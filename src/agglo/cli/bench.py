@@ -1,4 +1,4 @@
-"""agglo bench model, agglo bench clustering, ...: every benchmark of `bench/registry.py`"""
+"""agglo bench model, agglo bench clustering, ...: every benchmark of `reproduce/registry.py`"""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from agglo.bench.registry import BENCHMARKS, Benchmark
 from agglo.cli.arguments import (
     add_budget,
     add_command,
@@ -18,6 +17,7 @@ from agglo.cli.arguments import (
     model_spec,
     positive,
 )
+from agglo.reproduce.registry import BENCHMARKS, Benchmark
 
 _DETAILS = """\
 Images per second of one model: dense, reduced by each method, and reduced for free, that is to the same token counts

@@ -15,9 +15,9 @@ _ABOUT = "the tables and figures of the ATC paper, measured beside printed"
 
 _DETAILS = """\
 Without ITEM: all tables and figures of the paper, with what each needs, whether that is here, how many GPU hours it is
-and how much of it is done. With ITEM: measure it. Every cell is kept when it is done, so that the same command goes on
-where an earlier one was stopped; cells whose data or weights are not here are left out. DIR/ITEM then holds
-record.json, tables.md, tables.tex and the figure.
+and how much of it is done; then the benchmarks, which `agglo bench` runs. With ITEM: measure it. Every cell is kept
+when it is done, so that the same command goes on where an earlier one was stopped; cells whose data or weights are not
+here are left out. DIR/ITEM then holds record.json, tables.md, tables.tex and the figure.
 
 --miniature runs the same item on the models and images that come with agglo, in minutes to hours on two cores.
 On several GPUs or machines: accelerate launch -m agglo reproduce ..., or torchrun -m agglo reproduce ...
@@ -77,9 +77,9 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from agglo.reproduce.item import Settings
-    from agglo.reproduce.listing import listing
+    from agglo.reproduce.listing import benchmarks, listing
     from agglo.reproduce.places import data_places, weight_places
-    from agglo.reproduce.registry import item_named, items
+    from agglo.reproduce.registry import BENCHMARKS, item_named, items
     from agglo.reproduce.runner import is_runnable
 
     mini = arguments.miniature
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> None:
         device="cpu" if arguments.item is None or mini or arguments.redraw else device(arguments),
     )
     if arguments.item is None:
-        print(listing(chosen, settings))
+        print(f"{listing(chosen, settings)}\n\n{benchmarks(BENCHMARKS, arguments.output)}")
         return
     for item in chosen:
         if len(chosen) == 1 or is_runnable(item, settings):

@@ -22,6 +22,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.last, self.best = path / "last", path / "best"
+        self._start = path / "start.json"
 
     def require_same(
         self, settings: Mapping[str, Any], processes: int, *, defaults: Mapping[str, Any], may_differ: Collection[str]
@@ -64,16 +65,20 @@ class RunFolder:
 
         fingerprints: of "weights" and "training images", say.
         """
-        path = self.path / "start.json"
-        if not path.exists():
-            write_json(path, dict(fingerprints))
-        before = json.loads(path.read_text(encoding="utf-8"))
+        if not self._start.exists():
+            write_json(self._start, dict(fingerprints))
+        before = self.started_from()
         for what, now in fingerprints.items():
             if (then := before.get(what, now)) != now:
                 raise ValueError(
                     f"output={str(self.path)!r} holds a run that started from other {what} "
                     f"({then} then, {now} now); give another folder, or remove it"
                 )
+
+    def started_from(self) -> dict[str, str]:
+        """The fingerprints that `require_same_start` noted; none for a run of before it did."""
+        found: dict[str, str] = json.loads(self._start.read_text(encoding="utf-8")) if self._start.exists() else {}
+        return found
 
     def load(self) -> dict[str, Any] | None:
         """Where the run stands, if it started before."""

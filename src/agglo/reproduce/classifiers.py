@@ -11,6 +11,7 @@ from agglo.embedded import classifier as embedded
 from agglo.experiments.fashion_mnist import find_idx, read_idx, write_idx
 from agglo.experiments.files import replacing
 from agglo.experiments.models import ModelSpec, build
+from agglo.experiments.run_folder import RunFolder
 from agglo.experiments.variants import Variant
 from agglo.methods import create
 from agglo.patching import reduction, remove
@@ -166,7 +167,7 @@ def embedded_spec(image_size: int | None = None) -> ModelSpec:
 def fine_tune(
     recipe: str, choices: Mapping[str, Any], entry: Entry | None, data: Path, folder: Path, **budget: Any
 ) -> dict[str, Any]:
-    """Train one cell, or what is left of it: the best epoch's metrics, counts and gflops.
+    """Train one cell, or what is left of it: the best epoch's metrics, counts and gflops, and what it started from.
 
     budget: keep_rate or schedule; none for the dense model, whose entry is None. A run that is done returns at once.
     """
@@ -183,7 +184,9 @@ def fine_tune(
     settings, _ = recipes.load(recipe).resolve(chosen)
     reached = reach(settings.model, entry, **budget)
     best = finetune(settings, data, folder)
-    return {**{name: best[name] for name in ("top1", "top5", "mAP", "epoch") if name in best}, **reached}
+    start = RunFolder(folder).started_from()
+    sources = {"weights": start.get("weights"), "data_fingerprint": start.get("training images")}
+    return {**{name: best[name] for name in ("top1", "top5", "mAP", "epoch") if name in best}, **reached, **sources}
 
 
 def reach(model_name: str, entry: Entry | None, **budget: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from agglo.experiments.tables import Column, Table
 from agglo.reproduce.estimates import ASSUMPTION, in_words
 from agglo.reproduce.item import Item, Need, Settings
 from agglo.reproduce.record import FILE, ItemRecord
+from agglo.reproduce.registry import Benchmark
 
 _FEW = 3  # weights that are listed by name
 
@@ -24,6 +26,26 @@ def listing(items: Iterable[Item], settings: Settings) -> str:
         cells = item.cells(settings)
         rows.append([item.name, item.shows, in_words(cells), _done(item, settings), _needs(item, settings)])
     return f"{Table(columns, rows).text()}\n\n{ASSUMPTION}."
+
+
+def benchmarks(listed: Iterable[Benchmark], output: Path) -> str:
+    """For a terminal: the commands, and when a results folder got what each measured last."""
+    columns = [Column("benchmark", left=True), Column("measured", left=True), Column("what is timed", left=True)]
+    rows = [[f"agglo bench {each.name}", _measured(output, each), each.about] for each in listed]
+    return Table(columns, rows).text()
+
+
+def benchmark_table(listed: Iterable[Benchmark]) -> str:
+    """Markdown."""
+    columns = [Column("benchmark", left=True), Column("what is timed", left=True)]
+    return Table(columns, [[f"`agglo bench {each.name}`", each.about] for each in listed]).markdown()
+
+
+def _measured(output: Path, benchmark: Benchmark) -> str:
+    path = output / "bench" / f"{benchmark.name}.json"
+    if not path.exists():
+        return "not yet"
+    return str(json.loads(path.read_text(encoding="utf-8"))["machine"]["date"][:10])
 
 
 def table(items: Iterable[Item]) -> str:
@@ -76,6 +98,8 @@ def _with_sign(need: Need, settings: Settings) -> str:
 
 
 def _done(item: Item, settings: Settings) -> str:
+    if not item.is_offered(settings.miniature):
+        return ""
     cells = item.cells(settings)
     record = ItemRecord(settings.folder(item.name) / FILE, item.name, miniature=settings.miniature)
     return f"{len(cells) - len(record.missing(cells))}/{len(cells)}" if cells else "-"

@@ -16,6 +16,9 @@ from agglo.experiments.machine import machine
 from agglo.reproduce.item import Cell, Result, key_of
 
 FILE = "record.json"
+# What decides which model and which images a cell is about, and the fingerprints of these in its result.
+_SUBJECT = ("training", "part", "model", "data", "seed")
+_SOURCES = {"weights": "weights", "data_fingerprint": "images"}
 
 
 class ItemRecord:
@@ -42,7 +45,9 @@ class ItemRecord:
         return [found for cell in cells if (found := self.find(cell)) is not None]
 
     def add(self, cell: Cell, found: Mapping[str, Any]) -> None:
-        """Keep a result, with where and when it was found."""
+        """Keep a result, with where and when it was found. ValueError if others of the record are of other weights or
+        images that go by the same name: one table is not to mix them."""
+        self._require_same_sources(cell, found)
         here = machine(self._device)
         self._head["machine"] = here
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -51,6 +56,19 @@ class ItemRecord:
         if self._writes:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._path, {**self._head, "results": list(self._results.values())})
+
+    def _require_same_sources(self, cell: Cell, found: Mapping[str, Any]) -> None:
+        subject = [cell.about.get(name) for name in _SUBJECT]
+        for before in self._results.values():
+            if [before["cell"].get(name) for name in _SUBJECT] != subject:
+                continue
+            for name, what in _SOURCES.items():
+                then, now = before.get(name), found.get(name)
+                if None not in (then, now) and then != now:
+                    raise ValueError(
+                        f"{str(self._path)!r} holds results of other {what} of the same name ({then}, and {now} now); "
+                        "choose another --output, or remove it"
+                    )
 
     def _continued(self) -> tuple[dict[str, Any], dict[str, Result]]:
         try:

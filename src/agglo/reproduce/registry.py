@@ -1,10 +1,22 @@
-"""All items, in the order of the paper. A new one is listed in its module's ITEMS, and the module here."""
+"""All that can be measured: items, in the order of the paper, and benchmarks.
+
+An item has cells, a record and tables that lie in results/: `agglo reproduce ITEM`. A new one is listed in its module's
+ITEMS, and the module here. A benchmark times what a person chooses, here and now: `agglo bench NAME`. It is a module of
+the room `bench` with
+
+    add_arguments(parser)   what a person may choose
+    run(arguments)          measure, print a table, write JSON where asked
+
+`model` shares its arguments with other commands, so `cli/bench.py` reads them.
+"""
 
 from __future__ import annotations
 
 import difflib
 from functools import cache
 from importlib import import_module
+from types import ModuleType
+from typing import NamedTuple
 
 from agglo.reproduce.item import Item
 
@@ -28,6 +40,32 @@ MODULES: tuple[str, ...] = (
 )
 
 
+class Benchmark(NamedTuple):
+    """about: one line for lists."""
+
+    name: str
+    about: str
+    module: str
+
+    def load(self) -> ModuleType:
+        return import_module(f"agglo.bench.{self.module}")
+
+
+BENCHMARKS = (
+    Benchmark("model", "images per second: dense, ToMe, ATC, and the ceiling where reduction is free", "model"),
+    Benchmark("diffusion", "a step of Stable Diffusion 1.5: dense, tomesd, and agglo's options", "diffusion"),
+    Benchmark("vlm", "a vision-language model's time to its first token, with all and fewer image tokens", "vlm"),
+    Benchmark("clustering", "the clustering alone against scikit-learn, SciPy and fastcluster", "clustering"),
+    Benchmark("methods", "one reduction stage of every method without parameters, against ToMe", "methods"),
+    Benchmark("adapter", "a detector's backbone part by part: dense, and reduced at several keep rates", "adapter"),
+    Benchmark(
+        "playground", "how long a move of the slider of agglo play takes, from the request to the groups", "playground"
+    ),
+    Benchmark("centroids", "average linkage without a distance matrix: why it is not used", "centroids"),
+    Benchmark("gpu-roofline", "how long the GPU kernel should take, by counted rounds; runs on a CPU", "gpu_roofline"),
+)
+
+
 @cache
 def items() -> dict[str, Item]:
     """By name."""
@@ -37,8 +75,10 @@ def items() -> dict[str, Item]:
 
 def item_named(name: str) -> Item:
     known = items()
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=3)
-        hint = f"close to it: {', '.join(close)}" if close else f"accepted: {', '.join(known)}"
-        raise ValueError(f"item={name!r} is not one of the paper's; {hint}")
-    return known[name]
+    if name in known:
+        return known[name]
+    if any(name == benchmark.name for benchmark in BENCHMARKS):
+        raise ValueError(f"item={name!r} is a benchmark: agglo bench {name}")
+    close = difflib.get_close_matches(name, known, n=3)
+    hint = f"close to it: {', '.join(close)}" if close else f"accepted: {', '.join(known)}"
+    raise ValueError(f"item={name!r} is not known; {hint}")

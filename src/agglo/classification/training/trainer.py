@@ -21,7 +21,7 @@ from agglo.classification.training.preparation import (
     validation_loader,
 )
 from agglo.classification.training.settings import MAY_DIFFER, TrainingSettings
-from agglo.experiments.checkpoints import fingerprint
+from agglo.experiments.checkpoints import fingerprint, split_method
 from agglo.experiments.training.batches import Share
 from agglo.experiments.training.loop import TrainingTask, train
 
@@ -61,7 +61,7 @@ class Classification(TrainingTask):
         checkpoint = starting_weights(settings)
         self.model, teacher = build_models(settings, self.splits.classes, checkpoint, given)
         self.companions = () if teacher is None else (teacher,)
-        self.start = {} if settings.from_scratch else {"weights": fingerprint(self.model.state_dict())}
+        self.start = {} if settings.from_scratch else _fingerprints(self.model)
         fresh = [] if checkpoint is None else checkpoint.fresh_names(self.model)
         if fresh and accelerator.is_main_process:
             print(f"not in {settings.checkpoint}, so started afresh: {', '.join(fresh)}", file=sys.stderr)
@@ -103,3 +103,9 @@ class Classification(TrainingTask):
 
     def skipped(self) -> Sequence[str]:
         return self.splits.skipped
+
+
+def _fingerprints(model: nn.Module) -> dict[str, str]:
+    """Of the weights a run starts from; those of a method apart, since other methods start from the same model."""
+    own, learned = split_method(model.state_dict())
+    return {"weights": fingerprint(own), **({"weights of the method": fingerprint(learned)} if learned else {})}

@@ -50,7 +50,7 @@ FULL = Scale(
 )  # fmt: skip
 # A sixth and two thirds of the epochs, and a sixth, as 5 and 20 and 5 of 30.
 MINIATURE = Scale(
-    embedded.NAME, Size(64, 12), FASHION, (500, 1000), str(RECIPE), ATC[1:2], (0.25,), epochs=6, warmup=(1, 4),
+    embedded.NAME, Size(64, 12), FASHION, (1000, 2000), str(RECIPE), ATC[1:2], (0.25,), epochs=6, warmup=(1, 4),
     frozen=(0, 1), choices={"epochs": 6, "evaluate_every": 6}, evaluations=1,
 )  # fmt: skip
 
@@ -60,9 +60,8 @@ class HyperParameters(Item):
     shows = "tables imagenetHyper, hyperAssign"
     about = "Warm-up, backbone rate and frozen epochs, searched for each linkage and keep rate on ImageNet with DeiT-S"
     miniature_about = (
-        "Average linkage at 25 %, the embedded classifier trained for six epochs on 1000 images and ranked on "
-        "2000: "
-        "epochs are a fifth of the paper's."
+        f"Average linkage at 25 %, the embedded classifier trained for six epochs on {MINIATURE.images[0]} images and "
+        f"ranked on {MINIATURE.images[1]}: epochs are a fifth of the paper's."
     )
 
     def needs(self, miniature: bool) -> Sequence[Need]:
