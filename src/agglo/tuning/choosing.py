@@ -23,7 +23,8 @@ def choose(search: Search, best: dict[str, list[Candidate]], front: list[Measure
         return _by_drop(search, best, front)
     chosen: dict[str, Measured] = {}
     for method, candidates in best.items():
-        found = _at_speed(search, candidates) if kind == "speedup" else _at_gflops(search, candidates)
+        own = [each for each in front if each.point.method == method]
+        found = _at_speed(search, candidates, own) if kind == "speedup" else _at_gflops(search, candidates)
         if found is not None:
             chosen[method] = found
     return chosen
@@ -42,7 +43,7 @@ def winner(search: Search, chosen: dict[str, Measured]) -> Measured:
         if not fast:
             return max(found, key=lambda each: each.speed.median)
         found = fast
-    return min(found, key=lambda each: each.quality.distance)
+    return min(found, key=_distance)
 
 
 def _at_gflops(search: Search, candidates: Sequence[Candidate]) -> Measured | None:
@@ -50,8 +51,10 @@ def _at_gflops(search: Search, candidates: Sequence[Candidate]) -> Measured | No
     return search.measured(points, _TURNS, "chosen")[0] if points else None
 
 
-def _at_speed(search: Search, candidates: Sequence[Candidate]) -> Measured | None:
-    """Each finalist's amount is moved until it is measured to be as fast as was asked for, and little faster."""
+def _at_speed(search: Search, candidates: Sequence[Candidate], front: Sequence[Measured]) -> Measured | None:
+    """Each finalist's amount is moved until it is measured to be as fast as was asked for, and little faster. Points of
+    the front that are fast enough and nearer to dense than all finalists are timed once more, beside the best of these.
+    """
     wanted = search.target.value
     levels = dict.fromkeys(candidates[:_FINALISTS], search.target.level)
     fast: list[Measured] = []
@@ -66,9 +69,21 @@ def _at_speed(search: Search, candidates: Sequence[Candidate]) -> Measured | Non
         # What is predicted is off by some factor: ask for that much less, or more, in the next round.
         off = [each for each in measured if not wanted <= each.speed.median <= wanted * _CLOSE]
         levels = {each.point.candidate: _asked(search, each, wanted) for each in off}
-    if fast:
-        return min(fast, key=lambda each: each.quality.distance)
-    return max(slow, key=lambda each: each.speed.median) if slow else None
+    found = min(fast, key=_distance) if fast else max(slow, key=lambda each: each.speed.median, default=None)
+    nearer = [
+        each.point
+        for each in front
+        if each.speed.median >= wanted and (not fast or found is None or _distance(each) < _distance(found))
+    ]
+    if not nearer:
+        return found
+    points = {str(point.arguments): point for point in ([] if found is None else [found.point]) + nearer}
+    again = search.measured(list(points.values()), _TURNS, "finalists and front")
+    return min((each for each in again if each.speed.median >= wanted), key=_distance, default=found)
+
+
+def _distance(each: Measured) -> float:
+    return each.quality.distance
 
 
 def _asked(search: Search, each: Measured, wanted: float) -> float:
