@@ -17,7 +17,7 @@ from agglo.classification.evaluation.metrics import metric_for
 from agglo.classification.evaluation.one_pass import evaluate
 from agglo.cli import main
 from agglo.clustering import cluster
-from agglo.demo import photo, show
+from agglo.demo import photo
 from agglo.demo.show import EMBEDDED
 from agglo.embedded import classifier as embedded
 from agglo.embedded.classifier import IMAGES, WEIGHTS
@@ -65,15 +65,10 @@ def test_demo_prints_a_table_and_writes_pictures(tmp_path: Path, capsys: pytest.
         assert (tmp_path / "new" / "folder" / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_demo_takes_the_whole_test_set_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(embedded, "FULL", tmp_path / "nowhere")
-    assert show.own_images() == IMAGES
-    monkeypatch.setattr(embedded, "FULL", write_fashion(tmp_path / "full", n_validation=13))
-    assert main(["demo", "--output", str(tmp_path / "shown")]) == 0
-    captured = capsys.readouterr()
-    assert "13 images of 10 classes" in captured.out and str(tmp_path / "full") in captured.err
+def test_demo_takes_the_data_that_it_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_fashion(tmp_path / "full", n_validation=13)
+    assert main(["demo", "--data", str(data), "--output", str(tmp_path / "shown")]) == 0
+    assert "13 images of 10 classes" in capsys.readouterr().out
 
 
 def test_demo_of_another_model_needs_its_data(capsys: pytest.CaptureFixture[str]) -> None:

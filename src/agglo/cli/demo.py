@@ -15,7 +15,7 @@ _DETAILS = """\
 Evaluates a classifier as it is, with ToMe and with ATC (single, average, complete linkage) at keep rates 0.9, 0.7, 0.5
 and 0.25, none of it trained for fewer tokens. Without arguments that is the model that comes with agglo, a vision
 transformer of 12 blocks and 196 patches for Fashion-MNIST, on the first 1000 images of its test set, which takes a
-minute or two on two cores; or on all 10 000 where Debian's dataset-fashion-mnist is installed, which takes longer.
+minute or two on two cores; --data takes all 10 000, from a folder of Fashion-MNIST (Debian: dataset-fashion-mnist).
 Prints a table, writes a plot of accuracy and speed, a picture of the groups, and a colour photo in groups. The model
 that comes with agglo sees no colours: it leaves the photo to the clustering alone. Where diffusers is installed, the
 diffusion model that comes with agglo draws clothes from the same noise dense, with ToMe and with ATC. With --model and
@@ -25,7 +25,7 @@ diffusion model that comes with agglo draws clothes from the same noise dense, w
 _EXAMPLES = """\
 examples:
   agglo demo
-  agglo demo --data fashion-mnist --output full
+  agglo demo --data /usr/share/datasets/fashion-mnist --output full
   agglo demo --model deit_tiny_patch16_224 --checkpoint deit_tiny.safetensors --photo cat.jpg
   agglo demo --model deit_tiny_patch16_224 --checkpoint deit_tiny.safetensors --data imagenet --images 1000
 """
@@ -61,9 +61,9 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from agglo.demo.generated import can_generate, show_generated
-    from agglo.demo.show import EMBEDDED, own_images, show, show_photo
+    from agglo.demo.show import EMBEDDED, show, show_photo
     from agglo.demo.summary import summary
-    from agglo.embedded.classifier import PHOTO
+    from agglo.embedded.classifier import IMAGES, PHOTO
 
     is_own = arguments.model is None
     if is_own and (arguments.checkpoint or arguments.pretrained or arguments.image_size or arguments.num_classes):
@@ -75,9 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
         print("agglo: weights are random, and so are the answers; give --checkpoint or --pretrained", file=sys.stderr)
     show_photo(spec, arguments.photo or PHOTO, arguments.output)
     if is_own or arguments.data is not None:
-        data = arguments.data or own_images()
-        if arguments.data is None:
-            print(f"agglo: images of {data}; --images N takes fewer, --data DIR others", file=sys.stderr)
+        data = arguments.data or IMAGES
         print(f"\n{summary(show(spec, data, arguments.output, images=arguments.images))}\n")
         written = list(_FILES)
         if is_own and can_generate():

@@ -28,11 +28,6 @@ _DRAWN_SIDE = 280  # pixels, at least
 _TIMED_BATCH, _TURNS = 64, 5
 
 
-def own_images() -> Path:
-    """The whole test set of the embedded model if this machine has it, otherwise the images that come with agglo."""
-    return embedded.FULL if any(embedded.FULL.glob("t10k-images-idx3-ubyte*")) else embedded.IMAGES
-
-
 def show(spec: ModelSpec, data: Path, output: Path, *, images: int | None = None) -> dict[str, Any]:
     """Evaluate a model dense, with ToMe and with ATC; the report, with accuracy.png, groups.png and results.json in the
     output folder, in place of an earlier demo's."""
