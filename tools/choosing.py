@@ -88,7 +88,9 @@ def tasks() -> str:
             best = (min if lower_is_better else max)(here, key=lambda name, here=here: here[name])
             beside = [f"{here[name]:.1f}" if name in here else CANNOT for name in (*ATC, "tome")]
             told = None if dense is None else f"{dense:.1f}"
-            rows.append([title, told, f"{rate:g}", best, f"{here[best]:.1f}", *beside])
+            level = sum(f"{score:.1f}" == f"{here[best]:.1f}" for score in here.values()) - 1
+            named = f"{best}, {level} level with it" if level else best
+            rows.append([title, told, f"{rate:g}", named, f"{here[best]:.1f}", *beside])
             title, dense = "", None
     names = ("task", "dense", "keep rate", "best", "", "ATC average", "complete", "single", "ToMe")
     return Table([Column(name, left=name in ("task", "best")) for name in names], rows).markdown()

@@ -111,6 +111,17 @@ def test_what_is_pointed_out_has_a_ring_and_small_values_a_logarithmic_scale(
     assert [text.get_text() for text in legend.get_texts()] == ["atc", "chosen"]
 
 
+def test_many_panels_stand_in_rows_and_axes_name_powers_of_two(tmp_path: Path, figures: list[Any]) -> None:
+    curve = Curve("atc", [1, 4, 1024], [50, 700, 6000])
+    panels = [CurvePanel([curve], "batch size", "y", None, "", [1, 4, 1024], y_log=True, x_log=True)] * 5
+    charts.draw_curves(panels, tmp_path / "a.png", columns=3)
+    axes = figures[0].axes
+    assert [place.get_visible() for place in axes] == [True] * 5 + [False]
+    assert len({round(place.get_position().y0, 3) for place in axes}) == 2
+    assert [label.get_text() for label in axes[0].get_xticklabels()] == ["1", "4", "1024"]
+    assert {"100", "1,000", "5,000"} <= {label.get_text() for label in axes[0].get_yticklabels()}
+
+
 def test_bars_show_their_range(tmp_path: Path, figures: list[Any]) -> None:
     groups = [[Bar("dense", 10, 8, 13, "10")], [Bar("atc average", 20, label="atc, 0.5"), Bar("tome", 19)]]
     charts.draw_bars([[BarPanel(groups, "x")]], tmp_path / "a.svg")

@@ -21,4 +21,4 @@ class Few(Mae):
 
 if __name__ == "__main__":
     data, output = map(Path, sys.argv[1:])
-    run(Few(), Settings(miniature=True, data={FASHION: data}, output=output, runs=output / "runs"))
+    run(Few(), Settings(miniature=True, seeds=1, data={FASHION: data}, output=output, runs=output / "runs"))

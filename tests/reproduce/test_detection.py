@@ -188,8 +188,24 @@ def test_the_gate_wants_a_third_of_both(box: float, mask: float, passed: bool) -
     ],
 )
 def test_what_intervals_say(box: tuple[float, float], mask: tuple[float, float], said: str) -> None:
-    found = {kind: {"low": low, "high": high} for kind, (low, high) in {"box": box, "mask": mask}.items()}
-    assert verdict(found) == said
+    def found(*seeds: float) -> dict[str, Any]:
+        """Seeds that are at these shares of the mean."""
+        both = {"box": box, "mask": mask}
+        return {
+            kind: {
+                "low": low,
+                "high": high,
+                "value": (low + high) / 2,
+                "by_seed": [s * (low + high) / 2 for s in seeds],
+            }
+            for kind, (low, high) in both.items()
+        }
+
+    assert verdict(found(0.9, 1.1)) == said
+    decided = said not in ("undecided", "boxes and masks disagree")
+    assert verdict(found(1.0)) == (f"{said} (one seed)" if decided else said)
+    for differing in ((-0.1, 2.1), (0.1, 1.9)):  # on both sides of 0, and further apart than from it
+        assert verdict(found(*differing)) == ("undecided" if said == "undecided" else "undecided: seeds differ by more")
 
 
 def result(model: str, training: str, method: str, rate: float | None, seed: int, box: float, **more: Any) -> Result:
@@ -238,8 +254,10 @@ def test_tables_of_a_full_run(settings: Settings) -> None:
         result("tiny", TUNED, "svit", 0.7, 0, 45.0, box_error=0.3, mask_error=0.4),
     ]
     page = (write_output(Detection(), found, replace(settings, miniature=False)) / "tables.md").read_text()
-    assert "Dense: 45.50 (printed: 45.8)." in page and "| atc average | 43.00 | 43.70 | -0.70 |" in page
-    assert "| svit | 43.00 | 39.40 | +3.60 |" in page and "SViT's own repository has 40.7" in page
+    assert "Dense: 45.50 (printed: 45.8)." in page
+    assert "| atc average | 43.00 | 43.70 | -0.70 +- 0.30 (ours alone) |" in page
+    assert "1 of 1 cells differ from what is printed by more than two standard errors" in page
+    assert "| svit | 43.00 | 39.40 | +3.60 +- 0.40 (ours alone) |" in page and "SViT's own repository has 40.7" in page
     places = {("a", 0.5): [{"box_AP": 3.0}], ("b", 0.5): [{"box_AP": 3.0}], ("c", 0.5): [{"cannot": "x"}]}
     assert ranks(places, "box", 0.5) == {"a": 1.5, "b": 1.5}
 
@@ -302,7 +320,8 @@ def test_a_full_run_from_end_to_end(settings: Settings, tmp_path: Path) -> None:
     }  # fmt: skip
     assert all(r["images"] == 3 and "box_error" in r for r in results.values())
     of_dense = results[SHELF, DENSE, None]["weights"]
-    assert results[TUNED, "atc average", 0.5]["weights"] == of_dense != results[TUNED, "evit", 0.5]["weights"]
+    assert results[TUNED, "atc average", 0.5]["weights"] == of_dense
+    assert of_dense != results[TUNED, "evit", 0.5]["weights_with_token"], "which asks a class token"
     assert (
         opened(full.run_folder("detection", "tiny", "seed0", "dense") / "last" / "model.safetensors").spec.n_classes
         == 2

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_lists() -> None:
         lines = listing(items().values(), Settings(miniature=miniature)).splitlines()
         told = {line.split()[0] for line in lines if line}
         assert all((name in told) == item.is_offered(miniature) for name, item in items().items())
-    with pytest.raises(ValueError, match="'fine-tune' is not one of the paper's; close to it: fine-tuned"):
+    with pytest.raises(ValueError, match="'fine-tune' is not known; close to it: fine-tuned"):
         item_named("fine-tune")
 
 
@@ -131,14 +132,26 @@ def test_what_follows_is_drawn_from_the_record(settings: Settings) -> None:
             assert "| atc average | +3.50 (0.00) | +2.51 | +2.51 |" in page
 
 
+def test_the_papers_figures_follow_from_its_table(tmp_path: Path) -> None:
+    """Without any data: curves of all models and data sets, and ranks among the paper's own methods."""
+    full = Settings(output=tmp_path)
+    folder = write_output(item_named("accuracy-curves"), [], full)
+    assert [path.name for path in folder.glob("*.png")] == ["as-printed.png"]
+    page = (write_output(item_named("ranking-per-rate"), [], full) / "tables.md").read_text()
+    assert all(page.count(f"| {entry.name} |") in (3, 4) for entry in PAPER) and "evovit" not in page
+
+
 def test_mae(settings: Settings) -> None:
     item = item_named("mae")
     found = []
     for method, left in (("atc single", 9), ("atc single as released", 20)):
         found += run(item, settings, training="off the shelf", schedule="linear", method=method)
         assert found[-1]["counts"][-1] == left
-    found += run(item, settings, training="fine-tuned", schedule="constant", method="tome")
-    assert found[-1]["counts"][-1] == 10
+    found += run(item, settings, training="fine-tuned", schedule="constant", method="tome", seed=1)
+    assert found[-1]["counts"][-1] == 10 and found[-1]["batch_size"] == 32
+    small = replace(settings, batch_size=16, runs=settings.runs / "small")
+    [other] = run(item, small, training="fine-tuned", schedule="constant", method="tome", seed=1)
+    assert other["batch_size"] == 16 and other["weights"] == found[-1]["weights"]
     page = (write_output(item, found, settings) / "tables.md").read_text()
     assert "agglo_fashion_vit, fine-tuned" in page and "atc single as released" in page
     tuned = [cell for cell in item.cells(settings) if cell.about["training"] == "fine-tuned"]
@@ -170,6 +183,11 @@ def test_hyper_parameters(settings: Settings) -> None:
     found = run(item, settings, warmup_epochs=1, backbone_lr_scale=0.01)
     page = (write_output(item, found, settings) / "tables.md").read_text()
     assert "of 2 combinations" in page and page.count("| yes |") == 1, "the paper's choice is marked"
+    assert "| nuswide | atc single | its own | its own | its own | ImageNet's |" in page
+    two = item.sections([*found, *({**one, "seed": 1, "top1": one["top1"] + 2} for one in found)], settings)[0]
+    assert two.table is not None and all("(1.41)" in row[3] for row in two.table.rows), "the spread of two seeds"
+    seeds = {cell.about["seed"] for cell in item.cells(replace(settings, seeds=3))}
+    assert seeds == {0, 1, 2}
 
 
 def test_clusters(settings: Settings) -> None:

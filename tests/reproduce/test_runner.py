@@ -70,6 +70,10 @@ def test_what_cannot_be_run_is_a_result(settings: Settings) -> None:
     def full(cell: Cell) -> dict[str, float]:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
 
+    def refused(cell: Cell) -> dict[str, float]:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    assert str(attempt(refused, Cell({"a": 1}))["cannot"]).startswith("out of memory")
     with pytest.raises(RuntimeError, match="mat1"):
         attempt(broken, Cell({"a": 1}))
     assert str(attempt(full, Cell({"a": 1}))["cannot"]).startswith("out of memory")

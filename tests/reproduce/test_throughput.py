@@ -60,6 +60,13 @@ def test_a_first_pass_that_compiles_does_not_decide_how_many_follow() -> None:
     assert found["passes"] > 10 and found["seconds"] < 0.1
 
 
+def test_several_processes_would_time_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("throughput-model", "throughput-tokens"):
+        with pytest.raises(ValueError, match="of one process"):
+            item_named(name).open(Settings(miniature=True))
+
+
 def test_memory_that_is_full_is_a_result() -> None:
     def run(cell: Cell) -> dict[str, object]:
         with refused_when_full(CPU):

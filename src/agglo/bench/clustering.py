@@ -247,8 +247,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.output is not None:
-        require_output(arguments.output)
+    if arguments.json is not None:
+        require_output(arguments.json)
     if arguments.contended:
         from agglo.bench.contention import run_contended
 
@@ -279,8 +279,8 @@ def run(arguments: argparse.Namespace) -> int:
         if share is not None:
             print(f"peak memory beside the input, N={largest}, {linkage}: {share:.2f} of the distance matrix")
     print("\n".join(goals(cases)))
-    if arguments.output:
-        write_json(arguments.output, report)
+    if arguments.json:
+        write_json(arguments.json, report)
     return 0
 
 

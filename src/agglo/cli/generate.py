@@ -102,7 +102,7 @@ def _add_reductions(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--proportional", choices=["on", "off"], help="(default: the method's)")
     group.add_argument("--features", metavar="F", help="tokens, keys, keys_per_head, values (default: the method's)")
     group.add_argument("--max-downsample", type=positive, metavar="D", help="coarsest tokens (default: the finest)")
-    group.add_argument("--merge", nargs="+", metavar="P", help="attn, cells_of, mlp (default: attn)")
+    group.add_argument("--merge", nargs="+", metavar="P", help="attn, cross, mlp (default: attn)")
     group.add_argument("--share", metavar="S", help="groups per block, or one per resolution (default: block)")
     group.add_argument("--every", type=positive, metavar="N", help="steps that keep their groups (default: 1)")
     group.add_argument("--drift", type=number, metavar="D", help="keep groups until features have moved by this much")

@@ -123,6 +123,7 @@ def _run(item: Any, settings: Any, *, redraw: bool) -> None:
     if os.environ.get("RANK", "0") == "0":
         print((folder / "tables.md").read_text(encoding="utf-8"))
         if left_out:
-            absent = dict.fromkeys(name for cell in left_out for name in cell.needs)
-            print(f"{len(left_out)} cells left out; they need of these what is not here: {', '.join(absent)}")
+            here = {need.name for need in item.needs(settings.miniature) if need.is_here(settings)}
+            absent = dict.fromkeys(name for cell in left_out for name in cell.needs if name not in here)
+            print(f"{len(left_out)} cells left out; they need what is not here: {', '.join(absent)}")
         print(f"{folder}: record.json, tables.md, tables.tex")

@@ -92,14 +92,27 @@ class ColumnPanel:
 
 
 def draw_curves(
-    panels: Sequence[CurvePanel], path: Path, *, title: str = "", note: str = "", share_y: bool = False
+    panels: Sequence[CurvePanel],
+    path: Path,
+    *,
+    title: str = "",
+    note: str = "",
+    share_y: bool = False,
+    columns: int | None = None,
 ) -> None:
-    """Panels side by side with one legend on their right. note: what the error bars mean, below."""
+    """Panels side by side with one legend on their right. note: what the error bars mean, below.
+
+    columns: panels in one row, of several; None puts all into one.
+    """
     curves = [curve for panel in panels for curve in panel.curves if not (curve.faint or curve.ringed)]
     names = in_order(curve.name for curve in curves)
     chosen = looks(names)
-    figure, axes = _figure(1, len(panels), (5.2 * len(panels), max(4.2, 1.4 + 0.21 * len(names))), share_y=share_y)
-    for place, panel in zip(axes.flat, panels, strict=True):
+    columns = columns or len(panels)
+    rows = -(-len(panels) // columns)
+    figure, axes = _figure(rows, columns, (5.2 * columns, max(4.2 * rows, 1.4 + 0.21 * len(names))), share_y=share_y)
+    for place in axes.flat[len(panels) :]:
+        place.set_visible(False)
+    for place, panel in zip(axes.flat, panels, strict=False):
         _draw_level(place, panel)
         for curve in panel.curves:
             if curve.faint:

@@ -79,8 +79,8 @@ FURTHER = (
     Entry("dpc_knn equal", "dpc_knn", options={"weights": "equal"}),
 )
 ALL = (*PAPER, *FURTHER)
-# Of other authors, as the paper counts them: plain pooling is a yardstick.
-HARD = ("kmedoids", "dpc_knn", "dpc_knn equal", "tome")
+# Of other authors, as the paper counts them.
+HARD = ("kmedoids", "dpc_knn", "tome")
 SOFT = ("sit", "patch_merger", "sinkhorn")
 OURS = tuple(entry.name for entry in ATC)
 
@@ -165,7 +165,13 @@ def embedded_spec(image_size: int | None = None) -> ModelSpec:
 
 
 def fine_tune(
-    recipe: str, choices: Mapping[str, Any], entry: Entry | None, data: Path, folder: Path, **budget: Any
+    settings: Settings,
+    recipe: str,
+    choices: Mapping[str, Any],
+    entry: Entry | None,
+    data: Path,
+    folder: Path,
+    **budget: Any,
 ) -> dict[str, Any]:
     """Train one cell, or what is left of it: the best epoch's metrics, counts and gflops, and what it started from.
 
@@ -175,17 +181,20 @@ def fine_tune(
     from agglo.classification.training.trainer import finetune
 
     chosen = dict(choices)
+    if settings.batch_size is not None:
+        chosen["batch_size"] = settings.batch_size
     if entry is None:
         chosen["method"] = "none"
     else:
         chosen |= {"method": entry.method, "method_options": dict(entry.options), **budget}
         chosen |= {} if entry.linkage is None else {"linkage": entry.linkage}
         chosen |= {} if entry.proportional is None else {"proportional": entry.proportional}
-    settings, _ = recipes.load(recipe).resolve(chosen)
-    reached = reach(settings.model, entry, **budget)
-    best = finetune(settings, data, folder)
+    how, _ = recipes.load(recipe).resolve(chosen)
+    reached = reach(how.model, entry, **budget)
+    best = finetune(how, data, folder, cpu=settings.on_cpu)
     start = RunFolder(folder).started_from()
     sources = {"weights": start.get("weights"), "data_fingerprint": start.get("training images")}
+    sources["batch_size"] = how.batch_size
     return {**{name: best[name] for name in ("top1", "top5", "mAP", "epoch") if name in best}, **reached, **sources}
 
 

@@ -33,14 +33,18 @@ class Value:
         return f"{self.number:.2f}" if self.spread is None else f"{self.number:.2f} ({self.spread:.2f})"
 
     def minus(self, other: Value) -> str:
-        """The difference and, where both errors are known, its standard error.
+        """The difference and its standard error, as far as errors are known.
 
         >>> Value(71.5, 1.0).minus(Value(70.0, 0.2)), Value(3.5).minus(Value(4.0))
         ('+1.50 +- 1.02', '-0.50')
+        >>> Value(3.5, 0.3).minus(Value(4.0))
+        '-0.50 +- 0.30 (ours alone)'
         """
         difference = f"{self.number - other.number:+.2f}"
-        if self.error is None or other.error is None:
+        if self.error is None:
             return difference
+        if other.error is None:
+            return f"{difference} +- {self.error:.2f} (ours alone)"
         return f"{difference} +- {math.hypot(self.error, other.error):.2f}"
 
 
@@ -112,17 +116,29 @@ def disagreements(
     measured: Callable[[str, Any], Value | str | None],
     printed: Callable[[str, Any], Value | None],
 ) -> str:
-    """How many cells are further from what is printed than two standard errors, in words; empty if none can be."""
+    """How many cells are further from what is printed than two standard errors, in words; empty if none is printed.
+    Where the paper gives no error, ours counts alone; cells of which no error is known are counted apart."""
     pairs = [(measured(row, column), printed(row, column)) for row in rows for column in columns]
+    both = [(found, expected) for found, expected in pairs if isinstance(found, Value) and expected is not None]
     known = [
-        abs(found.number - expected.number) / math.hypot(found.error, expected.error)
-        for found, expected in pairs
-        if isinstance(found, Value) and expected is not None and found.error and expected.error
+        abs(found.number - expected.number) / math.hypot(found.error, expected.error or 0.0)
+        for found, expected in both
+        if found.error
     ]
-    apart = sum(ratio > _APART for ratio in known)
-    return (
-        f"{apart} of {len(known)} cells differ from what is printed by more than two standard errors" if known else ""
-    )
+    words = []
+    if known:
+        apart = sum(ratio > _APART for ratio in known)
+        words.append(f"{apart} of {len(known)} cells differ from what is printed by more than two standard errors")
+    if len(known) < len(both):
+        words.append(f"of {len(both) - len(known)} cells no error is known")
+    return "; ".join(words)
+
+
+def unprinted(rows: Sequence[str], columns: Sequence[Any], printed: Callable[[str, Any], Value | None]) -> str:
+    """Says so where the paper prints nothing for a whole table, as for a model that stands in; otherwise empty."""
+    if any(printed(row, column) is not None for row in rows for column in columns):
+        return ""
+    return "The paper prints nothing for this model on these data."
 
 
 def grouped(results: Sequence[Result], *names: str) -> dict[tuple[Hashable, ...], list[Result]]:

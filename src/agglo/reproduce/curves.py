@@ -10,6 +10,7 @@ from agglo.reproduce.compare import Value, grouped, over_seeds
 from agglo.reproduce.item import Result
 
 _DENSE = "dense"
+_MOST = 4  # panels in a row: the data sets of the paper
 
 
 def accuracy_panels(
@@ -50,5 +51,6 @@ def accuracy_panels(
         )
     if not panels:
         return []
-    draw_curves(panels, path, note="bars and grey band: standard error of the images and of the seeds")
+    note = "bars and grey band: standard error of the images and of the seeds"
+    draw_curves(panels, path, note=note, columns=_MOST if len(panels) > _MOST else None)
     return [path]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -144,14 +145,24 @@ def passes(collapsed: Mapping[str, Any]) -> bool:
 
 
 def verdict(found: Mapping[str, Any]) -> str:
-    """What two intervals say about a claim that both differences are above 0."""
+    """What intervals over images and the seeds say about a claim that both differences are above 0."""
     kinds = list(KINDS.values())
-    above = [kind for kind in kinds if found[kind]["low"] > 0]
-    below = [kind for kind in kinds if found[kind]["high"] < 0]
-    if above and below:
+    by_images = [kind for kind in kinds if found[kind]["low"] > 0 or found[kind]["high"] < 0]
+    sure = [kind for kind in by_images if _seeds_agree(found[kind]["by_seed"])]
+    if not sure:
+        return "undecided: seeds differ by more" if by_images else "undecided"
+    signs = {found[kind]["value"] > 0 for kind in sure}
+    if len(signs) > 1:
         return "boxes and masks disagree"
-    if not above and not below:
-        return "undecided"
-    said = "agrees" if above else "the other way round"
-    sure = above or below
-    return said if len(sure) == len(kinds) else f"only {sure[0]} AP: {said}"
+    said = "agrees" if signs == {True} else "the other way round"
+    said = said if len(sure) == len(kinds) else f"only {sure[0]} AP: {said}"
+    return f"{said} (one seed)" if len(found[sure[0]]["by_seed"]) == 1 else said
+
+
+def _seeds_agree(differences: Sequence[float]) -> bool:
+    """Whether trainings of other seeds are on the same side of 0, further from it than they are apart; one seed cannot
+    disagree."""
+    if len(differences) == 1:
+        return True
+    one_side = min(differences) > 0 or max(differences) < 0
+    return one_side and abs(fmean(differences)) > stdev(differences)

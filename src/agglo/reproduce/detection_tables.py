@@ -12,7 +12,7 @@ from agglo.detection.evaluation.one_pass import KINDS
 from agglo.drawing.charts import Curve, CurvePanel, Level, draw_curves
 from agglo.experiments.tables import CANNOT, Column, Table
 from agglo.reproduce import printed
-from agglo.reproduce.compare import Value, beside, grouped, percent, printed_value, reasons
+from agglo.reproduce.compare import Value, beside, disagreements, grouped, percent, printed_value, reasons
 from agglo.reproduce.detection_claims import BESIDES, CLAIMS, Claim, passes, to_dense_words, verdict
 from agglo.reproduce.detectors import DENSE, DENSE_WITH_TOKEN, GATE, SHELF, TUNED, Scale
 from agglo.reproduce.item import Result, Section
@@ -88,11 +88,13 @@ def _of_training(results: Sequence[Result], scale: Scale, training: str, prefix:
         def expected(row: str, rate: float, kind: str = kind) -> Value | None:
             return printed_value(printed.value("detection", of_paper, training, row, rate, kind))
 
+        def measured(row: str, rate: float, kind: str = kind) -> Value | str | None:
+            return ap(places.get((row, rate), []), kind)
+
         text = " ".join([_of_dense(places, training, of_paper, kind, miniature), _notes(here, scale, kind, miniature)])
-        table = beside(
-            "method", rows, rates, lambda row, rate, kind=kind: ap(places.get((row, rate), []), kind), expected,  # type: ignore[misc]
-            percent, comparable=not miniature,
-        )  # fmt: skip
+        if not miniature and (apart := disagreements(rows, rates, measured, expected)):
+            text += f" {apart}."
+        table = beside("method", rows, rates, measured, expected, percent, comparable=not miniature)
         found.append(Section(f"{prefix}{training}: {kind} AP", table, text.strip()))
     ranked = [rate for rate in rates if rate in scale.ranked]
     if why := reasons(here):
@@ -121,7 +123,7 @@ def _notes(results: Sequence[Result], scale: Scale, kind: str, miniature: bool) 
     if miniature:
         return f"{over} Printed numbers are of ViT-Adapter-T on COCO: they cannot stand beside these."
     remarks = "; ".join(printed.table("detection")["remarks"])
-    return f"{over} +- is one standard error over resampled images. Of the printed numbers: {remarks}."
+    return f"{over} +- is one standard error, of our images and seeds. Of the printed numbers: {remarks}."
 
 
 def ranks(places: Places, kind: str, rate: float) -> dict[str, float]:
@@ -183,7 +185,8 @@ def _claims(results: Sequence[Result], scale: Scale, prefix: str) -> list[Sectio
     further = _claim_table(by_words, BESIDES, verdicts=False)
     text = (
         "Each line holds in the paper's table for both detectors, for boxes and for masks. Differences are of means "
-        "over seeds, in points of AP, with 95 % intervals over resampled images; training again moves them too."
+        "over seeds, in points of AP, with 95 % intervals over resampled images. A line is decided where the interval "
+        "leaves out 0 and the seeds agree: all on one side, and their mean above their standard deviation."
     )
     found = [Section(f"{prefix}what agrees with the paper, and what does not", agreeing, text)] if agreeing.rows else []
     if further.rows:

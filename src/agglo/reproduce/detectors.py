@@ -186,11 +186,13 @@ class Judge:
         weights, folder = dense, self.folder(about)
         if about["training"] == TUNED:
             chosen = tuned_settings(self.scale, model, seed, entry, rate, dense)
-            train_detector(chosen, self.settings.data[self.scale.data], folder / "run")
+            train_detector(chosen, self.settings.data[self.scale.data], folder / "run", cpu=self.settings.on_cpu)
             weights = folder / "run" / "last" / "model.safetensors"
         images = self.images(opened(weights).spec.image_size)
         found = judged(opened(weights), variant, images, folder, self.settings)
-        found["weights"] = _fingerprint(dense)
+        # Methods that ask a class token may have a dense detector of their own.
+        apart = with_token and not self.scale.class_token
+        found["weights_with_token" if apart else "weights"] = _fingerprint(dense)
         if self.is_main:
             resampled = self.samples(about)
             found |= {f"{kind}_error": float(np.nanstd(resampled[kind], ddof=1)) for kind in KINDS.values()}
@@ -233,7 +235,7 @@ class Judge:
             chosen = dense_settings(self.scale, model, seed, class_token=with_token, checkpoint=start_from)
             name = DENSE if with_token == self.scale.class_token else "dense-with-class-token"
             run = self.settings.run_folder(self.item, model, f"seed{seed}", name)
-            train_detector(chosen, self.settings.data[self.scale.data], run)
+            train_detector(chosen, self.settings.data[self.scale.data], run, cpu=self.settings.on_cpu)
             self._weights[key] = run / "last" / "model.safetensors"
         return self._weights[key]
 

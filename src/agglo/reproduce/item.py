@@ -66,6 +66,11 @@ class Settings:
     batch_size: int | None = None
     released: bool = False
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether training is kept from a GPU that is there."""
+        return self.device == "cpu"
+
     def folder(self, item: str) -> Path:
         """Where an item's record, tables and pictures are."""
         return self.output / "miniature" / item if self.miniature else self.output / item

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from agglo.experiments.tables import Column, Table
-from agglo.reproduce.estimates import ASSUMPTION, in_words
+from agglo.reproduce.estimates import (
+    ASSUMPTION,
+    MINIATURE_ASSUMPTION,
+    MULTIPLY_ADDS_PER_SECOND,
+    ON_TWO_CORES,
+    in_words,
+)
 from agglo.reproduce.item import Item, Need, Settings
 from agglo.reproduce.record import FILE, ItemRecord
 from agglo.reproduce.registry import Benchmark
@@ -17,15 +23,18 @@ _FEW = 3  # weights that are listed by name
 
 def listing(items: Iterable[Item], settings: Settings) -> str:
     """For a terminal. A minus stands before what is not here."""
-    columns = [Column("item", left=True), Column("in the paper", left=True), Column("GPU hours"), Column("done")]
-    columns.append(Column("needs (- is not here)", left=True))
+    mini = settings.miniature
+    per_second = ON_TWO_CORES if mini else MULTIPLY_ADDS_PER_SECOND
+    columns = [Column("item", left=True), Column("in the paper", left=True), Column("hours" if mini else "GPU hours")]
+    columns += [Column("done"), Column("needs (- is not here)", left=True)]
     rows = []
     for item in items:
         if not item.is_offered(settings.miniature):
             continue
         cells = item.cells(settings)
-        rows.append([item.name, item.shows, in_words(cells), _done(item, settings), _needs(item, settings)])
-    return f"{Table(columns, rows).text()}\n\n{ASSUMPTION}."
+        hours = in_words(cells, per_second)
+        rows.append([item.name, item.shows, hours, _done(item, settings), _needs(item, settings)])
+    return f"{Table(columns, rows).text()}\n\n{MINIATURE_ASSUMPTION if mini else ASSUMPTION}."
 
 
 def benchmarks(listed: Iterable[Benchmark], output: Path) -> str:

@@ -16,9 +16,14 @@ from agglo.experiments.machine import machine
 from agglo.reproduce.item import Cell, Result, key_of
 
 FILE = "record.json"
-# What decides which model and which images a cell is about, and the fingerprints of these in its result.
+# What decides which model and which images a cell is about; and what of its result must then be the same in all others.
 _SUBJECT = ("training", "part", "model", "data", "seed")
-_SOURCES = {"weights": "weights", "data_fingerprint": "images"}
+_SOURCES = {
+    "weights": "weights",
+    "weights_with_token": "weights",
+    "data_fingerprint": "images",
+    "batch_size": "batches",
+}
 
 
 class ItemRecord:

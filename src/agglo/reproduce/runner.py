@@ -17,7 +17,8 @@ from agglo.reproduce.output import write_output
 from agglo.reproduce.record import FILE, ItemRecord
 
 OUT_OF_MEMORY = "out of memory"
-_ALLOCATORS = ("DefaultCPUAllocator", "out of memory", "can't allocate memory")  # torch says so by a RuntimeError
+# What allocators say that torch passes on as a RuntimeError.
+_ALLOCATORS = ("defaultcpuallocator", "out of memory", "allocate memory", "bad_alloc", "alloc_failed")
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def attempt(run_cell: RunCell, cell: Cell) -> dict[str, object]:
         reason = str(error)
     except RuntimeError as error:
         reason = str(error)
-        if not any(words in reason for words in _ALLOCATORS):
+        if not any(words in reason.lower() for words in _ALLOCATORS):
             raise
     # What the failed cell held is let go before the next one starts.
     gc.collect()

@@ -72,6 +72,12 @@ def test_answers_are_those_of_the_model_dense_and_reduced(drawn: list[list[Row]]
     assert first.panels[-1].caption == answers["atc average"][0].partition(": ")[2]
     assert [panel.caption for panel in first.panels[1:-1]] == ["", ""]
 
+    draw_variants(model, images, images, variants[1:], names=["one.jpg", "two.jpg"], every_stage=True)
+    assert [row.name for row in drawn[2]] == [
+        f"{name}: {variant.name}, keep 0.5" for name in ("one.jpg", "two.jpg") for variant in variants[1:]
+    ]
+    assert all([panel.title for panel in row.panels] == titles for row in drawn[2])
+
 
 def first_answers(logits: torch.Tensor) -> list[str]:
     odds = logits.double().exp() / logits.double().exp().sum(dim=1, keepdim=True)

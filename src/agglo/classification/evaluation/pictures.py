@@ -15,10 +15,11 @@ from agglo.classification.data.transforms import Normalise, evaluation_transform
 from agglo.drawing.animation import Cut, counts_between, dissolve
 from agglo.drawing.groups import Ints, as_pixels, count_groups, draw_groups, enlarged, grid_of, stages_of, tokens
 from agglo.drawing.sheet import Panel, Row, compose
+from agglo.embedded import classifier as embedded
 from agglo.experiments.checkpoints import Checkpoint, load_method, split_method
 from agglo.experiments.image_files import open_image
 from agglo.experiments.imagenet import imagenet_names
-from agglo.experiments.libraries import class_names
+from agglo.experiments.libraries import class_names, split_name
 from agglo.experiments.models import ModelSpec, build
 from agglo.experiments.outputs import features_in
 from agglo.experiments.variants import Variant
@@ -35,13 +36,19 @@ _STEPS = 18
 
 
 def visualize(
-    spec: ModelSpec, images: Sequence[Path], variants: Sequence[Variant], *, after: int | None = None, scale: int = 2
+    spec: ModelSpec,
+    images: Sequence[Path],
+    variants: Sequence[Variant],
+    *,
+    after: int | None = None,
+    scale: int = 2,
+    every_stage: bool | None = None,
 ) -> Image:
     """A sheet with one row for every image; see `draw_variants`."""
     opened = [open_image(path) for path in images]
     checkpoint = None if spec.checkpoint is None else Checkpoint.read(spec.checkpoint)
     model = build(with_class_names(spec), checkpoint)
-    inputs, pictures = prepared(model, opened)
+    inputs, pictures = prepared(model, opened, dataset_of(spec))
     return draw_variants(
         model,
         inputs,
@@ -52,6 +59,7 @@ def visualize(
         after=after,
         scale=scale,
         learned=None if checkpoint is None else checkpoint.method,
+        every_stage=every_stage,
     )
 
 
@@ -62,9 +70,18 @@ def with_class_names(spec: ModelSpec) -> ModelSpec:
     return replace(spec, prompts=replace(spec.prompts, class_names=tuple(imagenet_names())))
 
 
-def prepared(model: Any, images: Sequence[Image]) -> tuple[Tensor, Tensor]:
-    """Images as the model takes them, (B, C, H, W), and what it then sees of them, (B, 3, H, W) bytes."""
-    wanted = inputs_for(model)
+def dataset_of(spec: ModelSpec) -> str | None:
+    """The data set whose pictures a model is made for, where its name says that: an evaluation prepares them in its
+    way, and so must whoever shows the model a picture. None is any picture."""
+    return "fashion-mnist" if split_name(spec.name)[1] == embedded.NAME else None
+
+
+def prepared(model: Any, images: Sequence[Image], dataset: str | None = None) -> tuple[Tensor, Tensor]:
+    """Images as the model takes them, (B, C, H, W), and what it then sees of them, (B, 3, H, W) bytes.
+
+    dataset: see `inputs_for`.
+    """
+    wanted = inputs_for(model, dataset)
     prepare = evaluation_transform(wanted, normalise=False)
     # Pixels stay bytes until they are normalised, as in an evaluation: the model sees the same numbers.
     pixels = torch.stack([torch.as_tensor(prepare(image)) for image in images])
@@ -82,15 +99,18 @@ def draw_variants(
     after: int | None = None,
     scale: int = 2,
     learned: Mapping[str, Tensor] | None = None,
+    every_stage: bool | None = None,
 ) -> Image:
     """One row for every input (B, C, H, W) of a built model, from the pictures (B, 3, H, W) they were made of.
 
-    A row begins with the picture. One variant goes on with its groups after every stage; of several, each has one
-    panel, with its groups after the last stage. Below stand the model's first answers, dense and reduced.
+    A row begins with the picture and goes on with one panel per variant, its groups after the last stage. With every
+    stage, each variant has a row of its own. Below stand the model's first answers, dense and reduced.
 
     names: of the images. classes: what answers are called. after: the stages up to this block only.
     learned: weights of the methods that learn; without them such a method is drawn untrained, with a warning.
+    every_stage: None is for one variant.
     """
+    every_stage = len(variants) == 1 if every_stage is None else every_stage
     pixels = as_pixels(pictures)
     with torch.inference_mode():
         answers = Answers(features_in(remove(model)(inputs)), classes)
@@ -98,20 +118,32 @@ def draw_variants(
     remove(model)
     sheet = []
     for index, picture in enumerate(pixels):
-        panels = [Panel(enlarged(picture, scale), "input", answers.of(index, "dense"))]
+        own = Panel(enlarged(picture, scale), "input", answers.of(index, "dense"))
+        if every_stage:
+            for variant, seen in zip(variants, reduced, strict=True):
+                panels = [own, *_stages(seen, index, picture, scale)]
+                sheet.append(Row(panels, f"{names[index]}: {_full_name(variant)}"))
+            continue
+        panels = [own]
         for variant, seen in zip(variants, reduced, strict=True):
-            stages = list(seen.stages[index].items())
-            for block, labels in stages if len(variants) == 1 else stages[-1:]:
-                count = tokens(count_groups(labels))
-                is_last = block == stages[-1][0]
-                answer = seen.answers.of(index) if is_last else ""
-                if len(variants) == 1:
-                    title, caption = f"block {block}: {count}", answer
-                else:
-                    title, caption = _name(variant, variants), ": ".join(filter(None, (count, answer)))
-                panels.append(Panel(draw_groups(picture, labels, scale=scale), title, caption))
-        sheet.append(Row(panels, f"{names[index]}: {_full_name(variants[0])}" if len(variants) == 1 else names[index]))
+            labels = list(seen.stages[index].values())[-1]
+            caption = ": ".join(filter(None, (tokens(count_groups(labels)), seen.answers.of(index))))
+            panels.append(Panel(draw_groups(picture, labels, scale=scale), _name(variant, variants), caption))
+        sheet.append(Row(panels, names[index]))
     return compose(sheet)
+
+
+def _stages(seen: _Reduced, index: int, picture: Any, scale: int) -> list[Panel]:
+    """The groups of one image after every stage, with the answer below the last."""
+    stages = seen.stages[index]
+    return [
+        Panel(
+            draw_groups(picture, labels, scale=scale),
+            f"block {block}: {tokens(count_groups(labels))}",
+            seen.answers.of(index) if block == max(stages) else "",
+        )
+        for block, labels in stages.items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -194,7 +226,7 @@ def animate(
     opened = open_image(image)
     model: Any = build(with_class_names(spec))
     classes = class_names(model)
-    inputs, pictures = prepared(model, [opened])
+    inputs, pictures = prepared(model, [opened], dataset_of(spec))
     pixels = as_pixels(pictures)
     layout = _layout(model)
     n_patches = layout.patches

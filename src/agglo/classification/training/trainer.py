@@ -28,10 +28,13 @@ from agglo.experiments.training.loop import TrainingTask, train
 _NOT_METRICS = ("images", "images_per_second")
 
 
-def finetune(settings: TrainingSettings, data: Path, output: Path, model: nn.Module | None = None) -> dict[str, Any]:
+def finetune(
+    settings: TrainingSettings, data: Path, output: Path, model: nn.Module | None = None, *, cpu: bool = False
+) -> dict[str, Any]:
     """Train as the settings say, or go on where an earlier call with the same settings stopped.
 
     data: folder of the data set. output: folder of the run. model: trained in place of what settings name.
+    cpu: train on it even where there is a GPU.
     Returns the best row of the log. Started by `accelerate launch` or `torchrun`, all processes call this.
     """
     return train(
@@ -42,6 +45,7 @@ def finetune(settings: TrainingSettings, data: Path, output: Path, model: nn.Mod
         defaults=TrainingSettings(from_scratch=True),
         may_differ=MAY_DIFFER,
         name="finetune",
+        cpu=cpu,
     )
 
 

@@ -23,10 +23,10 @@ from agglo.experiments.training.reduction import heard, method_loss
 _LOGGED = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 
 
-def train_detector(settings: DetectionSettings, data: Path, output: Path) -> dict[str, Any]:
+def train_detector(settings: DetectionSettings, data: Path, output: Path, *, cpu: bool = False) -> dict[str, Any]:
     """Train as the settings say, or go on where an earlier call with the same settings stopped.
 
-    data: folder of the data set, or a JSON file. output: folder of the run.
+    data: folder of the data set, or a JSON file. output: folder of the run. cpu: train on it even where there is a GPU.
     Returns the best row of the log. Started by `accelerate launch` or `torchrun`, all processes call this.
     """
     return train(
@@ -39,6 +39,7 @@ def train_detector(settings: DetectionSettings, data: Path, output: Path) -> dic
         name="detect train",
         loss_scale=settings.loss_scale,
         some_unused=True,
+        cpu=cpu,
     )
 
 

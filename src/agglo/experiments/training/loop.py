@@ -90,6 +90,7 @@ def train(
     name: str,
     loss_scale: float | None = None,
     some_unused: bool = False,
+    cpu: bool = False,
 ) -> dict[str, Any]:
     """Train as the settings say, or go on where an earlier call with the same settings stopped.
 
@@ -99,9 +100,10 @@ def train(
     name: of the work, for the progress bar.
     loss_scale: that fp16 starts with; None is torch's own.
     some_unused: whether a step may leave some parameters out, which several processes must then look for.
+    cpu: train on it even where there is a GPU.
     Returns the best row of the log. Started by `accelerate launch` or `torchrun`, all processes call this.
     """
-    accelerator = _accelerator(settings, output, loss_scale, some_unused)
+    accelerator = _accelerator(settings, output, loss_scale, some_unused, cpu)
     folder = RunFolder(output)
     values = _values(settings)
     processes = accelerator.num_processes
@@ -130,16 +132,16 @@ def _values(settings: Any) -> dict[str, Any]:
     return asdict(settings)
 
 
-def _accelerator(settings: LoopSettings, output: Path, loss_scale: float | None, some_unused: bool) -> Any:
+def _accelerator(settings: LoopSettings, output: Path, loss_scale: float | None, some_unused: bool, cpu: bool) -> Any:
     from accelerate.utils import DistributedDataParallelKwargs, GradScalerKwargs
 
-    has_device = torch.accelerator.is_available()
+    has_device = torch.accelerator.is_available() and not cpu
     if settings.precision == "fp16" and not has_device:
         raise ValueError(
             "precision='fp16' needs a GPU: Accelerate would train in float32; a CPU can do 'bf16' and 'no'"
         )
     # Of the machine, so not part of what the settings say.
-    automatic = "fp16" if torch.cuda.is_available() else "no"
+    automatic = "fp16" if has_device and torch.cuda.is_available() else "no"
     accelerator = new_accelerator(
         # Unless told, Accelerate takes each of several processes without a GPU for a run of its own.
         cpu=not has_device,

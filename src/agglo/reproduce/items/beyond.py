@@ -176,7 +176,7 @@ class BetterTuned(Item):
             place = folder / f"{about['method'].replace(' ', '-')}-{about['keep_rate']}-seed{about['seed']}"
             entry = named(self.entries, about["method"])
             choices = {"seed": about["seed"]}
-            found = fine_tune(str(RECIPE), choices, entry, root, place, keep_rate=about["keep_rate"])
+            found = fine_tune(settings, str(RECIPE), choices, entry, root, place, keep_rate=about["keep_rate"])
             return {**found, "images": 10_000, "training_images": TRAINING_IMAGES}
 
         return run

@@ -33,6 +33,7 @@ class Sheet:
     data: str
     images: tuple[str, ...]
     entries: tuple[Entry, ...] = ATC
+    every_stage: bool = False
 
 
 SHEETS = (
@@ -40,11 +41,11 @@ SHEETS = (
     Sheet("nabirds", "NABViz", "deit_small_patch16_224", SMALL, "nabirds", ("b2f5c", "7f475", "3b4ac")),
     Sheet("coco", "COCOViz", "deit_small_patch16_224", SMALL, "coco", ("000000058111", "000000111619", "000000569893")),
     Sheet("nuswide", "NUSViz", "deit_small_patch16_224", SMALL, "nuswide", ("85530", "125808", "165144")),
-    Sheet("methods", "iccvViz", "deit_base_patch16_224", BASE, "nabirds", ("b2f5c", "7f475"), _OTHERS),
+    Sheet("methods", "iccvViz", "deit_base_patch16_224", BASE, "nabirds", ("b2f5c", "7f475"), _OTHERS, True),
 )
 MINIATURES = (
     Sheet("linkages", "IMViz, NABViz, COCOViz, NUSViz", embedded.NAME, Size(64, 12), FASHION, ("0", "7", "11")),
-    Sheet("methods", "iccvViz", embedded.NAME, Size(64, 12), FASHION, ("19", "23"), _OTHERS),
+    Sheet("methods", "iccvViz", embedded.NAME, Size(64, 12), FASHION, ("19", "23"), _OTHERS, True),
 )
 
 
@@ -52,9 +53,9 @@ class Clusters(Item):
     name = "clusters"
     shows = "figures IMViz, NABViz, COCOViz, NUSViz, iccvViz"
     about = (
-        "Groups after the last stage at a keep rate of 25 %: three images of each data set by three linkages, and "
-        "DPC-KNN, K-Medoids and ATC side by side on two of NABirds; DPC-KNN with equal weights, since its own are "
-        "learned"
+        "Groups at a keep rate of 25 %: after the last stage, of three images of each data set by three linkages; and "
+        "stage by stage, of two images of NABirds by DPC-KNN (with equal weights, since its own are learned), "
+        "K-Medoids and ATC"
     )
     miniature_about = "The embedded classifier and images of Fashion-MNIST that come with agglo stand in for all."
 
@@ -89,7 +90,8 @@ class Clusters(Item):
             else:
                 spec = ModelSpec(sheet.model, settings.weights[on_data(sheet.model, sheet.data)])
                 files = [_found(settings.data[sheet.data], part) for part in sheet.images]
-                picture, names = visualize(spec, files, variants), [file.name for file in files]
+                picture = visualize(spec, files, variants, every_stage=sheet.every_stage)
+                names = [file.name for file in files]
             path = folder / f"{sheet.name}.png"
             picture.save(path)
             return {"picture": path.name, "images": names}
@@ -136,7 +138,8 @@ def _of_embedded(sheet: Sheet, variants: Sequence[Variant]) -> tuple[Any, list[s
     names = [f"{number}, {CLASSES[int(labels[number])]}" for number in numbers]
     inputs = Normalise(wanted.mean, wanted.std)(pixels)
     shown = pixels.expand(-1, 3, -1, -1)
-    return draw_variants(model, inputs, shown, variants, names=names, classes=class_names(model), scale=8), names
+    how = {"classes": class_names(model), "scale": 8, "every_stage": sheet.every_stage}
+    return draw_variants(model, inputs, shown, variants, names=names, **how), names
 
 
 ITEMS = (Clusters(),)

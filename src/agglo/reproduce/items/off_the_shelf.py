@@ -27,7 +27,17 @@ from agglo.reproduce.classifiers import (
     named,
     on_data,
 )
-from agglo.reproduce.compare import Value, beside, disagreements, grouped, over_seeds, percent, printed_value, reasons
+from agglo.reproduce.compare import (
+    Value,
+    beside,
+    disagreements,
+    grouped,
+    over_seeds,
+    percent,
+    printed_value,
+    reasons,
+    unprinted,
+)
 from agglo.reproduce.curves import accuracy_panels
 from agglo.reproduce.estimates import BASE, SMALL, TINY, Size
 from agglo.reproduce.item import Cell, Item, Need, Result, RunCell, Section, Settings
@@ -151,8 +161,12 @@ def _sections(model: str, data: str, results: Sequence[Result]) -> list[Section]
         for who, chosen in (("ATC as described", _exact(papers)), ("As released", _released(papers)))
         if (found := disagreements(chosen, rates, measured, expected))
     ]
-    text = f"{metric} (%) on {images} images; dense: {of_dense}. +- is one standard error, of both samples of images."
-    text = " ".join([text, *(f"{line}." for line in said)])
+    text = (
+        f"{metric} (%) on {images} images; dense: {of_dense}. +- is one standard error, of both samples of images; "
+        "where they are the same images, it is less."
+    )
+    nothing = unprinted(papers, rates, expected)
+    text = " ".join([text, *(f"{line}." for line in said), *([nothing] if nothing else [])])
     parts = [Section(f"{model}, {data}: ATC", beside("method", papers, rates, measured, expected, percent), text)]
     others = [row for row in rows if row not in papers]
     why = reasons(results)

@@ -22,7 +22,7 @@ from agglo.reproduce.classifiers import (
     fine_tune,
     named,
 )
-from agglo.reproduce.compare import Value, beside, disagreements, grouped, over_seeds, printed_value, reasons
+from agglo.reproduce.compare import Value, beside, disagreements, grouped, over_seeds, printed_value, reasons, unprinted
 from agglo.reproduce.curves import accuracy_panels
 from agglo.reproduce.estimates import BASE, HUGE, LARGE, SMALL, TINY, TRAINING, Size
 from agglo.reproduce.item import Cell, Item, Need, Result, RunCell, Section, Settings
@@ -201,8 +201,12 @@ class Mae(Item):
     )
     miniature_about = (
         f"The embedded classifier stands in with t = 16, on {_TEST} test images of Fashion-MNIST; fine-tuned for one "
-        f"epoch on {_TRAINING} others."
+        f"epoch on {_TRAINING} others, with three seeds."
     )
+
+    def _seeds(self, settings: Settings) -> list[dict[str, int]]:
+        """As a part of a cell that is trained."""
+        return [{"seed": seed} for seed in range(settings.seeds or (3 if settings.miniature else 1))]
 
     def _models(self, miniature: bool) -> Sequence[Model]:
         return (replace(_EMBEDDED, ts=(16,)),) if miniature else _MAE
@@ -226,13 +230,15 @@ class Mae(Item):
                 where = {"training": training_kind, "model": model.name}
                 epochs = 0 if not tuned else 1 if settings.miniature else _EPOCHS[model.name]
                 if not tuned or settings.miniature:  # MAE's authors trained the dense models of the full table
-                    about = {**where, "schedule": None, "method": DENSE, "t": 0}
-                    cells.append(Cell(about, needs, _work(model.size, None, epochs, training, validation)))
-                for kind in KINDS:
-                    for entry in EXACT if tuned and not settings.released else _ENTRIES:
-                        schedule = schedule_of(kind, model.ts[-1], model.size, entry)
-                        about = {**where, "schedule": kind, "method": entry.name, "t": model.ts[-1]}
-                        cells.append(Cell(about, needs, _work(model.size, schedule, epochs, training, validation)))
+                    for seed in self._seeds(settings) if tuned else ({},):
+                        about = {**where, "schedule": None, "method": DENSE, "t": 0, **seed}
+                        cells.append(Cell(about, needs, _work(model.size, None, epochs, training, validation)))
+                for seed in self._seeds(settings) if tuned else ({},):
+                    for kind in KINDS:
+                        for entry in EXACT if tuned and not settings.released else _ENTRIES:
+                            schedule = schedule_of(kind, model.ts[-1], model.size, entry)
+                            about = {**where, "schedule": kind, "method": entry.name, "t": model.ts[-1], **seed}
+                            cells.append(Cell(about, needs, _work(model.size, schedule, epochs, training, validation)))
         return cells
 
     def open(self, settings: Settings) -> RunCell:
@@ -250,15 +256,15 @@ class Mae(Item):
             if about["training"] == SHELF:
                 return evaluated(evaluate, settings, model, entries, about, root, data)
             entry = None if about["method"] == DENSE else named(entries, about["method"])
-            recipe, choices = str(RECIPE), {}
+            recipe, choices = str(RECIPE), dict[str, Any](seed=about["seed"])
             if not settings.miniature:
                 recipe = "mae"
-                choices = {"model": model.name, "checkpoint": str(settings.weights[_pretrained(model)])}
+                choices |= {"model": model.name, "checkpoint": str(settings.weights[_pretrained(model)])}
             budget = {}
             if entry is not None:
                 budget = {"schedule": str(schedule_of(about["schedule"], about["t"], model.size, entry))}
-            name = "_".join(str(about[key]).replace(" ", "-") for key in ("model", "schedule", "method"))
-            found = fine_tune(recipe, choices, entry, root, folder / name, **budget)
+            name = "_".join(str(about[key]).replace(" ", "-") for key in ("model", "schedule", "method", "seed"))
+            found = fine_tune(settings, recipe, choices, entry, root, folder / name, **budget)
             return {**found, "images": _TEST if settings.miniature else 50_000}
 
         return run
@@ -283,7 +289,8 @@ class Mae(Item):
             counts = "; ".join(f"{row} {found}" for row, found in left.items() if found)
             text = f"top1 (%), dense {dense}. Patch tokens after the last block (constant, linear): {counts}. {_WHY}"
             apart = disagreements(rows, KINDS, measured, expected)
-            text = f"{text}{apart and f' {apart}.'}"
+            nothing = unprinted(rows, KINDS, expected)
+            text = f"{text}{apart and f' {apart}.'}{nothing and f' {nothing}'}"
             table = beside("method", rows, KINDS, measured, expected)
             sections.append(Section(f"{model}, {training}", table, f"{text}\n\n{reasons(here)}".strip()))
         return sections

@@ -11,7 +11,7 @@ from typing import Any
 from agglo.drawing.charts import Bar, BarPanel, ColumnPanel, draw_bars, draw_columns
 from agglo.experiments.tables import Column, Table
 from agglo.reproduce import printed
-from agglo.reproduce.classifiers import OURS, RATES
+from agglo.reproduce.classifiers import DENSE, OURS, PAPER, RATES
 from agglo.reproduce.compare import percent
 from agglo.reproduce.curves import accuracy_panels
 from agglo.reproduce.derived import (
@@ -29,6 +29,7 @@ from agglo.reproduce.item import Cell, Item, Need, Result, RunCell, Section, Set
 from agglo.reproduce.items.fine_tuned import tuned_results
 
 _OF_PRINTED = "from the printed table"
+_ALL = tuple(entry.name for entry in PAPER)
 
 
 class Derived(Item):
@@ -48,10 +49,10 @@ class Derived(Item):
     def borrowed(self, settings: Settings) -> Sequence[Result]:
         return tuned_results(settings)
 
-    def grids(self, settings: Settings, names: Sequence[str] | None = None) -> dict[str, Grid]:
-        """By where the numbers come from. names: of the methods that are compared; None is all."""
+    def grids(self, settings: Settings, names: Sequence[str]) -> dict[str, Grid]:
+        """By where the numbers come from. names: of the methods that are compared, in both the same ones."""
         measured = measured_grid(tuned_results(settings), names)
-        expected = printed_grid() if names is None else among(printed_grid(), names)
+        expected = among(printed_grid(), names)
         return {"measured": measured, _OF_PRINTED: expected} if measured else {_OF_PRINTED: expected}
 
     @abstractmethod
@@ -61,16 +62,39 @@ class Derived(Item):
 class AccuracyCurves(Derived):
     name = "accuracy-curves"
     shows = "figure iccvResults"
-    about = "Accuracy against keep rate of the methods that merge hard, fine-tuned; drawn from the record of fine-tuned"
-    miniature_about = "Drawn from fine-tuned in miniature; other methods are thin grey lines."
+    about = (
+        "Accuracy against keep rate of the methods that merge hard, fine-tuned; drawn from the record of fine-tuned "
+        "and, for the paper's models, from the printed table; other methods are thin grey lines"
+    )
+    miniature_about = "Drawn from fine-tuned in miniature."
 
     def sections(self, results: Sequence[Result], settings: Settings) -> Sequence[Section]:
         return ()
 
     def draw(self, results: Sequence[Result], settings: Settings, folder: Path) -> Sequence[Path]:
-        return accuracy_panels(
-            self.borrowed(settings), folder / "accuracy.png", faint=lambda name: name not in HARD_MERGING
-        )
+        sources = {"accuracy.png": self.borrowed(settings)}
+        if not settings.miniature:
+            sources["as-printed.png"] = _as_results()
+        drawn = [
+            accuracy_panels(results, folder / name, faint=lambda name: name not in HARD_MERGING)
+            for name, results in sources.items()
+        ]
+        return [path for paths in drawn for path in paths]
+
+
+def _as_results() -> list[Result]:
+    """The printed table as if it had been measured."""
+    found: list[Result] = []
+    for place, row in printed_grid().items():
+        metric = "top1" if place.data in printed.IMAGES else "mAP"
+        shown = {"model": place.model, "data": place.data}
+        numbers = {DENSE: printed.value("fine-tuned", place.model, place.data, DENSE), **row}
+        images = {"images": printed.IMAGES[place.data]} if metric == "top1" else {}
+        found += [
+            {**shown, "method": name, "keep_rate": place.keep_rate, metric: number, **images}
+            for name, number in numbers.items()
+        ]
+    return found
 
 
 class Rank(Derived):
@@ -143,13 +167,13 @@ class Difference(Derived):
 class RankingPerRate(Derived):
     name = "ranking-per-rate"
     shows = "figure avgRanking"
-    about = "Mean rank at each keep rate over models and data sets, among all methods"
+    about = "Mean rank at each keep rate over models and data sets, among the paper's sixteen methods"
 
     def sections(self, results: Sequence[Result], settings: Settings) -> Sequence[Section]:
         said = printed.statement("ranking-per-rate")
         sections = []
         for rate in RATES:
-            grids = {source: mean_ranks(grid, rate) for source, grid in self.grids(settings).items()}
+            grids = {source: mean_ranks(grid, rate) for source, grid in self.grids(settings, _ALL).items()}
             names = list(dict.fromkeys(name for of in reversed(grids.values()) for name in of))
             columns = [
                 Column("method", left=True),
@@ -164,10 +188,10 @@ class RankingPerRate(Derived):
         return sections
 
     def draw(self, results: Sequence[Result], settings: Settings, folder: Path) -> Sequence[Path]:
-        rates = _rates(self.grids(settings))
+        rates = _rates(self.grids(settings, _ALL))
         rows = [
             [_panel(mean_ranks(grid, rate), f"{percent(rate)}, {source}") for rate in rates]
-            for source, grid in self.grids(settings).items()
+            for source, grid in self.grids(settings, _ALL).items()
         ]
         draw_bars(rows, folder / "ranking-per-rate.png", note="whiskers: deviation over models and data sets")
         return [folder / "ranking-per-rate.png"]

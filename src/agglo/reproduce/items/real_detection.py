@@ -104,7 +104,7 @@ class RealDetection(Item):
         images = cache(lambda: HeldImages(splits().validation, transforms_for(chosen.image_size)[1]))
 
         def judge(name: str, rate: float | None) -> tuple[dict[str, Any], Path]:
-            train_detector(chosen, data, folder / "run")
+            train_detector(chosen, data, folder / "run", cpu=settings.on_cpu)
             detector = opened(folder / "run" / "last" / "model.safetensors")
             entry = next((each for each in (COLLAPSED, *METHODS) if each.name == name), None)
             variant = None if entry is None else variant_of(entry, rate)
@@ -115,7 +115,7 @@ class RealDetection(Item):
 
         def run(cell: Cell) -> dict[str, Any]:
             if cell.about["part"] == TRAINING:
-                train_detector(chosen, data, folder / "run")
+                train_detector(chosen, data, folder / "run", cpu=settings.on_cpu)
                 counted = {"train": len(splits().train), "validation": len(splits().validation)}
                 log = {"log": read_log(folder / "run" / "log.csv"), "epochs": self._epochs}
                 return {**log, "images": counted, "start": settings.weights[WEIGHTS].name}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ from agglo.drawing.charts import Curve, CurvePanel, draw_curves
 from agglo.experiments.tables import CANNOT, Column, Table
 from agglo.reproduce.classifiers import ATC, DENSE, RATES, Entry, named
 from agglo.reproduce.compare import grouped, percent, reasons
-from agglo.reproduce.estimates import BASE, MULTIPLY_ADDS_PER_SECOND, SMALL, TINY, Size
+from agglo.reproduce.estimates import BASE, MULTIPLY_ADDS_PER_SECOND, ON_TWO_CORES, SMALL, TINY, Size
 from agglo.reproduce.item import CannotRunError, Cell, Item, Need, Result, RunCell, Section, Settings
 from agglo.reproduce.memory import refused_when_full
 from agglo.schedule import Stages
@@ -45,13 +46,22 @@ class Timing:
     passes: int
     seconds: float
 
-    @property
-    def multiply_adds(self) -> float:
-        """What a GPU is assumed to get done in that time: for the estimate, of cells that are measured by time."""
-        return self.seconds * MULTIPLY_ADDS_PER_SECOND
+    def work(self, settings: Settings, per_pass: float = 0.0) -> float:
+        """For the estimate, in multiply-adds: what a device is assumed to get done in that time, or two passes.
+
+        per_pass: multiply-adds of one; 0 where nobody counts them.
+        """
+        in_time = self.seconds * (ON_TWO_CORES if settings.miniature else MULTIPLY_ADDS_PER_SECOND)
+        return max(2 * per_pass, min(self.passes * per_pass or in_time, in_time))
 
 
 FULL, MINIATURE = Timing(1000, 60.0), Timing(1000, 2.0)
+
+
+def _require_alone() -> None:
+    """Several processes would time each other."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("throughput is of one process on one device: start it without accelerate launch or torchrun")
 
 
 def timed(run: Callable[[], Any], device: torch.device, timing: Timing) -> dict[str, Any]:
@@ -97,8 +107,8 @@ class WholeNetwork(Item):
             for batch in BATCHES:
                 for entry, rate in ((Entry(DENSE, "none"), None), *((e, r) for e in _ENTRIES for r in RATES)):
                     about = {"model": model, "batch": batch, "method": entry.name, "keep_rate": rate}
-                    work = timing.passes * batch * size.multiply_adds(None if rate is None else Stages(rate))
-                    cells.append(Cell(about, (), min(work, timing.multiply_adds)))
+                    per_pass = batch * size.multiply_adds(None if rate is None else Stages(rate))
+                    cells.append(Cell(about, (), timing.work(settings, per_pass)))
         return cells
 
     def open(self, settings: Settings) -> RunCell:
@@ -106,6 +116,7 @@ class WholeNetwork(Item):
         from agglo.experiments.models import ModelSpec, build
         from agglo.patching import remove
 
+        _require_alone()
         device = require_device(settings.device)
         timing = MINIATURE if settings.miniature else FULL
         opened: dict[str, Any] = {}
@@ -194,12 +205,13 @@ class Frameworks(Item):
             for framework, module in FRAMEWORKS.items():
                 for linkage in ("single",) if framework == "cuml" else ("single", "average", "complete"):
                     about = {"framework": framework, "linkage": linkage, "batch": batch, "tokens": tokens}
-                    cells.append(Cell(about, (module,) if module else (), timing.multiply_adds))
+                    cells.append(Cell(about, (module,) if module else (), timing.work(settings)))
         return cells
 
     def open(self, settings: Settings) -> RunCell:
         from agglo.experiments.devices import require_device
 
+        _require_alone()
         device = require_device(settings.device)
         timing = MINIATURE if settings.miniature else FULL
 
