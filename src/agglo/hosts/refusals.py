@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from agglo.hosts.swap import UnsupportedModelError
+
 _WINDOWS = "attends within windows of the grid, in which merged tokens have no place"
 _STRIDES = "makes its keys by strides or convolutions over the grid, in which merged tokens have no place"
 _SWIN = f"{_WINDOWS}, and joins neighbouring patches from stage to stage"
@@ -35,6 +37,10 @@ _REASONS = {
 # Models of transformers that are not reduced there, and a model of timm with the same architecture that is.
 _IN_TIMM = {"BridgeTower": "vit_base_patch16_clip_224"}
 
+# Classes that FSDP puts into, or around, a module whose weights it gathers when that is called. By name, so that agglo
+# need not import FSDP.
+_SHARDED = ("FSDPModule", "FullyShardedDataParallel")
+
 
 def because(model: nn.Module) -> str:
     """Why a model is not reduced, as the end of a sentence, if that is known; and what to take instead."""
@@ -44,3 +50,22 @@ def because(model: nn.Module) -> str:
         if any(name.startswith(start) for name in names):
             said += f"; timm's version of the same tower works (timm.create_model({instead!r}))"
     return said
+
+
+def require_whole_blocks(tower: nn.Module) -> None:
+    """UnsupportedModelError if FSDP shards the tower block by block.
+
+    The weights of such a block are gathered when it is called, and a block that reduces is not: it runs in parts.
+    Blocks stand in lists. What is sharded beside them (a patch embedding, an encoder as a whole) is called as ever.
+    """
+    for list_name, listed in tower.named_modules():
+        if not isinstance(listed, (nn.ModuleList, nn.Sequential)):
+            continue
+        for name, module in listed.named_modules(prefix=list_name):
+            if any(cls.__name__ in _SHARDED for cls in type(module).__mro__):
+                raise UnsupportedModelError(
+                    f"{name!r} of this {type(tower).__name__} is sharded by itself ({type(module).__name__}): FSDP "
+                    "gathers its weights when it is called, and a block that reduces is not called, it runs in parts. "
+                    "Shard the model as one unit: agglo.apply(model, ...), then fully_shard(model) and none of its "
+                    "blocks; see docs/deploying.md"
+                )

@@ -11,6 +11,7 @@ from torch import nn
 
 from agglo import tuned as tuned_results
 from agglo.hosts import diffusion, learned, vlm
+from agglo.hosts.refusals import require_whole_blocks
 from agglo.hosts.registry import applied_modules, find_tower
 from agglo.hosts.swap import Applied, Reading, ReducedModule, UnsupportedModelError, install, uninstall
 from agglo.hosts.vit.base import Layout
@@ -146,6 +147,7 @@ def apply(
         return model
     speaker = vlm.find(whole, output) if output == "merged" else None
     module, host = find_tower(whole, tower)
+    require_whole_blocks(module)
     if keep_rate is not None and host.rates_are_nested and isinstance(decided, Stages) and not decided.returning:
         decided = replace(decided, nested=True)
     host.check(module)
