@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import agglo
+from agglo.bench.methods import table as methods_table
 from agglo.cli import main
 from agglo.reproduce.registry import BENCHMARKS
 
@@ -32,12 +34,23 @@ def test_every_benchmark_has_a_help_page(
 @pytest.mark.parametrize(
     "words",
     [
-        ["methods", "--batch-size", "2", "--tokens", "16", "--repeats", "1"],
+        ["methods", "--batch-size", "2", "--tokens", "16", "--repeats", "1", "--json", "methods.json"],
         ["centroids", "--sizes", "16", "--repeats", "1"],
         ["gpu-roofline", "--side", "4", "--images", "2", "--batch", "4"],
     ],
     ids=lambda words: words[0],
 )
-def test_small_runs_print_a_table(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_small_runs_print_a_table(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(["bench", *words]) == 0
-    assert capsys.readouterr().out.count("\n|") >= 2
+    printed = capsys.readouterr().out
+    assert printed.count("\n|") >= 2
+    for path in tmp_path.glob("*.json"):
+        record = json.loads(path.read_text())
+        assert record["machine"]["cpu"] and record["machine"]["date"]
+        assert record["settings"] == {"batch_size": 2, "tokens": 16, "dim": 192, "target": 8, "repeats": 1}
+        assert all(len(result["milliseconds"]) == 1 for result in record["results"])
+        assert methods_table(record).markdown() in printed
+    assert ("--json" in words) == (tmp_path / "methods.json").exists()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,11 +19,13 @@ from torch import Tensor
 
 from agglo.bench.clustering import spatial_tokens
 from agglo.experiments.devices import torch_threads
-from agglo.experiments.machine import machine
+from agglo.experiments.files import require_output, write_json
+from agglo.experiments.machine import load_warning, machine
 from agglo.experiments.tables import Column, Table
 from agglo.methods import Method, View, create, list_methods
 
 HEADS = 3
+_WARM_UP = 2  # turns that are not kept
 EQUAL = {"dpc_knn": {"weights": "equal"}}  # learns otherwise
 VARIANTS: list[tuple[str, dict[str, Any]]] = [("kmedoids", {"weights": "equal"}), ("kmedoids", {"released": True})]
 
@@ -78,22 +81,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", type=int, help="patch tokens to leave; half of them by default")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--threads", type=int, help="of torch; as it is by default")
+    parser.add_argument("--json", type=Path, metavar="F", help="every timing, the machine and the settings")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    view = shown(arguments.batch_size, arguments.tokens, arguments.dim, arguments.target or arguments.tokens // 2)
+    if arguments.repeats < 1 or arguments.batch_size < 1:
+        raise ValueError(f"repeats={arguments.repeats} and batch_size={arguments.batch_size} must be at least 1")
+    if arguments.json is not None:
+        require_output(arguments.json)
+    settings = {name: getattr(arguments, name) for name in ("batch_size", "tokens", "dim", "target", "repeats")}
+    settings["target"] = settings["target"] or settings["tokens"] // 2
+    view = shown(settings["batch_size"], settings["tokens"], settings["dim"], settings["target"])
     stages = {repr(method): stage(method, view) for method in parameter_free()}
-    reference = repr(create("tome"))
-    times: dict[str, list[float]] = {name: [] for name in stages}
-    with torch_threads(arguments.threads), torch.inference_mode():
-        print(machine())
-        for _ in range(arguments.repeats + 2):  # the first turns warm up
-            for name, reduce in stages.items():
-                begin = time.perf_counter()
-                reduce()
-                times[name].append(time.perf_counter() - begin)
-    rows = []
-    for name, all_times in sorted(times.items(), key=lambda item: median(item[1][2:])):
-        ratio = median(mine / tome for mine, tome in zip(all_times[2:], times[reference][2:], strict=True))
-        rows.append([name, median(all_times[2:]) * 1e3, ratio])
-    print(Table([Column("method", left=True), Column("ms", ".1f"), Column("to ToMe", ".2f")], rows).markdown())
+    with torch_threads(arguments.threads):
+        where = machine()
+        taken = in_turns(stages, arguments.repeats)
+    results = [{"name": name, "milliseconds": milliseconds} for name, milliseconds in taken.items()]
+    record = {"machine": where, "settings": settings, "reference": repr(create("tome")), "results": results}
+    if arguments.json is not None:
+        write_json(arguments.json, record)
+    if (busy := load_warning(where)) is not None:
+        print(busy)
+    print(where)
+    print(table(record).markdown())
+
+
+@torch.inference_mode()
+def in_turns(stages: Mapping[str, Callable[[], Tensor]], repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of every stage in every turn that is kept."""
+    taken: dict[str, list[float]] = {name: [] for name in stages}
+    for turn in range(_WARM_UP + repeats):
+        for name, reduce in stages.items():
+            begin = time.perf_counter()
+            reduce()
+            milliseconds = (time.perf_counter() - begin) * 1e3
+            if turn >= _WARM_UP:
+                taken[name].append(milliseconds)
+    return taken
+
+
+def table(record: Mapping[str, Any]) -> Table:
+    """Medians, the quickest first, and how many times as long as ToMe a method took in the same turn."""
+    taken: dict[str, Sequence[float]] = {result["name"]: result["milliseconds"] for result in record["results"]}
+    tome = taken[record["reference"]]
+    rows = [
+        [name, median(mine), median(one / its for one, its in zip(mine, tome, strict=True))]
+        for name, mine in sorted(taken.items(), key=lambda item: median(item[1]))
+    ]
+    return Table([Column("method", left=True), Column("ms", ".1f"), Column("to ToMe", ".2f")], rows)

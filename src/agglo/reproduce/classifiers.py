@@ -193,7 +193,7 @@ def fine_tune(
     reached = reach(how.model, entry, **budget)
     best = finetune(how, data, folder, cpu=settings.on_cpu)
     start = RunFolder(folder).started_from()
-    sources = {"weights": start.get("weights"), "data_fingerprint": start.get("training images")}
+    sources: dict[str, Any] = {"weights": start.get("weights"), "data_fingerprint": start.get("training images")}
     sources["batch_size"] = how.batch_size
     return {**{name: best[name] for name in ("top1", "top5", "mAP", "epoch") if name in best}, **reached, **sources}
 

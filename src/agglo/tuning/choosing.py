@@ -77,8 +77,8 @@ def _at_speed(search: Search, candidates: Sequence[Candidate], front: Sequence[M
     ]
     if not nearer:
         return found
-    points = {str(point.arguments): point for point in ([] if found is None else [found.point]) + nearer}
-    again = search.measured(list(points.values()), _TURNS, "finalists and front")
+    timed = {str(point.arguments): point for point in ([] if found is None else [found.point]) + nearer}
+    again = search.measured(list(timed.values()), _TURNS, "finalists and front")
     return min((each for each in again if each.speed.median >= wanted), key=_distance, default=found)
 
 

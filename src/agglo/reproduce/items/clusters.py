@@ -138,7 +138,7 @@ def _of_embedded(sheet: Sheet, variants: Sequence[Variant]) -> tuple[Any, list[s
     names = [f"{number}, {CLASSES[int(labels[number])]}" for number in numbers]
     inputs = Normalise(wanted.mean, wanted.std)(pixels)
     shown = pixels.expand(-1, 3, -1, -1)
-    how = {"classes": class_names(model), "scale": 8, "every_stage": sheet.every_stage}
+    how: dict[str, Any] = {"classes": class_names(model), "scale": 8, "every_stage": sheet.every_stage}
     return draw_variants(model, inputs, shown, variants, names=names, **how), names
 
 
