@@ -64,6 +64,11 @@ DEIT        = --data imagenet=$(IMAGES) --weights deit_tiny_patch16_224=$(CHECKP
 bench-model: $(READY)  ## images per second of DeiT-Tiny: dense, ToMe, ATC and the ceiling (CHECKPOINT=)
 	$(BIN)/agglo bench model --checkpoint $(CHECKPOINT) --keep-rate 1 0.5 0.25 --repeats 9 \
 		--json results/bench/model.json --plot docs/images/model-speed.png
+	$(BIN)/agglo bench model --checkpoint $(CHECKPOINT) --batch-size 16 --keep-rate 0.5 0.25 --repeats 9 \
+		--json results/bench/model-batch16.json
+
+bench-methods: $(READY)  ## what one reduction stage of every method without parameters takes, against ToMe (seconds)
+	$(BIN)/agglo bench methods --json results/bench/methods.json
 
 bench-diffusion: $(READY)  ## a step of Stable Diffusion 1.5's architecture against tomesd (20 minutes on 2 idle cores)
 	$(BIN)/agglo bench diffusion --json results/bench/diffusion.json

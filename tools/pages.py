@@ -15,6 +15,7 @@ from typing import Any
 from agglo.bench import diffusion_report
 from agglo.bench.clustering import Case, goals, table
 from agglo.bench.contention import Contention, report
+from agglo.bench.methods import table as methods_table
 from agglo.bench.model_report import table as speed_table
 from agglo.bench.playground import table as latency_table
 from agglo.bench.vlm import body, headline, notes
@@ -55,6 +56,31 @@ def speed() -> str:
     return f"{indented}\n\n({recorded['machine']['date'][:10]})"
 
 
+def smaller_batches() -> str:
+    """The batch of 16 in a sentence."""
+    recorded = _load("model-batch16.json")
+    rows = {(one["name"], one["keep_rate"]): one for one in recorded["results"]}
+    atc = [f"{rows['atc average', rate]['to_dense']:.2f} times as fast at {rate * 100:g} %" for rate in (0.5, 0.25)]
+    machine, batch = recorded["machine"], recorded["settings"]["batch_size"]
+    where = f"{machine['cpu']}, {machine['threads']} threads, {machine['date'][:10]}"
+    return (
+        f"At batch {batch} (`results/bench/model-batch16.json`; {where}) the dense model ran "
+        f"{rows['dense', None]['median']:.1f} images per second, and ATC was {' and '.join(atc)}."
+    )
+
+
+def one_stage() -> str:
+    """What every method itself takes."""
+    recorded = _load("methods.json")
+    settings, machine = recorded["settings"], recorded["machine"]
+    where = f"{machine['cpu']}, {machine['threads']} threads, load {machine['load']}, {machine['date'][:10]}"
+    return (
+        f"What a method itself takes to reduce {settings['batch_size']} images of {settings['tokens']} tokens "
+        f"({settings['dim']} channels) to {settings['target']}, keys and attention given (`make bench-methods`, "
+        f"methods in turns, medians of {settings['repeats']}; {where}):\n\n{methods_table(recorded).markdown()}"
+    )
+
+
 def denoising_step() -> str:
     """A step of Stable Diffusion's size: the table, where it was measured, and what it tells."""
     recorded = _load("diffusion.json")
@@ -87,7 +113,11 @@ def _where(recorded: dict[str, Any]) -> str:
 
 
 def _load(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((RESULTS / "bench" / name).read_text(encoding="utf-8"))
+    path = RESULTS / "bench" / name
+    if not path.exists():
+        benchmark = path.stem.partition("-")[0]  # clustering-contended.json is of bench-clustering
+        raise ValueError(f"{path.relative_to(ROOT)} was not measured yet: make bench-{benchmark}")
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
 
 
@@ -126,10 +156,14 @@ def more_items() -> str:
 PAGES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/reproduce.md", "items", lambda: items_table(items().values())),
     ("docs/reproduce.md", "benchmarks", lambda: benchmark_table(BENCHMARKS)),
+    ("docs/reproduce.md", "rank", _of("rank", FULL)),
+    ("docs/reproduce.md", "difference", _of("difference", FULL)),
     ("docs/reproduce.md", "done", lambda: done_table(items().values(), RESULTS)),
     ("docs/off-the-shelf.md", "accuracy", _of("off-the-shelf", FULL)),
     ("docs/off-the-shelf.md", "better", _of("better-atc", FULL)),
     ("docs/off-the-shelf.md", "speed", speed),
+    ("docs/off-the-shelf.md", "batch 16", smaller_batches),
+    ("docs/off-the-shelf.md", "one stage", one_stage),
     ("docs/mini-study.md", "off the shelf", _of("off-the-shelf", MINIATURE)),
     ("docs/mini-study.md", "fine-tuned", _of("fine-tuned", MINIATURE)),
     ("docs/mini-study.md", "rank", _of("rank", MINIATURE)),
