@@ -21,7 +21,6 @@ import pytest
 from PIL import Image
 
 import agglo
-from agglo.drawing.groups import count_groups
 from agglo.playground.classifiers import Classifier
 from agglo.playground.detection import detect
 from agglo.playground.dynamic import threshold
@@ -30,7 +29,7 @@ from agglo.playground.fronts import read
 from agglo.playground.settings import choose
 from agglo.playground.tokens import Reduced, compare
 from tests.playground.test_uploads import bomb
-from tests.support.playground import Played
+from tests.support.playground import Played, played
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the browser tests need playwright: pip install playwright"
@@ -267,15 +266,25 @@ def test_detection(visit: Visit) -> None:
     visit.open("Detection")
     visit.window.wait_for_selector("#detection-result table")
     found = detect(open_detector("embedded"), picture("example:scene 1"), choose("atc", "average", keep_rate=0.7), 0.5)
-    assert found.reduced is not None and found.counts is not None and found.labels is not None
+    assert found.reduced is not None and len(found.stages) == 3
     assert visit.counts("#detection-result") == [list(found.counts.values())]
     objects = visit.window.locator("#detection-result .objects").all_inner_texts()
     assert objects == [str(len(one.objects["labels"])) for one in (found.dense, found.reduced)]
     rows = visit.window.locator("#detection-result table").nth(1).locator("tbody tr").all()
     assert [row.locator("th").inner_text() for row in rows] == [pair.name for pair in found.pairs]
-    assert f"{count_groups(found.labels)} tokens of 196 left" in visit.window.locator("#detection-result").inner_text()
-    assert visit.window.locator("#detection-result figure").count() == 4
+    assert visit.window.locator("#detection-result figure").count() == 3 + 3
+    figures = visit.window.locator("#detection-result figure.groups").all()
+    for figure, (block, labels) in zip(figures, found.stages.items(), strict=True):
+        assert figure.get_attribute("data-labels") == ",".join(map(str, labels.reshape(-1)))
+        assert f"after block {block}: {found.counts[block]} tokens" in figure.inner_text()
     assert visit.line("#detection-result") == found.line
+    patch = (5, 8)
+    frame = figures[0].locator(".frame")
+    box = frame.bounding_box()
+    frame.click(position={"x": (patch[1] + 0.5) * box["width"] / 14, "y": (patch[0] + 0.5) * box["height"] / 14})
+    for figure, labels in zip(figures, found.stages.values(), strict=True):
+        members = np.flatnonzero(labels.reshape(-1) == labels[patch])
+        assert figure.get_attribute("data-members") == " ".join(map(str, members))
 
 
 def test_tune(visit: Visit, classifier: Classifier) -> None:
@@ -319,6 +328,63 @@ def test_by_keyboard(visit: Visit) -> None:
     visit.wait("document.querySelectorAll('#tokens-result [data-counts]')[1]?.dataset.counts === '196 107 59 32'")
 
 
+def _tab_to(visit: Visit, what: str) -> None:
+    """Press Tab until it reaches an element. what: a test of it, as JavaScript writes a condition on `e`."""
+    for _ in range(100):
+        visit.window.keyboard.press("Tab")
+        if visit.window.evaluate(f"(e => {what})(document.activeElement)"):
+            return
+    raise AssertionError(f"Tab does not reach an element with {what}")
+
+
+def test_drawing_by_keyboard(visit: Visit) -> None:
+    """Tab and Enter open the tab and draw; the arrow keys then walk over the groups."""
+    _tab_to(visit, "e.role === 'tab' && e.innerText.trim() === 'Synthesis'")
+    visit.window.keyboard.press("Enter")
+    _tab_to(visit, "e.tagName === 'BUTTON' && e.innerText.trim() === 'Draw'")
+    visit.window.keyboard.press("Enter")
+    visit.window.wait_for_selector("#synthesis-result table")
+    visit.window.wait_for_selector("#synthesis-groups figure.groups")
+    _tab_to(visit, "e.matches('#synthesis-groups figure.groups')")
+    visit.window.keyboard.press("ArrowLeft")
+    assert visit.window.locator("#synthesis-groups svg .rim").count() == 2
+    assert "row/column" in visit.window.locator("#synthesis-groups .lit[role=status]").inner_text()
+
+
+def test_few_steps_and_few_self_attentions(browser: Any, tmp_path: Path) -> None:
+    """The sliders of the groups end where a pipeline does, wherever they stood, and its groups are shown."""
+    pytest.importorskip("diffusers")
+    pytest.importorskip("transformers")
+    from tests.support.diffusion import save_prompted_pipeline
+
+    (tmp_path / "saved").mkdir()
+    pipeline = save_prompted_pipeline(tmp_path / "saved")
+    with played(tmp_path / "play", "--pipeline", str(pipeline), "--steps", "3") as page:
+        context = browser.new_context(viewport=DESKTOP)
+        visitor = Visit(context.new_page(), page.address)
+        visitor.open("Synthesis")
+        visitor.set_slider("self-attention", 7)
+        visitor.window.get_by_role("button", name="Draw").click()
+        visitor.window.wait_for_selector("#synthesis-groups figure.groups")
+        ends = {"groups of step": 3, "self-attention": 2}  # three are reduced: those of the most tokens
+        for label, end in ends.items():
+            number = visitor.window.locator(f"input[type=number][aria-label*='{label}']:visible").first
+            assert number.get_attribute("max") == str(end) and int(number.input_value()) <= end
+        visitor.set_slider("groups of step", 3)
+        visitor.wait("document.querySelector('#synthesis-groups figure')?.dataset.name.includes('step 3')")
+        assert visitor.troubles == []
+        context.close()
+
+
+def test_a_name_in_a_figure_is_text_whatever_it_holds(visit: Visit) -> None:
+    figure = visit.window.locator("#tokens-result figure.groups").first
+    figure.evaluate("figure => { figure.dataset.name = '<img src=x onerror=\"window.ran = true\">'; }")
+    figure.locator(".frame").click()
+    status = visit.window.locator("#tokens-result .lit[role=status]")
+    assert "<img src=x" in status.inner_text() and status.locator("img").count() == 0
+    assert visit.window.evaluate("window.ran") is None
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_a_phone_in_light_and_dark(browser: Any, page: Played, scheme: str) -> None:
     context = browser.new_context(viewport=PHONE, color_scheme=scheme, device_scale_factor=2)
@@ -326,10 +392,14 @@ def test_on_a_phone_in_light_and_dark(browser: Any, page: Played, scheme: str) -
     for tab, ready in [
         ("Tokens", "#tokens-result table"),
         ("Dynamic", "#dynamic-result table"),
+        ("Synthesis", "#synthesis-result table"),
         ("Detection", "#detection-result table"),
         ("Tune", "#tune-plot svg"),
     ]:
         visitor.open(tab)
+        if tab == "Synthesis":
+            visitor.window.get_by_role("button", name="Draw").click()
+            visitor.window.wait_for_selector("#synthesis-groups figure.groups")
         visitor.window.wait_for_selector(ready)
         wide = visitor.window.evaluate("document.documentElement.scrollWidth")
         assert wide <= PHONE["width"], f"{tab} is {wide} pixels wide"

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 import agglo
+from agglo import tracing
 from agglo.detection.data.transforms import transforms_for
 from agglo.detection.specs import Opened, open_detector
+from agglo.drawing.groups import patch_labels
+from agglo.experiments.evaluation.turns import timed_pass
+from agglo.playground import detection
 from agglo.playground.detection import detect, pairs
 from agglo.playground.examples import picture
 from agglo.playground.page.detection_html import detected_html
@@ -39,10 +46,42 @@ def test_dense_and_reduced_are_the_librarys(opened: Opened) -> None:
         assert np.allclose(mine.objects["boxes"], its["boxes"][sure].numpy(), atol=1e-3)
         assert np.array_equal(mine.objects["masks"], its["masks"][sure].numpy())
     told = agglo.reduction(model)
-    assert told is not None and found.counts is not None
+    assert told is not None and len(found.counts) == 3
     assert list(found.counts.values()) == [told.counts[block] for block in found.counts]  # type: ignore[index]
     assert (found.dense.gflops, found.reduced.gflops) == (told.gflops_before, told.gflops_after)
     assert agglo.reduction(opened.model) is None
+
+
+def test_groups_are_shown_after_every_reduction(opened: Opened) -> None:
+    found = detect(opened, picture(SCENE), ATC, 0.5)
+    model = agglo.apply(open_detector("embedded").model, "atc", keep_rate=0.7)
+    pixels, _ = transforms_for(opened.spec.image_size)[1](picture(SCENE), {})
+    with torch.inference_mode(), agglo.trace(model) as trace:
+        model([pixels], original_sizes=[picture(SCENE).size[::-1]])
+    expected = {block: of[0] for block, of in patch_labels(trace).items()}
+    assert list(found.stages) == list(expected) and len(expected) > 1
+    assert all(np.array_equal(found.stages[block].reshape(-1), expected[block]) for block in expected)
+    page = detected_html(found)
+    shown = re.findall(r'data-labels="([^"]*)"[^>]*data-name="([^"]*)"', page)
+    assert shown == [(",".join(map(str, of)), f"atc average after block {block}") for block, of in expected.items()]
+
+
+def test_nothing_reduced_is_no_groups_and_no_error(opened: Opened) -> None:
+    found = detect(opened, picture(SCENE), choose("atc", "average", keep_rate=1.0), 0.5)
+    assert found.reduced is not None and set(found.counts.values()) <= {196}
+    assert detected_html(found).count("data-labels") == len(found.stages)
+
+
+def test_the_time_is_of_a_pass_that_nobody_watches(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[bool] = []
+
+    def timing(run: Any, inputs: Any) -> Any:
+        watched.append(tracing._any_open)
+        return timed_pass(run, inputs)
+
+    monkeypatch.setattr(detection, "timed_pass", timing)
+    assert detect(opened, picture(SCENE), ATC).stages
+    assert watched == [False, False]
 
 
 def test_every_object_is_in_one_pair(opened: Opened) -> None:
@@ -98,4 +137,4 @@ def test_wide_photographs(opened: Opened) -> None:
     wide = picture("example:pagoda").resize((1500, 300))
     found = detect(opened, wide, ATC, 0.05)
     assert found.pixels.shape[1] == 1024 and found.dense.objects["masks"].shape[1:] == found.pixels.shape[:2]
-    assert detected_html(found).count("<figure") == 4
+    assert detected_html(found).count("<figure") == 3 + len(found.stages)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from agglo import tuned
-from agglo.playground.fronts import GFLOPS, SPEED, Fronts, read, task_of
+from agglo.experiments.models import ModelSpec
+from agglo.playground.belonging import how_to_open, tab_of
+from agglo.playground.fronts import GFLOPS, SPEED, Front, Fronts, read
+from agglo.playground.models import Models, Wanted
+from agglo.playground.page.html import groups_figure
 from agglo.playground.page.tune_html import front_html, point_html
 from agglo.tuning.statistics import quality_from
 
@@ -79,9 +86,60 @@ def test_a_file_of_ones_own_is_beside_them(tmp_path: Path) -> None:
         Fronts([path])
 
 
-def test_results_know_their_tab() -> None:
-    assert task_of("agglo_fashion_vit", "agglo_fashion_vit") == "tokens"
-    assert task_of("agglo_fashion_dit", "x") == "synthesis"
-    assert task_of("agglo_fashion_detector", "x") == "detection"
-    assert task_of("deit_tiny_patch16_224", "agglo_fashion_vit") is None
-    assert task_of("deit_tiny_patch16_224", "deit_tiny_patch16_224") == "tokens"
+def of(model: str, objective: str = "kl") -> Front:
+    """A result for a model of that name."""
+    return replace(read(HALF), model=model, objective=objective)
+
+
+def tab(model: str, **wanted: Any) -> str | None:
+    return tab_of(of(model), Models(Wanted(**wanted)).names)
+
+
+def test_results_know_the_tab_of_their_model() -> None:
+    assert tab("agglo_fashion_vit") == "tokens"
+    assert tab("agglo_fashion_dit") == "synthesis"
+    assert tab("agglo_fashion_detector") == "detection"
+    deit = ModelSpec("deit_tiny_patch16_224")
+    assert tab("deit_tiny_patch16_224") is None and tab("deit_tiny_patch16_224", classifier=deit) == "tokens"
+    assert tab("hf:/home/anna/vit/", classifier=ModelSpec("hf:/home/anna/vit")) == "tokens"
+    assert tab("hf:/home/bert/vit", classifier=ModelSpec("hf:/home/anna/vit")) is None  # not by the last part alone
+
+
+def test_a_model_whose_place_another_took_has_no_tab() -> None:
+    for model, wanted, option in [
+        ("agglo_fashion_vit", {"classifier": ModelSpec("deit_tiny_patch16_224")}, "--model"),
+        ("agglo_fashion_dit", {"pipeline": "/home/anna/sd"}, "--pipeline"),
+        ("agglo_fashion_detector", {"detector": "runs/mine"}, "--detector"),
+    ]:
+        assert tab(model, **wanted) is None
+        told = how_to_open(of(model))
+        assert "Not applied" in told and f"agglo play without {option} runs it" in told
+    assert tab("/home/anna/sd/", pipeline="/home/anna/sd") == "synthesis"
+    assert tab("runs/mine", detector="runs/mine") == tab("Detector", detector="runs/mine") == "detection"
+
+
+def test_who_chose_a_point_of_another_model_reads_how_to_open_it() -> None:
+    assert "agglo play --model deit_tiny_patch16_224 --checkpoint F" in how_to_open(of("deit_tiny_patch16_224"))
+    assert "--pipeline" in how_to_open(of("UNet2DConditionModel", "relative"))
+    assert "--model" not in how_to_open(of("UNet2DConditionModel", "relative"))
+    own = how_to_open(of("hf:/home/anna/vit"))
+    assert "for vit, which" in own and "agglo play --model" in own and "anna" not in own
+
+
+@pytest.mark.parametrize(
+    "model", ["hf:/home/anna/vit", "open_clip:local-dir:../anna/vit/", "local-dir:anna/vit", r"hf:C:\anna\vit"]
+)
+def test_the_folder_of_a_model_is_not_shown(model: str) -> None:
+    shown = front_html(of(model), SPEED, 0) + how_to_open(of(model))
+    assert "anna" not in shown and "vit, measured on" in shown
+
+
+def test_words_of_a_file_are_no_markup() -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    front = read(HALF)
+    point = replace(front.points[1], method=evil)
+    front = replace(front, name=evil, model=evil, where=evil, objective=evil, accuracy=None, points=(point,))
+    labels = np.zeros((2, 2), np.int64)
+    shown = front_html(front, SPEED, 0) + point_html(front, 0, how_to_open(front))
+    shown += groups_figure(np.zeros((4, 4, 3), np.uint8), labels, "after block 3", front.chosen(0).title)
+    assert "<img src=x" not in shown and "&lt;img src=x onerror=alert(1)&gt;" in shown

@@ -106,6 +106,9 @@ def test_sentences_hold_no_path(capsys: pytest.CaptureFixture[str]) -> None:
         "checkpoint='/home/anna/models/deit.safetensors' has 3 names, 0.5 of 1/2 and C:\\Users\\anna\\x.pt"
     )
     assert sentence(error) == "checkpoint='…' has 3 names, 0.5 of 1/2 and …"
+    assert sentence(ValueError("model='hf:/home/anna/vit' of http://example.org/a/b")) == (
+        "model='hf:…' of http://example.org/a/b"
+    )
     assert "tome/atc" in sentence(ValueError("tome/atc do"))
     assert "/secret" not in sentence(RuntimeError("/secret/place broke")) and "/secret/place" in capsys.readouterr().err
     assert "pip install" in sentence(ModuleNotFoundError("no", name="diffusers"))

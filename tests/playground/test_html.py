@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 
 import numpy as np
 from PIL import Image
 
 from agglo.playground.page.html import code, data_url, groups_figure, refused, scale_for
+from agglo.playground.page.picker import script
 
 
 def opened(url: str) -> Image.Image:
@@ -32,7 +34,16 @@ def test_figures_hold_their_groups() -> None:
     labels = np.array([[0, 0, 2], [3, -1, 2]])
     figure = groups_figure(np.zeros((20, 30, 3), np.uint8), labels, "after block 3", "atc")
     assert 'data-rows="2" data-columns="3" data-labels="0,0,2,3,-1,2" data-count="3"' in figure
+    assert 'data-down="2" data-across="3"' in figure and 'viewBox="0 0 3 2"' in figure
+    beyond = groups_figure(np.zeros((15, 25, 3), np.uint8), labels, "after block 3", "atc", spans=(1.5, 2.5))
+    assert 'data-down="1.5" data-across="2.5"' in beyond and 'viewBox="0 0 2.5 1.5"' in beyond
     assert 'data-name="atc after block 3"' in figure and scale_for(np.zeros((500, 900, 3), np.uint8)) == 1
+
+
+def test_scripts_make_no_markup_of_words() -> None:
+    """What is escaped in an attribute is not when a script reads it."""
+    for name in ("groups.js", "picker.js", "points.js"):
+        assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write", script(name))
 
 
 def test_words_cannot_become_markup() -> None:

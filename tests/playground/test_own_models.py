@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import agglo
+from agglo import tuned
 from agglo.cli import main
 from agglo.experiments.models import ModelSpec
 from agglo.experiments.zero_shot import Prompts
@@ -134,9 +136,19 @@ def page(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     folder = tmp_path_factory.mktemp("own")
     clip = tiny_models.open_clip_folder(tmp_path_factory.mktemp("clip"))
     (folder / "names.txt").write_text("\n".join(NAMES), encoding="utf-8")
-    classes = ("--model", f"open_clip:local-dir:{clip}", "--zero-shot", "--class-names", str(folder / "names.txt"))
-    with played(folder / "play", *classes, "--pipeline", str(pipeline), "--steps", "2") as running:
+    model = f"open_clip:local-dir:{clip}"
+    classes = ("--model", model, "--zero-shot", "--class-names", str(folder / "names.txt"))
+    names = {"clip": model, "pipeline": str(pipeline), "unet": "UNet2DConditionModel", "other": f"hf:{folder}/vit"}
+    files = [str(tuned_for(name, folder / f"{title}.json")) for title, name in names.items()]
+    with played(folder / "play", *classes, "--pipeline", str(pipeline), "--steps", "2", "--tuned", *files) as running:
         yield running
+
+
+def tuned_for(model: str, path: Path) -> Path:
+    """A result of agglo tune that says it is of this model."""
+    content = tuned.read("agglo_fashion_dit-0.8")
+    path.write_text(json.dumps({**content, "model": {**content["model"], "name": model}}), encoding="utf-8")
+    return path
 
 
 def test_the_page_shows_them_and_names_no_folder(page: Played, pipeline: Path) -> None:
@@ -151,5 +163,23 @@ def test_the_page_shows_them_and_names_no_folder(page: Played, pipeline: Path) -
     assert "1 to 300 are accepted" in html.unescape(empty)
     with urllib.request.urlopen(page.address + "config") as answer:
         config = answer.read().decode()
-    for text in (tokens, drawn, groups, empty, config):
+    assert "clip" in config and "local-dir" not in config
+    tune = [visitor.predict(name, "speed", 0, api_name="/curve") for name in ("clip", "pipeline", "other")]
+    points = [str(visitor.predict(name, "speed", 0, api_name="/point")) for name in ("clip", "pipeline", "other")]
+    for text in (tokens, drawn, groups, empty, config, *tune, *points):
         assert str(pipeline.parent) not in text and str(page.work.parent.parent) not in text
+
+
+def test_points_are_applied_to_the_models_that_are_open(page: Played) -> None:
+    visitor = client(page.address)
+
+    def told(name: str) -> str:
+        found = visitor.predict(name, "speed", 0, api_name="/point")
+        return html.unescape(re.findall(r'class="hint applied">(.*?)</p>', found[1])[0])
+
+    assert "Applied: the Tokens tab" in told("clip")
+    assert "Applied: the Synthesis tab" in told("pipeline") and "Applied: the Synthesis tab" in told("unet")
+    assert "Not applied" in told("other") and "for vit, which is not on this page" in told("other")
+    assert "agglo play without --pipeline" in told("agglo_fashion_dit-0.8")
+    assert "agglo play without --model" in told("agglo_fashion_vit-half")
+    assert "Applied: the Detection tab" in told("agglo_fashion_detector-0.8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from agglo.embedded import generator as embedded
 from agglo.playground.lending import Lent
 from agglo.playground.models import Models, Wanted
 from agglo.playground.settings import choose_diffusion
-from agglo.playground.synthesis import Drawn, draw
+from agglo.playground.synthesis import Drawn, _on_grid, draw
 from agglo.synthesis.evaluation.generators import EmbeddedGenerator, Generator
 from agglo.synthesis.evaluation.sheets import panel_pixels
 
@@ -75,6 +77,44 @@ def test_groups_of_every_step_and_self_attention(models: Models) -> None:
             expected = first_members(entry.total.labels)[0].reshape(16, 16)
             assert np.array_equal(atc.groups[step][entry.block], expected)
     assert atc.canvas is not None and atc.canvas.shape[0] % 16 == 0
+
+
+def test_what_is_kept_for_a_visitor_is_small(models: Models) -> None:
+    last = drawn(models)[-1]
+    kept = last.kept
+    assert [way.title for way in kept] == [column.title for column in last.columns[1:]]
+    for way in kept:
+        grids = [grid for groups in way.groups for grid in groups.values()]
+        assert len(grids) == STEPS * 8 and {grid.dtype for grid in grids} == {np.dtype(np.int16)}  # of 256 tokens
+        assert {each.name for each in fields(way)} == {"title", "canvas", "groups"}
+
+
+@pytest.mark.parametrize(("count", "kind"), [(128, np.int8), (129, np.int16), (32768, np.int16), (32769, np.int32)])
+def test_labels_are_as_small_as_they_can_be(count: int, kind: type) -> None:
+    labels = np.arange(count)
+    labels[0] = -1
+    small = _on_grid(labels, (count, 1))
+    assert small.dtype == kind and np.array_equal(small[0], labels)
+
+
+def test_sliders_of_groups_move_with_their_end(models: Models) -> None:
+    """One that stands beyond is refused by Gradio, with everything that is asked with it."""
+    pytest.importorskip("gradio")
+    from agglo.playground.page.tabs import SynthesisTab
+
+    for asked, expected in [((25, 20), (STEPS, 7)), ((2, 3), (2, 3))]:
+        *_, last = SynthesisTab(models).answer("Bag", 0, 0.5, "average", "none", *asked)
+        _, kept, step, attention = last
+        assert len(kept) == 2 and (step.maximum, attention.maximum) == (STEPS, 7)
+        assert (step.value, attention.value) == expected
+
+
+def test_nothing_merged_leaves_no_groups_to_look_at(models: Models) -> None:
+    ways = [choose_diffusion("atc", "average", 1.0)]
+    last = list(draw(models.generator, models.request("Bag", 0), ways))[-1]
+    assert last.columns[1].seconds is not None
+    for way in last.kept:
+        assert all(groups for groups in way.groups)
 
 
 def test_what_cannot_be_is_said_and_the_others_are_drawn(models: Models) -> None:

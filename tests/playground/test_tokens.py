@@ -12,10 +12,13 @@ from scipy.cluster.hierarchy import linkage as scipy_linkage
 from scipy.spatial.distance import pdist
 
 import agglo
+from agglo import tracing
 from agglo.drawing.groups import patch_labels
+from agglo.experiments.evaluation.turns import timed_pass
 from agglo.experiments.models import build
 from agglo.methods.helpers.features import patch_features
 from agglo.methods.helpers.watching import watched
+from agglo.playground import tokens
 from agglo.playground.classifiers import EMBEDDED, Classifier
 from agglo.playground.dynamic import threshold
 from agglo.playground.examples import EASY, HARD, picture
@@ -70,6 +73,33 @@ def test_dense_beside_it_and_gflops_are_the_librarys(classifier: Classifier) -> 
     assert [found.tokens, *one(found).counts] == [196, 49, 12, 3]
     assert [answer.share for answer in found.dense.top] == pytest.approx(dense.values.tolist(), rel=1e-5)
     assert found.dense.seconds > 0 and one(found).seconds > 0
+
+
+@pytest.mark.parametrize("method", ["atc", "tome"])
+def test_the_time_is_of_a_pass_that_nobody_watches(
+    classifier: Classifier, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the dense model, and of a reduced one."""
+    timed: list[bool] = []  # at every pass that is timed: whether somebody traces
+    noted: list[bool] = []  # at every decision that is noted: whether it is timed
+    inside = False
+
+    def timing(model: Any, inputs: Any) -> Any:
+        nonlocal inside
+        timed.append(tracing._any_open)
+        inside = True
+        try:
+            return timed_pass(model, inputs)
+        finally:
+            inside = False
+
+    def noting(method: Any, around: Any) -> Any:
+        return watched(method, lambda reduce, view: noted.append(inside) or around(reduce, view))
+
+    monkeypatch.setattr(tokens, "timed_pass", timing)
+    monkeypatch.setattr(tokens, "watched", noting)
+    side = one(compare(classifier, picture(BOOT), [choose(method, "average", keep_rate=0.5)]))
+    assert side.stages and timed == [False, False] and noted == [False] * len(side.stages)
 
 
 def test_the_model_is_dense_afterwards(classifier: Classifier) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from agglo.detection.data.transforms import transforms_for
 from agglo.detection.evaluation.pictures import groups_on_picture
@@ -17,6 +18,7 @@ from agglo.experiments.evaluation.turns import timed_pass
 from agglo.hosts.swap import UnsupportedModelError
 from agglo.patching import apply, reduction, remove, trace
 from agglo.playground.settings import Chosen
+from agglo.tracing import Trace
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -48,8 +50,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Detected:
-    """pixels: (H, W, 3). tokens: of the dense detector. counts: patch tokens after each reduction, by block.
-    labels, spans: the groups after the last one, as `drawing.detections.Shown` has them.
+    """pixels: (H, W, 3). tokens: of the dense detector. stages: by block, the group of every patch (h, w) after it.
+    spans: how many patches lie over the picture, as `drawing.detections.Shown` has it.
     refused: why there is nothing reduced."""
 
     pixels: Pixels
@@ -58,11 +60,15 @@ class Detected:
     line: str
     dense: Found
     reduced: Found | None = None
-    counts: Mapping[int, int] | None = None
-    labels: Ints | None = None
+    stages: Mapping[int, Ints] = field(default_factory=dict)
     spans: tuple[float, float] | None = None
     refused: str | None = None
     pairs: tuple[Pair, ...] = ()
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Patch tokens after each reduction, by block."""
+        return {block: count_groups(labels) for block, labels in self.stages.items()}
 
 
 def detect(opened: Opened, image: Image, chosen: Chosen, least: float = LEAST_SCORE) -> Detected:
@@ -87,31 +93,32 @@ def detect(opened: Opened, image: Image, chosen: Chosen, least: float = LEAST_SC
         remove(model)
         seconds, objects = timed_pass(run, inputs)
         dense = Found("dense", seconds, whole.gflops_before, _confident(objects, least))
-        base = Detected(np.asarray(image), classes, whole.n_tokens, chosen.line, dense)
+        found = Detected(np.asarray(image), classes, whole.n_tokens, chosen.line, dense)
         try:
             apply(model, **chosen.arguments)
             told = reduction(model)
-            with trace(model) as record:
-                seconds, objects = timed_pass(run, inputs)
+            seconds, objects = timed_pass(run, inputs)
+            # Looking on takes time too: not of the pass that is timed, since the dense model runs unwatched as well.
+            with torch.inference_mode(), trace(model) as record:
+                run(inputs)
         except (ValueError, UnsupportedModelError) as error:
-            return Detected(base.pixels, classes, base.tokens, chosen.line, dense, refused=str(error))
+            return replace(found, refused=str(error))
     finally:
         remove(model)
     reduced = Found(chosen.title, seconds, None if told is None else told.gflops_after, _confident(objects, least))
-    stages = patch_labels(record)
-    labels, spans = groups_on_picture(model.backbone, stages, tuple(pixels.shape[-2:]))
-    return Detected(
-        base.pixels,
-        classes,
-        base.tokens,
-        chosen.line,
-        dense,
-        reduced,
-        {block: count_groups(of[0]) for block, of in stages.items()},
-        labels,
-        spans,
-        pairs=tuple(pairs(dense.objects, reduced.objects, classes)),
-    )
+    stages, spans = _on_picture(model.backbone, record, tuple(pixels.shape[-2:]))
+    both = tuple(pairs(dense.objects, reduced.objects, classes))
+    return replace(found, reduced=reduced, stages=stages, spans=spans, pairs=both)
+
+
+def _on_picture(
+    backbone: Any, record: Trace, size: tuple[int, int]
+) -> tuple[dict[int, Ints], tuple[float, float] | None]:
+    """By block, the groups (h, w) after it, and how many patches lie over the picture; None where nothing reduced."""
+    stages, spans = {}, None
+    for block, labels in patch_labels(record).items():
+        stages[block], spans = groups_on_picture(backbone, {block: labels}, size)
+    return stages, spans
 
 
 def _confident(objects: Mapping[str, Any], least: float) -> dict[str, Any]:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _PREFIX = "example:"
-# Number in the test set. Of the first 300 under a threshold of 0.1, this bag keeps fewest tokens and this sandal most.
-_GARMENTS = {"bag": 231, "sandal": 82, "boot": 0, "pullover": 1, "trousers": 2, "dress": 13, "shirt": 7}
-EASY, HARD, FIRST = (_PREFIX + name for name in ("bag", "sandal", "boot"))
+# Number in the test set. Of the first 300 under a threshold of 0.1, this bag keeps fewest tokens and this shirt most.
+_GARMENTS = {"bag": 105, "shirt": 135, "boot": 0, "pullover": 1, "trousers": 2, "dress": 13, "sandal": 82}
+EASY, HARD, FIRST = (_PREFIX + name for name in ("bag", "shirt", "boot"))
 PHOTO = f"{_PREFIX}pagoda"
 _SCENES = {f"scene {number + 1}": number for number in range(4)}
 _SCENE_SIDE = 112

@@ -9,14 +9,13 @@ from typing import Any
 
 from agglo import tuned as ready_made
 from agglo.drawing.scatter import Dot
-from agglo.embedded import generator
+from agglo.playground.naming import without_folders
 from agglo.playground.settings import Chosen
 from agglo.tuning.objectives import TITLES
 from agglo.tuning.statistics import Quality, quality_from
 
 SPEED, GFLOPS = "speed", "GFLOPs"
 AXES = {SPEED: "times as fast as dense", GFLOPS: "times fewer GFLOPs than dense"}
-_DETECTOR = "agglo_fashion_detector"
 _MARK = "#"  # between the name of a result and the number of a point
 
 
@@ -36,7 +35,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Front:
-    """A result. accuracy: of the dense model, in percent; None without labels. where: it was measured."""
+    """A result. model: its name as typed, which may hold folders: `title` is for visitors. accuracy: of the dense
+    model, in percent; None without labels. where: it was measured."""
 
     name: str
     model: str
@@ -44,6 +44,11 @@ class Front:
     accuracy: float | None
     points: tuple[Point, ...]
     where: str
+
+    @property
+    def title(self) -> str:
+        """The name of the model, without folders."""
+        return without_folders(self.model)
 
     @property
     def y_label(self) -> str:
@@ -152,8 +157,3 @@ def _point(content: Mapping[str, Any], *, is_answer: bool) -> Point:
         quality_from(content["search"]),
         is_answer,
     )
-
-
-def task_of(model: str, classifier: str) -> str | None:
-    """Which tab runs a model of that name: "tokens", "synthesis" or "detection"; None if it is not on the page."""
-    return {classifier: "tokens", generator.NAME: "synthesis", _DETECTOR: "detection"}.get(model)

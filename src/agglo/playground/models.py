@@ -7,22 +7,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agglo.detection.model.mask_rcnn import Detector
 from agglo.detection.specs import Opened, open_detector
 from agglo.embedded import detector as embedded_detector
+from agglo.embedded import generator as embedded_generator
 from agglo.experiments.devices import require_device
 from agglo.experiments.fashion_mnist import CLASSES
 from agglo.experiments.models import ModelSpec
+from agglo.hosts.diffusion.applying import denoisers
+from agglo.playground.belonging import DETECTION, DETECTOR, SYNTHESIS, TOKENS
 from agglo.playground.classifiers import EMBEDDED, Classifier, open_classifier
 from agglo.playground.detection import detect
 from agglo.playground.examples import FIRST, PHOTO, picture, scenes
 from agglo.playground.fronts import Fronts
 from agglo.playground.lending import Lent
+from agglo.playground.naming import without_folders
 from agglo.playground.settings import choose
 from agglo.playground.tokens import compare
 from agglo.synthesis.data.requests import Request
 from agglo.synthesis.evaluation.generators import EmbeddedGenerator, Generator, PipelineGenerator
 
 LONGEST_PROMPT = 300  # characters
+_STEPS, _STEPS_OF_PIPELINE = 25, 50
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ class Models:
         require_device(wanted.device)
         self.wanted = wanted
         self.fronts = Fronts(wanted.tuned)
+        self._denoisers: tuple[str, ...] = ()  # classes of the pipeline's, once it is made
         self.classifier: Lent[Classifier] = Lent(self._classifier)
         self.generator: Lent[Generator] = Lent(self._generator)
         self.detector: Lent[Opened] = Lent(self._detector)
@@ -56,7 +63,23 @@ class Models:
     @property
     def classifier_title(self) -> str:
         """For the page, which names no folder of the machine."""
-        return Path(self.classifier_name).name
+        return without_folders(self.classifier_name)
+
+    @property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """By tab, what results of `agglo tune` call the model that is open there: its name as typed, or the class of
+        one that was tuned in Python without a name."""
+        own_detector = self.wanted.detector != embedded_detector.NAME
+        return {
+            TOKENS: (self.classifier_name,),
+            SYNTHESIS: (self.wanted.pipeline, *self._denoisers) if self.wanted.pipeline else (embedded_generator.NAME,),
+            DETECTION: (self.wanted.detector, Detector.__name__) if own_detector else (DETECTOR,),
+        }
+
+    @property
+    def steps(self) -> int:
+        """Of denoising."""
+        return self.wanted.steps or (_STEPS_OF_PIPELINE if self.takes_prompts else _STEPS)
 
     @property
     def first_picture(self) -> str:
@@ -70,10 +93,11 @@ class Models:
         return classifier
 
     def _generator(self) -> Generator:
-        steps: dict[str, Any] = {} if self.wanted.steps is None else {"steps": self.wanted.steps}
         if self.wanted.pipeline is None:
-            return EmbeddedGenerator(device=self.wanted.device, **steps)
-        return PipelineGenerator(self.wanted.pipeline, device=self.wanted.device, **steps)
+            return EmbeddedGenerator(device=self.wanted.device, steps=self.steps)
+        generator = PipelineGenerator(self.wanted.pipeline, device=self.wanted.device, steps=self.steps)
+        self._denoisers = tuple(type(each).__name__ for each in denoisers(generator.reduced))
+        return generator
 
     def _detector(self) -> Opened:
         opened = open_detector(self.wanted.detector)

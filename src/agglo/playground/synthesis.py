@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from PIL.Image import Image
 
-Labels = NDArray[np.int32]
+Labels = NDArray[np.signedinteger[Any]]
 MOST_SEED = 2**31 - 1
 
 
@@ -50,8 +50,18 @@ class Column:
     tokens: list[int] = field(default_factory=list)
     gflops: float | None = None
     refused: str | None = None
-    groups: list[dict[int, Ints]] = field(default_factory=list)
+    groups: list[dict[int, Labels]] = field(default_factory=list)
     canvas: Pixels | None = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is left of a way once it is drawn, for its groups to be looked at; see `Column`. It stays while its visitor
+    does, with those of all others: it holds nothing else."""
+
+    title: str
+    canvas: Pixels
+    groups: list[dict[int, Labels]]
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,15 @@ class Drawn:
     def done(self) -> float:
         ways = [column for column in self.columns if column.refused is None]
         return sum(column.done for column in ways) / (self.steps * len(ways)) if ways else 1.0
+
+    @property
+    def kept(self) -> list[Kept]:
+        """Of all ways that have groups."""
+        return [
+            Kept(column.title, column.canvas, column.groups)
+            for column in self.columns
+            if any(column.groups) and column.canvas is not None
+        ]
 
 
 def draw(generators: Lent[Generator], request: Request, chosen: Sequence[Chosen]) -> Iterator[Drawn]:
@@ -143,7 +162,7 @@ def _compared(column: Column, dense: Column) -> Column:
     return replace(column, difference=float(difference))
 
 
-def _groups(record: Trace, size: tuple[int, int]) -> list[dict[int, Ints]]:
+def _groups(record: Trace, size: tuple[int, int]) -> list[dict[int, Labels]]:
     """By step and self-attention: of a guided model the groups of the prompted half, which comes last."""
     return [
         {step.block: _on_grid(first_members(step.total.labels[-1:, step.total.prefix :])[0], size) for step in steps}
@@ -151,8 +170,9 @@ def _groups(record: Trace, size: tuple[int, int]) -> list[dict[int, Ints]]:
     ]
 
 
-def _on_grid(labels: Ints, size: tuple[int, int]) -> Ints:
-    """Labels of tokens that fill a picture of (width, height), as (h, w)."""
+def _on_grid(labels: Ints, size: tuple[int, int]) -> Labels:
+    """Labels of tokens that fill a picture of (width, height), as (h, w), in the smallest type that holds them: there
+    are many steps and many self-attentions."""
     width, height = size
     rows = round((len(labels) * height / width) ** 0.5)
-    return labels.reshape(rows, -1)
+    return labels.reshape(rows, -1).astype(np.min_scalar_type(-len(labels)))  # they reach from -1 to len - 1

@@ -99,7 +99,7 @@ def compare(classifier: Classifier, image: Image, chosen: Sequence[Chosen]) -> C
     inputs, seen = classifier.prepare(image)
     pixels = as_pixels(seen)
     try:
-        tokens, gflops = _size(model)
+        tokens, gflops = classifier.size
         remove(model)
         seconds, answer = timed_pass(model, inputs)
         dense = Passed("dense", [tokens], gflops, seconds, _top(classifier, answer))
@@ -111,14 +111,6 @@ def compare(classifier: Classifier, image: Image, chosen: Sequence[Chosen]) -> C
     return Compared(pixels[0], tokens, dense, [side for side, _ in found], trees[0] if trees else None)
 
 
-def _size(model: Any) -> tuple[int, float]:
-    """Patch tokens and GFLOPs of the model as it is."""
-    apply(model, "atc", keep_rate=1.0)
-    found = reduction(model)
-    assert found is not None
-    return found.n_tokens, found.gflops_before
-
-
 def _reduced(
     classifier: Classifier, inputs: Tensor, pixels: Pixels, chosen: Chosen
 ) -> tuple[Reduced | Refused, Tree | None]:
@@ -126,9 +118,12 @@ def _reduced(
     views: list[tuple[Tensor, str, Tensor | None]] = []
     try:
         method, others = _method(chosen)
+        apply(model, method, **others)
+        seconds, answer = timed_pass(model, inputs)
+        # Looking on takes time too: not of the pass that is timed, since the dense model runs unwatched as well.
         apply(model, watched(method, _noting(method, views)), **others)
-        with trace(model) as record:
-            seconds, answer = timed_pass(model, inputs)
+        with torch.inference_mode(), trace(model) as record:
+            model(inputs)
         stages = stages_of(record, pixels)[0]
         counts = [count_groups(labels) for labels in stages.values()]
         gflops = _gflops(model, chosen, stages, counts)

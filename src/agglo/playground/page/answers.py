@@ -8,7 +8,8 @@ import traceback
 from agglo.hosts.swap import UnsupportedModelError
 from agglo.playground.page.html import refused, section
 
-_PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/)[^\s'\",;:)]*[/\\][^\s'\",;:)]*")
+# Not in "1/2" or "http://", but in "hf:/home/anna/vit".
+_PATH = re.compile(r"(?<![\w/.])(?:[A-Za-z]:\\|/(?!/))[^\s'\",;:)]*[/\\][^\s'\",;:)]*")
 _UNKNOWN = "Something went wrong here; the window in which agglo play runs says more."
 
 

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from html import escape
 
-from agglo.drawing.detections import Colour, draw_detections, draw_groups_under, draw_over_one_another
-from agglo.drawing.groups import count_groups, tokens
+from agglo.drawing.detections import Colour, draw_detections, draw_over_one_another
+from agglo.drawing.groups import tokens
 from agglo.playground.detection import Detected, Found, Pair
-from agglo.playground.page.html import code, figure, figures, milliseconds, refused, section, table
+from agglo.playground.page.html import (
+    CLICK_HINT,
+    code,
+    figure,
+    figures,
+    groups_figure,
+    milliseconds,
+    refused,
+    section,
+    table,
+)
 
 _SIDE = 336  # pixels that pictures have at least
 DENSE, REDUCED = (47, 111, 176), (232, 134, 46)
@@ -27,10 +37,20 @@ def detected_html(found: Detected) -> str:
     layers = [(found.dense.objects, DENSE), (found.reduced.objects, REDUCED)]
     both = draw_over_one_another(found.pixels, layers, scale=scale)
     parts.append(figure(both, "over one another: dense blue, reduced orange", "what both find, in one picture"))
-    assert found.labels is not None
-    groups = draw_groups_under(found.pixels, found.labels, found.spans, scale)
-    parts.append(figure(groups, f"{tokens(count_groups(found.labels))} of {found.tokens} left", "the groups of tokens"))
-    return section("detection", figures(parts), _numbers(found), _pairs(found), code([found.line]))
+    groups = _groups(found, scale)
+    return section("detection", figures(parts), groups, _numbers(found), _pairs(found), code([found.line]))
+
+
+def _groups(found: Detected, scale: int) -> str:
+    """After every reduction."""
+    if not found.stages:
+        return ""
+    assert found.reduced is not None
+    stages = [
+        groups_figure(found.pixels, labels, f"after block {block}", found.reduced.title, spans=found.spans, scale=scale)
+        for block, labels in found.stages.items()
+    ]
+    return f"<h3>What each reduction left of {tokens(found.tokens)}</h3>{figures(stages)}{CLICK_HINT}"
 
 
 def _swatch(colour: Colour) -> str:
@@ -38,7 +58,7 @@ def _swatch(colour: Colour) -> str:
 
 
 def _numbers(found: Detected) -> str:
-    assert found.reduced is not None and found.counts is not None
+    assert found.reduced is not None
     left = " → ".join(str(count) for count in (found.tokens, *found.counts.values()))
     blocks = ", ".join(map(str, found.counts))
     counts = " ".join(map(str, found.counts.values()))

@@ -3,9 +3,28 @@ let lit = null; // [row, column] as fractions of the picture, so that grids of a
 
 const figuresOf = () => [...element.querySelectorAll("figure.groups")];
 
+// rows, columns: of all patches. down, across: how many lie over the picture, if a padded grid reaches beyond it.
+const gridOf = figure => Object.fromEntries(
+  ["rows", "columns", "down", "across"].map(name => [name, Number(figure.dataset[name])]));
+
+const within = (place, span) => Math.min(Math.ceil(span) - 1, Math.max(0, place));
+
 function patchOf(figure) {
-  const rows = Number(figure.dataset.rows), columns = Number(figure.dataset.columns);
-  return [Math.min(rows - 1, Math.floor(lit[0] * rows)), Math.min(columns - 1, Math.floor(lit[1] * columns))];
+  const { down, across } = gridOf(figure);
+  return [within(Math.floor(lit[0] * down), down), within(Math.floor(lit[1] * across), across)];
+}
+
+// Nodes, never markup: names in a figure are text, whatever they hold.
+function shape(kind, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", kind);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+function line(text) {
+  const made = document.createElement("span");
+  made.textContent = text;
+  return made;
 }
 
 function outline(members, rows, columns) {
@@ -24,17 +43,18 @@ function light() {
   const said = [];
   let leaves = null;
   for (const figure of figuresOf()) {
-    const rows = Number(figure.dataset.rows), columns = Number(figure.dataset.columns);
+    const { rows, columns } = gridOf(figure);
     const labels = figure.dataset.labels.split(",").map(Number);
     const svg = figure.querySelector("svg");
-    if (lit === null) { svg.innerHTML = ""; delete figure.dataset.size; continue; }
+    if (lit === null) { svg.replaceChildren(); delete figure.dataset.size; continue; }
     const [row, column] = patchOf(figure);
     const label = labels[row * columns + column];
     const members = new Set(label < 0 ? [] : [...labels.keys()].filter(patch => labels[patch] === label));
     const holes = [...members].map(patch => `M${patch % columns} ${Math.floor(patch / columns)}h1v1h-1z`).join("");
-    svg.innerHTML = `<path class="dim" fill-rule="evenodd" d="M0 0H${columns}V${rows}H0z${holes}"/>` +
-      `<path class="rim" d="${outline(members, rows, columns)}"/>` +
-      `<rect class="here" x="${column}" y="${row}" width="1" height="1"/>`;
+    svg.replaceChildren(
+      shape("path", { class: "dim", "fill-rule": "evenodd", d: `M0 0H${columns}V${rows}H0z${holes}` }),
+      shape("path", { class: "rim", d: outline(members, rows, columns) }),
+      shape("rect", { class: "here", x: column, y: row, width: 1, height: 1 }));
     figure.dataset.size = members.size;
     figure.dataset.members = [...members].join(" ");
     if (leaves === null) leaves = members;
@@ -46,7 +66,7 @@ function light() {
   for (const leaf of element.querySelectorAll("[data-leaf]"))
     leaf.classList.toggle("lit", leaves !== null && leaves.has(Number(leaf.dataset.leaf)));
   const status = element.querySelector(".lit[role=status]");
-  if (status && said.length) status.innerHTML = said.map(text => `<span>${text}</span>`).join("");
+  if (status && said.length) status.replaceChildren(...said.map(line));
 }
 
 element.addEventListener("click", event => {
@@ -67,11 +87,10 @@ element.addEventListener("keydown", event => {
   const step = steps[event.key];
   if (!step) return;
   event.preventDefault();
-  const rows = Number(figure.dataset.rows), columns = Number(figure.dataset.columns);
-  const [row, column] = lit === null ? [Math.floor(rows / 2), Math.floor(columns / 2)] : patchOf(figure);
+  const { down, across } = gridOf(figure);
+  const [row, column] = lit === null ? [Math.floor(down / 2), Math.floor(across / 2)] : patchOf(figure);
   const next = lit === null ? [row, column] : [row + step[0], column + step[1]];
-  lit = [(Math.min(rows - 1, Math.max(0, next[0])) + 0.5) / rows,
-         (Math.min(columns - 1, Math.max(0, next[1])) + 0.5) / columns];
+  lit = [(within(next[0], down) + 0.5) / down, (within(next[1], across) + 0.5) / across];
   light();
 });
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from agglo.drawing.detections import draw_groups_under
 from agglo.drawing.groups import Ints, Pixels, count_groups, draw_groups, enlarged, tokens
 
 if TYPE_CHECKING:
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 SHOWN_SIDE = 224  # pixels that a picture has at least
 _LARGE = 60_000  # bytes of a PNG
+CLICK_HINT = (
+    '<p class="hint lit" role="status" aria-live="polite">Click a patch, or walk over them with the arrow keys: its '
+    "group lights up in every picture.</p>"
+)
 
 
 def data_url(pixels: Pixels) -> str:
@@ -52,19 +57,34 @@ def picture_figure(picture: Pixels, caption: str, alternative: str) -> str:
     return figure(enlarged(picture, scale_for(picture)), caption, alternative)
 
 
-def groups_figure(picture: Pixels, labels: Ints, where: str, whose: str) -> str:
+def groups_figure(
+    picture: Pixels,
+    labels: Ints,
+    where: str,
+    whose: str,
+    *,
+    spans: tuple[float, float] | None = None,
+    scale: int | None = None,
+) -> str:
     """Groups over a picture, whose patches can be clicked. where: they are from, such as "after block 3". whose: what
-    made them, which the words about a group begin with."""
+    made them, which the words about a group begin with. spans: how many patches (down, across) lie over the picture,
+    if a padded grid reaches beyond it. scale: how many times larger it is drawn; None is `scale_for`."""
     rows, columns = labels.shape
+    down, across = labels.shape if spans is None else spans
+    scale = scale_for(picture) if scale is None else scale
+    drawn = (
+        draw_groups(picture, labels, scale=scale) if spans is None else draw_groups_under(picture, labels, spans, scale)
+    )
     count = count_groups(labels)
     words = f"{where}: {tokens(count)}"
     listed = ",".join(map(str, labels.reshape(-1).tolist()))
     return (
         f'<figure class="groups" tabindex="0" role="application" data-rows="{rows}" data-columns="{columns}" '
-        f'data-labels="{listed}" data-count="{count}" data-name="{escape(whose)} {escape(where)}" '
+        f'data-labels="{listed}" data-count="{count}" data-down="{down:g}" data-across="{across:g}" '
+        f'data-name="{escape(whose)} {escape(where)}" '
         f'aria-label="{escape(words)}. Arrow keys walk over the patches.">'
-        f'<div class="frame"><img src="{data_url(draw_groups(picture, labels, scale=scale_for(picture)))}" '
-        f'alt="{escape(words)}"><svg viewBox="0 0 {columns} {rows}" preserveAspectRatio="none" aria-hidden="true">'
+        f'<div class="frame"><img src="{data_url(drawn)}" '
+        f'alt="{escape(words)}"><svg viewBox="0 0 {across:g} {down:g}" preserveAspectRatio="none" aria-hidden="true">'
         f"</svg></div><figcaption>{escape(words)}</figcaption></figure>"
     )
 

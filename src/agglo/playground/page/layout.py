@@ -16,6 +16,7 @@ TITLE = "agglo playground"
 _FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 _MONOSPACED = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 _WAITING = 64  # requests at most
+_VISITORS = 100  # whose groups are kept; Gradio forgets the one who was away longest first
 
 
 def build(models: Models) -> Any:
@@ -34,6 +35,7 @@ def build(models: Models) -> Any:
             TuneTab(models, tokens, synthesis, detection).build()
         page.load(**{**tokens.ask, "api_name": None, "api_visibility": "private"})
     page.queue(max_size=_WAITING, api_open=False)
+    page.state_session_capacity = _VISITORS
     return page
 
 

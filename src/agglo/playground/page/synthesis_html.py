@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from html import escape
 
+import numpy as np
+
 from agglo.playground.page.html import code, figure, figures, groups_figure, refused, section, table
-from agglo.playground.synthesis import Column, Drawn
+from agglo.playground.synthesis import Column, Drawn, Kept
 
 
 def drawn_html(found: Drawn) -> str:
@@ -59,17 +61,15 @@ def _tokens(column: Column) -> str:
     return "all" if not counts else ", ".join(map(str, counts))
 
 
-def step_html(columns: list[Column], step: int, attention: int) -> str:
+def step_html(ways: list[Kept], step: int, attention: int) -> str:
     """The groups of a step, counted from 1, at one self-attention, counted from 0, over the finished pictures."""
     parts = []
-    for column in columns:
-        if column.canvas is None or not column.groups:
-            continue
-        groups = column.groups[min(max(step, 1), len(column.groups)) - 1]
+    for way in ways:
+        groups = way.groups[min(max(step, 1), len(way.groups)) - 1]
         blocks = sorted(groups)
         block = blocks[min(max(attention, 0), len(blocks) - 1)]
-        where = f"step {min(step, len(column.groups))}, self-attention {blocks.index(block)}"
-        parts.append(groups_figure(column.canvas, groups[block], f"{column.title}, {where}", ""))
+        where = f"step {min(step, len(way.groups))}, self-attention {blocks.index(block)}"
+        parts.append(groups_figure(way.canvas, groups[block].astype(np.int64), f"{way.title}, {where}", ""))
     if not parts:
         return section("steps", '<p class="hint">Draw first: then any step can be looked at.</p>')
     hint = '<p class="hint lit" role="status" aria-live="polite">Click a patch: its group lights up.</p>'

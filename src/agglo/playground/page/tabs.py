@@ -24,6 +24,7 @@ _FOLLOW: dict[str, Any] = {"trigger_mode": "always_last", "show_progress": "hidd
 _BETWEEN = 0.1  # seconds at least between two looks at a picture that is being drawn
 _KEPT = 1800.0  # seconds that groups of a visitor's pictures are kept
 NONE = "none"
+_ATTENTIONS = 8  # self-attentions of the embedded generator; what others have is known once they have drawn
 
 
 def controls() -> Any:
@@ -127,11 +128,12 @@ class SynthesisTab(Tab):
                 kept = gr.State([], time_to_live=_KEPT)
             with results():
                 shown = gr.HTML(elem_id="synthesis-result")
+                steps = self.models.steps
                 with gr.Row():
-                    step = gr.Slider(1, 25, 13, step=1, label="groups of step", min_width=140)
-                    attention = gr.Slider(0, 7, 0, step=1, label="self-attention", min_width=140)
+                    step = gr.Slider(1, max(2, steps), (steps + 1) // 2, step=1, label="groups of step", min_width=140)
+                    attention = gr.Slider(0, _ATTENTIONS - 1, 0, step=1, label="self-attention", min_width=140)
                 groups = gr.HTML(js_on_load=script("groups.js"), elem_id="synthesis-groups")
-        inputs = [what, seed, rate, linkage, self.tuned]
+        inputs = [what, seed, rate, linkage, self.tuned, step, attention]
         drawing = button.click(
             self.answer,
             inputs,
@@ -145,7 +147,10 @@ class SynthesisTab(Tab):
         gr.on([step.change, attention.change], **asked, api_visibility="private", **_FOLLOW)
         return tab
 
-    def answer(self, what: str, seed: float, keep_rate: float, linkage: str, tuned: str) -> Iterator[Any]:
+    def answer(
+        self, what: str, seed: float, keep_rate: float, linkage: str, tuned: str, step: float, attention: float
+    ) -> Iterator[Any]:
+        """step, attention: where the sliders of the groups stand."""
         try:
             ways = [choose_diffusion("tome", linkage, keep_rate), choose_diffusion("atc", linkage, keep_rate)]
             if tuned != NONE:
@@ -157,18 +162,23 @@ class SynthesisTab(Tab):
                     told = time.monotonic()
                     yield drawn_html(last), gr.skip(), gr.skip(), gr.skip()
             assert last is not None
-            columns = [column for column in last.columns if column.groups]
-            attentions = max((len(column.groups[0]) for column in columns), default=1)
-            bounds = gr.Slider(maximum=max(2, last.steps)), gr.Slider(maximum=max(1, attentions - 1))
-            yield drawn_html(last), columns, *bounds
+            kept = last.kept
+            attentions = max((len(way.groups[0]) for way in kept), default=1)
+            sliders = _ending_at(max(2, last.steps), step), _ending_at(max(1, attentions - 1), attention)
+            yield drawn_html(last), kept, *sliders
         except Exception as error:
             yield error_html(error), [], gr.skip(), gr.skip()
 
-    def groups(self, columns: list[synthesis.Column], step: float, attention: float) -> str:
+    def groups(self, ways: list[synthesis.Kept], step: float, attention: float) -> str:
         try:
-            return step_html(columns, int(step), int(attention))
+            return step_html(ways, int(step), int(attention))
         except Exception as error:
             return error_html(error)
+
+
+def _ending_at(maximum: int, value: float) -> Any:
+    """A slider with another end. It moves if it stood beyond: Gradio refuses every request with such a value."""
+    return gr.Slider(maximum=maximum, value=min(int(value), maximum))
 
 
 class DetectionTab(Tab):
@@ -180,7 +190,7 @@ class DetectionTab(Tab):
                 self.method, linkage = method_row("method", "atc", "average")
                 score = gr.Slider(0.05, 0.95, 0.5, step=0.05, label="score", info="at least, of what is drawn")
             with results():
-                shown = gr.HTML(elem_id="detection-result")
+                shown = gr.HTML(js_on_load=script("groups.js"), elem_id="detection-result")
         inputs = [image, rate, self.method, linkage, score]
         ask = {"fn": self.answer, "inputs": inputs, "outputs": shown, "api_name": "detection", **_FOLLOW}
         gr.on([tab.select, *(each.change for each in inputs)], **ask)

@@ -10,6 +10,7 @@ from agglo.drawing.dendrogram import dendrogram
 from agglo.drawing.groups import Pixels, fill, grid_of
 from agglo.playground.dynamic import Thresholded
 from agglo.playground.page.html import (
+    CLICK_HINT,
     code,
     figures,
     groups_figure,
@@ -21,11 +22,6 @@ from agglo.playground.page.html import (
 )
 from agglo.playground.tokens import Answer, Compared, Passed, Reduced, Refused, Tree
 
-_HINT = (
-    '<p class="hint lit" role="status" aria-live="polite">Click a patch, or walk over them with the arrow keys: its '
-    "group lights up in every picture.</p>"
-)
-
 
 def compared_html(found: Compared) -> str:
     """All of the Tokens tab."""
@@ -33,7 +29,7 @@ def compared_html(found: Compared) -> str:
     for side in found.sides:
         parts.append(f"<h3>{escape(side.title)}</h3>")
         parts.append(_side(found, side, side.title))
-    parts += [_HINT, _numbers(found)]
+    parts += [CLICK_HINT, _numbers(found)]
     if found.tree is not None:
         parts.append(_tree(found.pixels, found.tree))
     return section("tokens", *parts, code([side.line for side in found.sides]))
@@ -148,7 +144,7 @@ def thresholded_html(found: Thresholded, names: list[str]) -> str:
             bars.append(_bar(name, one, side))
     if bars:
         head = ["picture", "patch tokens", "left at the end", "GFLOPs", "time of this pass"]
-        parts += [_HINT, table(head, bars, "Tokens that the pictures keep")]
+        parts += [CLICK_HINT, table(head, bars, "Tokens that the pictures keep")]
     return section("dynamic", *parts, code([found.line]))
 
 

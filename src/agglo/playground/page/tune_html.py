@@ -14,7 +14,7 @@ def front_html(front: Front, axis: str, point: int | None) -> str:
     title = f"{front.name}: {front.y_label} against {axis}; every point can be chosen"
     plot = scatter(front.dots(axis), AXES[axis], front.y_label, title, chosen=point, level=front.accuracy)
     note = (
-        f"{escape(front.model)}, measured on {escape(front.where)}; bars are standard errors, the ring is the answer."
+        f"{escape(front.title)}, measured on {escape(front.where)}; bars are standard errors, the ring is the answer."
     )
     return section("tune", plot, f'<p class="hint">{note} Click a point to apply its schedule.</p>')
 

@@ -6,15 +6,14 @@ from typing import Any
 
 import gradio as gr
 
-from agglo.playground.fronts import AXES, SPEED, Front, task_of
+from agglo.playground.belonging import DETECTION, SYNTHESIS, TABS, TOKENS, how_to_open, tab_of
+from agglo.playground.fronts import AXES, SPEED, Front
 from agglo.playground.models import Models
 from agglo.playground.page.answers import error_html
 from agglo.playground.page.picker import script
 from agglo.playground.page.tabs import NONE, DetectionTab, SynthesisTab, Tab, TokensTab
 from agglo.playground.page.tune_html import front_html, point_html
 from agglo.playground.settings import methods
-
-_TITLES = {"tokens": "Tokens", "synthesis": "Synthesis", "detection": "Detection"}
 
 
 class TuneTab(Tab):
@@ -48,7 +47,7 @@ class TuneTab(Tab):
     def _first(self) -> Front:
         """The result of the page's classifier, if there is one."""
         fronts = self.models.fronts.by_name.values()
-        return next((front for front in fronts if front.model == self.models.classifier_name), next(iter(fronts)))
+        return next((front for front in fronts if tab_of(front, self.models.names) == TOKENS), next(iter(fronts)))
 
     @staticmethod
     def _points(front: Front) -> list[tuple[str, int]]:
@@ -75,19 +74,15 @@ class TuneTab(Tab):
         try:
             front = self.models.fronts.named(name)
             chosen = front.chosen(number)
-            task = task_of(front.model, self.models.classifier_name)
-            told = (
-                f"Applied: the {_TITLES[task]} tab now runs this schedule."
-                if task is not None
-                else f"For {front.model}, which is not on this page: agglo play --model {front.model} --checkpoint F."
-            )
+            tab = tab_of(front, self.models.names)
+            told = how_to_open(front) if tab is None else f"Applied: the {tab.capitalize()} tab now runs this schedule."
             choice = (chosen.title, front.reference(number))
             updates: dict[str, Any] = {
-                "tokens": gr.Dropdown(choices=[*methods(), choice], value=choice[1]),
-                "synthesis": gr.Dropdown(choices=[NONE, choice], value=choice[1]),
-                "detection": gr.Dropdown(choices=[*methods(), choice], value=choice[1]),
+                TOKENS: gr.Dropdown(choices=[*methods(), choice], value=choice[1]),
+                SYNTHESIS: gr.Dropdown(choices=[NONE, choice], value=choice[1]),
+                DETECTION: gr.Dropdown(choices=[*methods(), choice], value=choice[1]),
             }
-            applied = [updates[each] if each == task else gr.skip() for each in _TITLES]
+            applied = [updates[each] if each == tab else gr.skip() for each in TABS]
             return front_html(front, axis, number), point_html(front, number, told), *applied
         except Exception as error:
             return gr.skip(), error_html(error), gr.skip(), gr.skip(), gr.skip()
