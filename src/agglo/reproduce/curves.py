@@ -13,6 +13,10 @@ _DENSE = "dense"
 _MOST = 4  # panels in a row: the data sets of the paper
 
 
+def _ends(y: float, error: float) -> list[float]:
+    return [y - error, y + error]
+
+
 def accuracy_panels(
     results: Sequence[Result],
     path: Path,
@@ -37,7 +41,11 @@ def accuracy_panels(
             curves.append(Curve(str(method), [x for x, _ in points], heights, errors, faint=faint(str(method))))
         dense = over_seeds([result for result in done if result["method"] == _DENSE], metric)
         level = Level(dense.number, dense.error) if isinstance(dense, Value) else None
-        shown = [y for curve in curves if not curve.faint for y in curve.y] + ([] if level is None else [level.y])
+        shown = [] if level is None else _ends(level.y, level.y_error or 0.0)
+        for curve in curves:
+            if not curve.faint:
+                own = curve.y_error or [0.0] * len(curve.y)
+                shown += [end for y, error in zip(curve.y, own, strict=True) for end in _ends(y, error)]
         if not curves or not shown:
             continue
         room = 0.06 * (max(shown) - min(shown) or 1)
