@@ -12,6 +12,7 @@ import pytest
 
 from agglo.reproduce.item import Cell, Settings
 from agglo.reproduce.listing import listing
+from agglo.reproduce.output import in_order
 from agglo.reproduce.places import data_places, weight_places
 from agglo.reproduce.record import ItemRecord, read_results
 from agglo.reproduce.runner import attempt, run
@@ -108,6 +109,18 @@ def test_listing(settings: Settings, tmp_path: Path) -> None:
     run(Toy(), replace(full, data={"toys": tmp_path}))
     line = listing([Toy()], replace(full, data={"toys": tmp_path})).splitlines()[1].split()
     assert line[-3:] == ["8/9", "toys", "-bear"]
+
+
+def test_tables_have_all_seeds_of_the_record_in_the_order_of_cells(settings: Settings) -> None:
+    run(Toy(), replace(settings, seeds=3))
+    path = settings.folder("toy") / "record.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "results": content["results"][::-1]}))
+    assert len(run(Toy(), replace(settings, seeds=1)).results) == 5, "those that were asked for"
+    page = (settings.folder("toy") / "tables.md").read_text()
+    assert "| atc | 26.00 (1.00) | 51.00 (1.00) |" in page, "the mean of three"
+    numbered = [(r["method"], r["keep_rate"]) for r in in_order(Toy(), read_results(path.parent), settings)]
+    assert numbered[:4] == [("atc", 0.25), ("atc", 0.25), ("atc", 0.5), ("atc", 0.5)]
 
 
 def test_records_of_something_else_are_refused(settings: Settings) -> None:

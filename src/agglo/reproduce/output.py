@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agglo.experiments.files import replacing
-from agglo.reproduce.item import Item, Result, Section, Settings
+from agglo.reproduce.item import Item, Result, Section, Settings, key_of
 from agglo.reproduce.record import where
 
 MARKDOWN, LATEX = "tables.md", "tables.tex"
@@ -14,6 +14,7 @@ MARKDOWN, LATEX = "tables.md", "tables.tex"
 
 def write_output(item: Item, results: Sequence[Result], settings: Settings) -> Path:
     """Everything that follows from a record, in the item's folder, which is returned."""
+    results = in_order(item, results, settings)
     folder = settings.folder(item.name)
     folder.mkdir(parents=True, exist_ok=True)
     pictures = item.draw(results, settings, folder)
@@ -21,6 +22,13 @@ def write_output(item: Item, results: Sequence[Result], settings: Settings) -> P
     _write(folder / MARKDOWN, markdown(item, results, sections, settings, pictures))
     _write(folder / LATEX, latex(item, sections))
     return folder
+
+
+def in_order(item: Item, results: Sequence[Result], settings: Settings) -> list[Result]:
+    """As the item's cells come, whenever they were found; what it does not ask for by itself, such as further seeds,
+    comes last."""
+    places = {cell.key: place for place, cell in enumerate(item.cells(settings))}
+    return sorted(results, key=lambda result: places.get(key_of(result.get("cell", {})), len(places)))
 
 
 def markdown(

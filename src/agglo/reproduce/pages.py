@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agglo.reproduce.item import Item, Settings
-from agglo.reproduce.output import head
+from agglo.reproduce.output import head, in_order
 from agglo.reproduce.record import read_results
 
 
@@ -32,7 +32,7 @@ def write_between_marks(path: Path, name: str, text: str) -> None:
 
 def tables_of(item: Item, settings: Settings, *, level: str = "**{}**") -> str:
     """What an item's record says, for a page of the documentation: where it ran, then its tables under their titles."""
-    results = read_results(settings.folder(item.name))
+    results = in_order(item, read_results(settings.folder(item.name)), settings)
     parts = [f"({head(item, [*results, *item.borrowed(settings)], settings)})"]
     for section in item.sections(results, settings):
         parts.append(level.format(section.title))

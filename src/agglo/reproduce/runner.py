@@ -14,7 +14,7 @@ from agglo.experiments.files import remove_unfinished
 from agglo.experiments.progress import progress
 from agglo.reproduce.item import CannotRunError, Cell, Item, Result, RunCell, Settings
 from agglo.reproduce.output import write_output
-from agglo.reproduce.record import FILE, ItemRecord
+from agglo.reproduce.record import FILE, ItemRecord, read_results
 
 OUT_OF_MEMORY = "out of memory"
 # What allocators say that torch passes on as a RuntimeError.
@@ -54,7 +54,7 @@ def run(item: Item, settings: Settings) -> Outcome:
                 advance(f"{cell.title}: {summary(found)}")
     results = record.results(cells)
     if is_main:
-        write_output(item, results, settings)
+        write_output(item, read_results(folder), settings)  # with what earlier runs found, of more seeds, say
     return Outcome(results, [cell for cell in cells if cell not in able])
 
 
