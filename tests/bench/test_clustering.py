@@ -44,7 +44,7 @@ def test_contention_is_timed_beside_busy_processes(tmp_path, capsys):
     parser = argparse.ArgumentParser()
     benchmark.add_arguments(parser)
     output = tmp_path / "contention.json"
-    arguments = ["--contended", "--sizes", "2x49", "--repeats", "1", "--output", str(output)]
+    arguments = ["--contended", "--sizes", "2x49", "--repeats", "1", "--json", str(output)]
     assert benchmark.run(parser.parse_args(arguments)) == 0
     printed = capsys.readouterr().out
     assert printed.count("| 2 x 49 |") == 3
@@ -61,7 +61,7 @@ def test_run_prints_a_table_and_keeps_the_numbers(tmp_path, capsys):
     parser = argparse.ArgumentParser()
     benchmark.add_arguments(parser)
     output = tmp_path / "clustering.json"
-    arguments = ["--sizes", "2x49", "1x100", "--linkage", "single", "--repeats", "1", "--output", str(output)]
+    arguments = ["--sizes", "2x49", "1x100", "--linkage", "single", "--repeats", "1", "--json", str(output)]
     assert benchmark.run(parser.parse_args(arguments)) == 0
     printed = capsys.readouterr().out
     assert "| spatial | 2 x 49 | single |" in printed

@@ -205,7 +205,7 @@ ERRORS = {
     "plot of another kind": (["bench", "model", "--plot", "a.doc"], "plot='a.doc' has no known ending; accepted: "),
     "json is a folder": (["bench", "model", "--json", "."], "output='.' is a folder; a regular file"),
     "json is a device": (["bench", "model", "--json", "/dev/full"], "output='/dev/full' is a device; a regular file"),
-    "clusterings into a device": (["bench", "clustering", "--output", "/dev/full"], "is a device; a regular"),
+    "clusterings into a device": (["bench", "clustering", "--json", "/dev/full"], "is a device; a regular"),
     "plot is a folder": (["bench", "model", "--plot", "FOLDER"], "is a folder; a regular file"),
     "misspelt method": (["bench", "model", "--method", "atcc"], "method='atcc' is not known; did you mean 'atc'"),
     "percent": (["bench", "model", "--keep-rate", "50"], "keep_rate=50.0 is not a keep rate"),
