@@ -83,6 +83,6 @@ def run_contended(arguments: argparse.Namespace) -> int:
                 results.append(measure_contention(batch, n, arguments.threads, busy, arguments.repeats))
                 advance(f"{batch} x {n}, {busy} busy processes")
     print(report(results))
-    if arguments.output:
-        write_json(arguments.output, {"machine": machine(), "contention": [asdict(result) for result in results]})
+    if arguments.json:
+        write_json(arguments.json, {"machine": machine(), "contention": [asdict(result) for result in results]})
     return 0
