@@ -6,12 +6,25 @@ import asyncio
 from typing import Any
 
 import pytest
+import torch
 
 from agglo.playground.guard import MOST_BODY, Guard
 from agglo.playground.page.answers import sentence
-from agglo.playground.serving import bound, is_loopback
+from agglo.playground.serving import bound, is_loopback, one_core_left
 
 LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def test_models_leave_a_core_to_the_page() -> None:
+    before = torch.get_num_threads()
+    try:
+        for threads, left in ((3, 2), (1, 1)):
+            torch.set_num_threads(threads)
+            with one_core_left():
+                assert torch.get_num_threads() == left
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 def ask(

