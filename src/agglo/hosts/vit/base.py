@@ -32,7 +32,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -192,7 +192,8 @@ class Host(ABC):
 
     def recognises(self, module: nn.Module) -> bool:
         """Whether the module is, or inherits from, one of the classes. By their names: the library may be absent."""
-        return not _names_of(type(module)).isdisjoint(self.model_classes)
+        kind: Any = type(module)
+        return not _names_of(kind).isdisjoint(self.model_classes)
 
     @abstractmethod
     def check(self, module: nn.Module) -> None:
