@@ -81,8 +81,8 @@ def serving(models: Models, host: str = LOOPBACK, port: int = PORT) -> Iterator[
 
 @contextmanager
 def one_core_left() -> Iterator[None]:
-    """Models take one core less than torch would: the page answers on it. On two cores a move of the slider then takes
-    a fifth less time, since threads that wait for each other do not keep the page waiting."""
+    """Models take one core less than torch would, and the page answers on it: threads that wait for each other keep a
+    core busy, and would keep the page waiting."""
     import torch
 
     before = torch.get_num_threads()

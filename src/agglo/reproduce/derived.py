@@ -43,12 +43,12 @@ def printed_grid() -> dict[Place, dict[str, float]]:
     return grid
 
 
-def by_seed(results: Sequence[Result], names: Sequence[str] | None = None) -> dict[int, dict[Place, dict[str, float]]]:
+def by_seed(results: Sequence[Result], names: Sequence[str]) -> dict[int, dict[Place, dict[str, float]]]:
     """What was measured, a table per seed; at each place those seeds only that all methods have which were run there.
 
-    names: of the methods that are compared; None is all.
+    names: of the methods that are compared.
     """
-    chosen = [r for r in results if r["keep_rate"] is not None and (names is None or r["method"] in names)]
+    chosen = [r for r in results if r["keep_rate"] is not None and r["method"] in names]
     grids: dict[int, dict[Place, dict[str, float]]] = {}
     for (model, data, rate), here in grouped(chosen, "model", "data", "keep_rate").items():
         place = Place(str(model), str(data), float(str(rate)))
@@ -61,7 +61,7 @@ def by_seed(results: Sequence[Result], names: Sequence[str] | None = None) -> di
     return grids
 
 
-def measured_grid(results: Sequence[Result], names: Sequence[str] | None = None) -> dict[Place, dict[str, float]]:
+def measured_grid(results: Sequence[Result], names: Sequence[str]) -> dict[Place, dict[str, float]]:
     """Means over the seeds that methods have in common."""
     grids = by_seed(results, names)
     places = dict.fromkeys(place for grid in grids.values() for place in grid)

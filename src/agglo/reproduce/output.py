@@ -47,7 +47,9 @@ def head(item: Item, results: Sequence[Result], settings: Settings) -> str:
     """What was measured, by which command, where and when."""
     command = f"agglo reproduce {item.name}{' --miniature' if settings.miniature else ''}"
     stands_in = f" {item.miniature_about}" if settings.miniature and item.miniature_about else ""
-    return f"{item.about}.{stands_in} `{command}`; {where(results)}."
+    from_print = not results and not item.cells(settings)  # nothing was measured, and nothing had to be
+    source = "from the printed numbers alone" if from_print else where(results)
+    return f"{item.about}.{stands_in} `{command}`; {source}."
 
 
 def latex(item: Item, sections: Sequence[Section]) -> str:
