@@ -23,7 +23,7 @@ demo: $(READY)  ## set up, then show what token reduction does to the embedded m
 play: $(READY)  ## set up, then open the playground: http://127.0.0.1:7860/
 	$(BIN)/agglo play
 
-test: lint types pytest  ## set up, then lint, type check and run the whole test suite
+test: lint types check-pages pytest  ## set up, then lint, type check, compare pages with records and run all tests
 
 lint: $(READY)  ## ruff
 	$(BIN)/ruff check .
@@ -35,14 +35,20 @@ types: $(READY)  ## mypy
 pytest: $(READY)  ## the tests alone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
+# Chosen by measured processor time: 290 s of one busy core, so two minutes of two idle ones.
+QUICK = tests/test_*.py tests/methods tests/drawing tests/utils tests/clustering/test_linkage.py tests/hosts/test_timm.py
+
+quick: lint  ## while you work: lint, then the core of the library's tests (two minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto $(QUICK)
+
 browser-test: $(READY)  ## the playground in a real browser (part of make test where there is one; apt install chromium)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/playground -rs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/lab/playground -rs
 
 bench-playground: $(READY)  ## how long a move of the playground's slider takes
 	$(BIN)/agglo bench playground --json results/bench/playground.json
 
-playground-pictures: $(READY)  ## the pictures of the playground in docs/images (needs a browser)
-	$(BIN)/python -m tools.playground_pictures
+playground-images: $(READY)  ## the images of the playground in docs/images (needs a browser)
+	$(BIN)/python -m tools.playground_images
 
 bench-clustering: $(READY)  ## the clustering against scikit-learn, SciPy and fastcluster, and beside busy processes
 	$(BIN)/agglo bench clustering --repeats 15 --json results/bench/clustering.json
@@ -51,12 +57,16 @@ bench-clustering: $(READY)  ## the clustering against scikit-learn, SciPy and fa
 pages: $(READY)  ## write the tables of results/ into README.md and docs/
 	$(BIN)/python -m tools.pages
 
+check-pages: $(READY)  ## whether the tables in README.md, docs/ and results/ are those of the records
+	$(BIN)/python -m tools.pages --check
+
 reproduce-miniature: $(READY)  ## every table and figure of the paper on what comes with agglo (DATA=; goes on when stopped)
 	$(BIN)/agglo reproduce all --miniature --data $(FASHION)
 
 # The longer studies. CHECKPOINT and IMAGES are a DeiT-Tiny and ImageNet's validation images, DATA is Fashion-MNIST's folder.
 CHECKPOINT ?= deit_tiny_patch16_224.safetensors
 IMAGES     ?= imagenet
+PHOTO       = $(wildcard src/agglo/embedded/photos/*.jpg)
 DATA       ?= /usr/share/datasets/fashion-mnist
 FASHION     = fashion-mnist=$(DATA)
 DEIT        = --data imagenet=$(IMAGES) --weights deit_tiny_patch16_224=$(CHECKPOINT)
@@ -83,16 +93,18 @@ off-the-shelf: $(READY)  ## accuracy of every method without parameters on DeiT-
 	$(BIN)/agglo reproduce off-the-shelf $(DEIT)
 
 better-atc: $(READY)  ## what each option beyond the paper's ATC does to DeiT-Tiny (CHECKPOINT=, IMAGES=; half an hour)
-	$(BIN)/agglo reproduce better-atc $(DEIT)
+	$(BIN)/python -m studies better-atc $(DEIT)
 
 ready-made: $(READY)  ## what agglo tune finds for DeiT-Tiny and the embedded models, put into the package (CHECKPOINT=, IMAGES=, DATA=; half an hour)
 	$(BIN)/python -m tools.ready_made --checkpoint $(CHECKPOINT) --images $(IMAGES) --data $(DATA)
 
 places: $(READY)  ## merging before attention beside merging after it, at equal GFLOPs (CHECKPOINT=, IMAGES=; three minutes)
-	$(BIN)/agglo reproduce places $(DEIT)
+	$(BIN)/python -m studies places $(DEIT)
 
-readme-figures: $(READY)  ## the README's pictures and numbers, from results/ (CHECKPOINT=)
-	$(BIN)/python -m tools.readme_figures --checkpoint $(CHECKPOINT)
+readme-figures: $(READY)  ## the README's images of groups (CHECKPOINT=)
+	$(BIN)/agglo visualize $(PHOTO) --checkpoint $(CHECKPOINT) -o docs/images/groups.gif
+	$(BIN)/agglo visualize $(PHOTO) --checkpoint $(CHECKPOINT) --method tome atc --linkage single average complete \
+		--keep-rate 0.5 -o docs/images/methods.jpg
 
 docs: $(READY)  ## the documentation as a site, in build/site; open build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -100,12 +112,9 @@ docs: $(READY)  ## the documentation as a site, in build/site; open build/site/i
 notebook: $(READY)  ## run examples/tour.ipynb and store its outputs (two minutes)
 	$(BIN)/python -m tools.site.notebook
 
-figures: $(READY)  ## draw the pictures of "How it works" again
-	$(BIN)/python -m tools.site.figures
-
 train-generator: $(READY)  ## the embedded diffusion model, trained and put into the package (DATA=; an hour)
 	$(BIN)/agglo train-generator --data $(DATA) --output runs/generator --precision bf16
-	$(BIN)/python tools/embed_generator.py --run runs/generator
+	$(BIN)/python -m tools.embed generator --run runs/generator
 
 mini-synthesis: $(READY)  ## images, Frechet distances and errors of the embedded diffusion model (DATA=; an hour or less)
 	$(BIN)/agglo reproduce diffusion-fid --miniature --data $(FASHION)
@@ -116,16 +125,16 @@ mini-detection: $(READY)  ## a small detector with every method, off the shelf a
 	$(BIN)/agglo reproduce detection --miniature --data $(FASHION)
 
 terrain: $(READY)  ## errors of a real pretrained U-Net of 1024 tokens (ONNX= its file; some minutes)
-	$(BIN)/agglo reproduce terrain --weights terrain_consistency_unet_difficulty100=$(ONNX)
+	$(BIN)/python -m studies terrain --weights terrain_consistency_unet_difficulty100=$(ONNX)
 
 coco-overfit: $(READY)  ## a detector learns twelve COCO images by heart (DATA= COCO 2017 or a part, CHECKPOINT=; ten minutes)
-	$(BIN)/agglo reproduce coco-overfit --data coco2017=$(DATA) --weights deit_tiny_patch16_224=$(CHECKPOINT)
+	$(BIN)/python -m studies coco-overfit --data coco2017=$(DATA) --weights deit_tiny_patch16_224=$(CHECKPOINT)
 
 nuclei: $(READY)  ## a detector of nuclei in 334 microscope images, dense and reduced (DATA=, CHECKPOINT=; half an hour)
-	$(BIN)/agglo reproduce nuclei --data nuclei=$(DATA) --weights deit_tiny_patch16_224=$(CHECKPOINT)
+	$(BIN)/python -m studies nuclei --data nuclei=$(DATA) --weights deit_tiny_patch16_224=$(CHECKPOINT)
 
 padding: $(READY)  ## what the padding of a batch does to AP, apart or merged (DATA= fashion-mnist; ten minutes)
-	$(BIN)/agglo reproduce padding --miniature --data $(FASHION)
+	$(BIN)/python -m studies padding --miniature --data $(FASHION)
 
 lock:  ## pin the newest versions again (needs `make setup` first)
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 --no-header --no-annotate \

@@ -45,7 +45,7 @@ def main() -> None:
         tree = agglo.linkage(features, linkage)
         panels = [Panel(picture, f"{n} patches")]
         for keep_rate in KEEP_RATES:
-            labels = first_members(agglo.cut(tree, int(n * keep_rate))[None])[0].reshape(GRID)
+            labels = first_members(agglo.clustering.cut(tree, int(n * keep_rate))[None])[0].reshape(GRID)
             drawn = draw_groups(picture, labels, scale=1)
             panels.append(Panel(drawn, f"{int(n * keep_rate)} groups"))
         rows.append(Row(panels, f"{linkage} linkage"))

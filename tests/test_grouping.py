@@ -1,8 +1,9 @@
-"""Groups, their sizes, and the way there and back."""
+"""Groups, their sizes, and the way there and back, with both kinds of means."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,154 +11,185 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agglo.grouping import Grouping
+from agglo.grouping import MEANS, Grouping, Mean
 
 
-def random_grouping(seed: int, batch: int, n: int, k: int, prefix: int, weights: Tensor | None = None) -> Grouping:
+def means_by_hand(grouping: Grouping, x: Tensor, mean: Mean) -> Tensor:
+    """The definition in float64, group by group, differentiable."""
+    each = torch.ones(grouping.labels.shape) if grouping.weights is None else grouping.weights
+    images = []
+    for b in range(len(x)):
+        groups = []
+        for g in range(grouping.n_groups):
+            members, pulls = x[b, grouping.labels[b] == g].double(), each[b, grouping.labels[b] == g].double()
+            found = (members * pulls[:, None]).sum(0) / pulls.sum() if pulls.sum() > 0 else torch.zeros(x.shape[2])
+            if mean == "preserve_norm" and g >= grouping.prefix and found.norm() > 0:
+                found = found * ((members.norm(dim=1) * pulls).sum() / pulls.sum()) / found.norm()
+            groups.append(found)
+        images.append(torch.stack(groups))
+    return torch.stack(images)
+
+
+def random_case(
+    seed: int, batch: int, n: int, k: int, prefix: int, weighted: bool = False, drops: bool = False
+) -> tuple[Grouping, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, k, (batch, n), generator=generator)
-    labels[:, :k] = torch.arange(k)
-    return Grouping.of(labels, k, prefix, weights)
+    labels = torch.randint(-1 if drops else 0, k, (batch, n), generator=generator)
+    weights = torch.randint(1, 9, (batch, prefix + n), generator=generator).float() if weighted else None
+    if weights is not None:
+        weights[:, :prefix] = 1
+    x = torch.randn(batch, prefix + n, 37, generator=generator)  # no multiple of a vector register
+    return Grouping.of(labels, k, prefix, weights, drops=drops), x
 
 
-shapes = st.tuples(
-    st.integers(0, 9**6), st.integers(1, 3), st.integers(1, 20), st.integers(1, 20), st.integers(0, 3)
-).map(lambda t: (t[0], t[1], max(t[2], t[3]), min(t[2], t[3]), t[4]))
+cases = st.builds(
+    random_case,
+    st.integers(0, 2**31),
+    st.integers(1, 3),
+    st.integers(1, 20),
+    st.integers(1, 20),
+    st.integers(0, 3),
+    st.booleans(),
+    st.booleans(),
+)
 
 
-@settings(max_examples=60, deadline=None)
-@given(shapes, st.booleans())
-def test_merge_is_the_weighted_mean_of_the_members(shape: tuple[int, ...], weighted: bool) -> None:
-    seed, batch, n, k, prefix = shape
-    torch.manual_seed(seed)
-    weights = torch.randint(1, 9, (batch, prefix + n)).float() if weighted else None
-    grouping = random_grouping(*shape, weights=weights)
-    x = torch.randn(batch, prefix + n, 5)
-    merged = grouping.merge(x)
-    each = torch.ones(batch, prefix + n) if weights is None else weights
-    for b in range(batch):
-        assert torch.equal(merged[b, :prefix], x[b, :prefix]) or weighted
-        for g in range(prefix + k):
-            members = grouping.labels[b] == g
-            mean = (x[b, members] * each[b, members, None]).sum(0) / each[b, members].sum()
-            torch.testing.assert_close(merged[b, g], mean)
-            assert grouping.sizes[b, g] == each[b, members].sum()
+@settings(max_examples=60)
+@given(cases, st.sampled_from(MEANS))
+def test_merge_is_the_mean_of_the_members_and_unmerge_copies_it(case: tuple[Grouping, Tensor], mean: Mean) -> None:
+    """With the kernel and, where gradients are wanted, without it; k above n leaves groups that only pad."""
+    grouping, x = case
+    expected = means_by_hand(grouping, x, mean).float()
+    each = torch.ones(grouping.labels.shape) if grouping.weights is None else grouping.weights
+    for g in range(grouping.n_groups):
+        assert torch.equal(grouping.sizes[:, g], (each * (grouping.labels == g)).sum(1))
+    for tokens in (x, x.clone().requires_grad_(), x.transpose(0, 1).contiguous().transpose(0, 1)):
+        merged = grouping.merge(tokens, mean)
+        assert merged.requires_grad == tokens.requires_grad
+        torch.testing.assert_close(merged.detach(), expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(merged[:, : grouping.prefix], x[:, : grouping.prefix])
+        assert (merged[grouping.sizes == 0] == 0).all()
+    full, dropped = grouping.unmerge(expected, dropped=x), grouping.labels < 0
+    assert torch.equal(full[dropped], x[dropped])
+    for b in range(len(x)):
+        assert torch.equal(full[b, ~dropped[b]], expected[b, grouping.labels[b, ~dropped[b]]])
+    assert not grouping.unmerge(expected)[dropped].any()
 
 
-def test_worked_example() -> None:
-    grouping = Grouping.of(torch.tensor([[0, 0, 1, 1]]), 2, weights=torch.tensor([[1.0, 1.0, 2.0, 1.0]]))
-    merged = grouping.merge(torch.tensor([1.0, 2.0, 4.0, 8.0]).view(1, 4, 1))
-    torch.testing.assert_close(merged.flatten(), torch.tensor([1.5, 16 / 3]))
-    assert grouping.sizes.tolist() == [[2.0, 3.0]]
-
-
-@settings(max_examples=30, deadline=None)
-@given(shapes)
-def test_unmerge_gives_every_member_its_groups_value(shape: tuple[int, ...]) -> None:
-    grouping = random_grouping(*shape)
-    y = torch.randn(shape[1], grouping.n_groups, 4)
-    full = grouping.unmerge(y)
-    for b in range(shape[1]):
-        assert torch.equal(full[b], y[b, grouping.labels[b]])
-    torch.testing.assert_close(grouping.merge(full), y)
-
-
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 9**6), st.integers(0, 2))
 def test_two_stages_are_one(seed: int, prefix: int) -> None:
-    first = random_grouping(seed, 2, 12, 7, prefix)
-    second = random_grouping(seed + 1, 2, 7, 3, prefix, weights=first.sizes)
+    first, x = random_case(seed, 2, 12, 7, prefix)
+    labels = random_case(seed + 1, 2, 7, 3, 0)[0].labels
+    second = Grouping.of(labels, 3, prefix, weights=first.sizes)
     both = first.then(second)
-    x = torch.randn(2, prefix + 12, 4)
     torch.testing.assert_close(both.merge(x), second.merge(first.merge(x)))
     y = torch.randn(2, prefix + 3, 4)
     assert torch.equal(both.unmerge(y), first.unmerge(second.unmerge(y)))
     assert both.sizes.sum(1).tolist() == [prefix + 12.0] * 2
 
 
-def test_gradients() -> None:
-    grouping = random_grouping(0, 2, 6, 3, 1, weights=torch.rand(2, 7) + 0.5)
-    x = torch.randn(2, 7, 3, requires_grad=True)
-    grouping.unmerge(grouping.merge(x)).mul(torch.randn(2, 7, 3)).sum().backward()
-    assert x.grad is not None
-    assert (x.grad != 0).all()
-    merged = grouping.merge(x)
-    (gradient,) = torch.autograd.grad(merged[0, 2, 0], x)
-    members = grouping.labels[0] == 2
-    assert grouping.weights is not None
-    share = grouping.weights[0] / grouping.weights[0, members].sum() * members
-    torch.testing.assert_close(gradient[0, :, 0], share)
+@pytest.mark.parametrize("mean", MEANS)
+@pytest.mark.parametrize("drops", [False, True])
+def test_gradients_are_those_of_the_definition(mean: Mean, drops: bool) -> None:
+    grouping, x = random_case(3, 2, 9, 4, 1, True, drops)
+    direction = torch.randn(2, 5, 37, generator=torch.Generator().manual_seed(0))
+    found, expected = x.clone().requires_grad_(), x.clone().double().requires_grad_()
+    (grouping.merge(found, mean) * direction).sum().backward()
+    (means_by_hand(grouping, expected, mean) * direction).sum().backward()
+    assert found.grad is not None and expected.grad is not None
+    torch.testing.assert_close(found.grad, expected.grad.float())
+    assert torch.equal(found.grad[:, 0], direction[:, 0]), "prefix tokens are left alone"
+
+
+def test_weights_that_are_learned_get_gradients() -> None:
+    grouping, x = random_case(5, 2, 6, 2, 1, True)
+    weights = torch.rand(2, 7, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    learned = replace(grouping, weights=weights, sizes=torch.ones(2, 3).scatter_add(1, grouping.labels, weights))
+    learned.merge(x, "preserve_norm").pow(2).sum().backward()
+    assert weights.grad is not None and weights.grad.isfinite().all() and (weights.grad[:, 1:] != 0).all()
+
+
+def test_a_mean_of_zero_stays_zero_with_finite_gradients() -> None:
+    x = torch.tensor([[[3.0, 4.0], [-3.0, -4.0], [0.0, 0.0], [1.0, 0.0]]])
+    grouping = Grouping.of(torch.tensor([[0, 0, 1, 2]]), 3)
+    expected = torch.tensor([[[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]]])
+    assert torch.equal(grouping.merge(x, "preserve_norm"), expected)
+    x.requires_grad_()
+    merged = grouping.merge(x, "preserve_norm")
+    assert torch.equal(merged, expected)
+    merged.sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_sums_in_float32(dtype: torch.dtype) -> None:
-    """Summed in float16, 4096 ones stop at 2048."""
-    grouping = Grouping.of(torch.zeros(1, 4096, dtype=torch.int64), 1)
-    merged = grouping.merge(torch.ones(1, 4096, 1, dtype=dtype))
-    assert merged.dtype == dtype
-    assert merged.item() == 1
+def test_half_precision_is_summed_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
+    """Summed in float16, 4096 ones stop at 2048, and squares of 300 overflow."""
+    merged = Grouping.of(torch.zeros(1, 4096, dtype=torch.int64), 1).merge(torch.ones(1, 4096, 1, dtype=dtype))
+    assert merged.dtype == dtype and merged.item() == 1
+    grouping, x = random_case(7, 2, 40, 3, 1, True, True)
+    x = (300 * x).to(dtype)
+    merged = grouping.merge(x, "preserve_norm")
+    assert merged.dtype == dtype and torch.equal(merged[:, :1], x[:, :1])
+    torch.testing.assert_close(merged, means_by_hand(grouping, x.float(), "preserve_norm").to(dtype))
 
 
 def test_padding_is_empty_and_harmless() -> None:
-    counts = torch.tensor([3, 1])
-    grouping = Grouping.of(torch.tensor([[0, 1, 2], [0, 0, 0]]), 3, prefix=1, counts=counts)
+    grouping = Grouping.of(torch.tensor([[0, 1, 2], [0, 0, 0]]), 3, prefix=1, counts=torch.tensor([3, 1]))
     assert grouping.sizes.tolist() == [[1, 1, 1, 1], [1, 3, 0, 0]]
-    merged = grouping.merge(torch.ones(2, 4, 2))
-    assert merged.isfinite().all()
-    assert (merged[1, 2:] == 0).all()
     later = Grouping.of(torch.tensor([[0, 0, 1], [0, 1, 1]]), 2, 1, grouping.sizes, torch.tensor([2, 1]))
     both = grouping.then(later)
-    assert both.counts is not None
-    assert both.counts.tolist() == [2, 1]
+    assert both.counts is not None and both.counts.tolist() == [2, 1]
     assert both.labels.tolist() == [[0, 1, 1, 2], [0, 1, 1, 1]]
     assert both.sizes.tolist() == [[1, 2, 1], [1, 3, 0]]
 
 
-@given(
-    seed=st.integers(0, 2**31), batch=st.integers(1, 3), n=st.integers(1, 9), k=st.integers(1, 9), drops=st.booleans()
-)
-def test_merge_is_the_same_with_and_without_gradients(seed: int, batch: int, n: int, k: int, drops: bool) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(-1 if drops else 0, k, (batch, n), generator=generator)
-    weights = torch.randint(1, 4, (batch, n + 1), generator=generator).float()
-    x = torch.randn(batch, n + 1, 5, generator=generator)
-    for given_weights in (None, weights):
-        grouping = Grouping.of(labels, k, 1, given_weights, drops=drops)
-        merged = grouping.merge(x.clone().requires_grad_())
-        assert merged.requires_grad
-        torch.testing.assert_close(grouping.merge(x), merged.detach())
-        torch.testing.assert_close(grouping.merge(x.transpose(0, 1).contiguous().transpose(0, 1)), merged.detach())
+def test_chosen_tokens_stay_the_very_tokens() -> None:
+    x = torch.randn(2, 6, 4)
+    selected = Grouping.select(torch.tensor([[0, 2], [4, 1]]), 5, prefix=1)
+    assert torch.equal(selected.merge(x, "preserve_norm"), selected.merge(x))
+    medoids = replace(
+        Grouping.of(torch.tensor([[0, 0, 1, 1, 1]] * 2), 2, prefix=1), chosen=torch.tensor([[0, 2, 4], [0, 1, 3]])
+    )
+    assert torch.equal(medoids.merge(x, "preserve_norm"), x.gather(1, medoids.chosen[..., None].expand(-1, -1, 4)))  # type: ignore[index]
+
+
+def test_merging_compiles_as_one_graph() -> None:
+    grouping, x = random_case(11, 2, 9, 4, 1, True, True)
+
+    def merge(x: Tensor) -> Tensor:
+        return grouping.merge(x, "preserve_norm")
+
+    torch._dynamo.reset()
+    compiled = torch.compile(merge, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), merge(x))
 
 
 LABELS = torch.tensor([[0, 0, 1], [0, 1, 1]])
+PAIRS = Grouping.of(LABELS, 2)
 
 
 @pytest.mark.parametrize(
-    ("misuse", "complaint"),
+    ("misuse", "named"),
     [
-        (lambda: Grouping.of(LABELS[0], 2), r"patch_labels has the shape \(3,\); needed: \(any, any\)"),
-        (lambda: Grouping.of(LABELS.float(), 2), r"patch_labels is torch.float32; needed: torch.int64"),
-        (lambda: Grouping.of(LABELS, -1), r"n_groups=-1 must be 0 or more"),
-        (lambda: Grouping.of(LABELS, 2, prefix=-1), r"prefix=-1 must be 0 or more"),
-        (lambda: Grouping.of(LABELS, 2, 1, torch.ones(2, 3)), r"weights has the shape \(2, 3\); needed: \(2, 4\)"),
-        (lambda: Grouping.of(LABELS, 2, counts=torch.ones(3)), r"counts has the shape \(3,\); needed: \(2\)"),
-        (lambda: Grouping.select(LABELS.bool(), 4), r"positions is torch.bool; needed: torch.int64"),
-        (lambda: Grouping.select(LABELS, 4, 1, torch.ones(2, 4)), r"weights .*\(2, 4\); needed: \(2, 5\)"),
-        (lambda: Grouping.of(LABELS, 2).merge(torch.ones(2, 4, 5)), r"x has the shape .*needed: \(2, 3, any\)"),
-        (lambda: Grouping.of(LABELS, 2).merge(torch.ones(2, 3)), r"x has the shape \(2, 3\)"),
-        (lambda: Grouping.select(LABELS, 4).merge(torch.ones(1, 4, 5)), r"x has the shape .*needed: \(2, 4, any\)"),
-        (lambda: Grouping.of(LABELS, 2).unmerge(torch.ones(2, 3, 5)), r"y has the shape .*needed: \(2, 2, any\)"),
-        (
-            lambda: Grouping.select(LABELS, 4).unmerge(torch.ones(2, 3, 5), torch.ones(2, 4, 6)),
-            r"dropped has the shape .*needed: \(2, 4, 5\)",
-        ),
-        (lambda: Grouping.of(LABELS, 2).then(Grouping.of(LABELS, 2)), r"later grouping .*\(2, 3\); needed: \(2, 2\)"),
-        (
-            lambda: Grouping.of(LABELS, 2).then(Grouping.of(LABELS[:, :1], 1, prefix=1)),
-            r"later grouping has prefix=1; needed: 0",
-        ),
+        (lambda: Grouping.of(LABELS[0], 2), "patch_labels"),
+        (lambda: Grouping.of(LABELS.float(), 2), "patch_labels"),
+        (lambda: Grouping.of(LABELS, -1), "n_groups"),
+        (lambda: Grouping.of(LABELS, 2, prefix=-1), "prefix"),
+        (lambda: Grouping.of(LABELS, 2, 1, torch.ones(2, 3)), r"weights .*needed: \(2, 4\)"),
+        (lambda: Grouping.of(LABELS, 2, counts=torch.ones(3)), "counts"),
+        (lambda: Grouping.select(LABELS.bool(), 4), "positions"),
+        (lambda: Grouping.select(LABELS, 4, 1, torch.ones(2, 4)), r"weights .*needed: \(2, 5\)"),
+        (lambda: PAIRS.merge(torch.ones(2, 4, 5)), r"x .*needed: \(2, 3, any\)"),
+        (lambda: PAIRS.merge(torch.ones(2, 3)), "x has the shape"),
+        (lambda: PAIRS.merge(torch.ones(2, 3, 5), "median"), "mean='median'"),  # type: ignore[arg-type]
+        (lambda: Grouping.select(LABELS, 4).merge(torch.ones(1, 4, 5)), r"x .*needed: \(2, 4, any\)"),
+        (lambda: PAIRS.unmerge(torch.ones(2, 3, 5)), r"y .*needed: \(2, 2, any\)"),
+        (lambda: Grouping.select(LABELS, 4).unmerge(torch.ones(2, 3, 5), torch.ones(2, 4, 6)), "dropped"),
+        (lambda: PAIRS.then(PAIRS), "later grouping"),
+        (lambda: PAIRS.then(Grouping.of(LABELS[:, :1], 1, prefix=1)), "prefix=1"),
     ],
 )
-def test_misuse_is_refused_with_what_is_needed(misuse: Callable[[], object], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+def test_misuse_is_refused_with_what_is_needed(misuse: Callable[[], object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         misuse()

@@ -52,7 +52,7 @@ def test_a_forward_on_the_instance_would_hide_the_reduction() -> None:
     model.forward = types.MethodType(type(model).forward, model)
     with pytest.raises(agglo.UnsupportedModelError, match="forward of this VisionTransformer was replaced"):
         agglo.apply(model, keep_rate=0.5)
-    assert agglo.reduction(model) is None
+    assert agglo.report(model) is None
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -99,7 +99,7 @@ def test_remove_does_not_undo_what_came_later() -> None:
         agglo.remove(model)
     assert_same(model(IMAGE), reduced)
     parametrize.remove_parametrizations(model, "cls_token")
-    assert agglo.reduction(agglo.remove(model)) is None
+    assert agglo.report(agglo.remove(model)) is None
 
 
 def test_threads_may_apply_at_once() -> None:

@@ -12,23 +12,32 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "agglo"
 
 # From the ground up. A room may import rooms of lower floors, and itself; rooms of one floor do not know each other.
-FLOORS: tuple[tuple[str, ...], ...] = (
-    ("version", "compiling"),
+LIBRARY: tuple[tuple[str, ...], ...] = (
+    ("version", "compiling", "checks", "text"),
     ("clustering",),
     ("schedule", "grouping", "attention"),
     ("methods",),
+    ("config",),
     ("plan", "tracing", "tuned"),
     ("hosts",),
-    ("patching",),
-    ("drawing", "embedded", "testing"),
-    ("experiments",),
-    ("classification", "synthesis", "detection"),
-    ("bench", "tuning"),
-    ("reproduce",),
-    ("demo", "playground"),
-    ("cli",),
+    ("patch",),
+    ("drawing", "embedded", "testing", "utils"),
+    ("models",),
+    ("tuning",),
+)
+LABORATORY: tuple[tuple[str, ...], ...] = (
+    ("lab.options",),
+    ("lab.data", "lab.drawing"),
+    ("lab.evaluation", "lab.training"),
+    ("lab.tasks.classification", "lab.tasks.synthesis", "lab.tasks.detection"),
+    ("lab",),  # what scripts call
+    ("lab.bench",),
+    ("lab.paper",),
+    ("lab.demo", "lab.playground"),
+    ("lab.cli",),
     ("__main__",),
 )
+FLOORS = LIBRARY + LABORATORY
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 ROOT = ""  # agglo itself: what users import; it may import any room, and no room may import it
 
@@ -44,12 +53,14 @@ class Import(NamedTuple):
 
 
 def room_of(module: str) -> str:
-    """The room of a dotted name.
+    """The innermost room that a dotted name lies in.
 
-    >>> room_of("agglo.hosts.vit.run"), room_of("agglo.patching"), room_of("agglo")
-    ('hosts', 'patching', '')
+    >>> room_of("agglo.hosts.common.loop"), room_of("agglo.lab.tasks.detection.specs"), room_of("agglo")
+    ('hosts', 'lab.tasks.detection', '')
     """
-    return module.split(".")[1] if "." in module else ROOT
+    parts = module.split(".")[1:]
+    inside = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((room for room in inside if room in FLOOR), parts[0] if parts else ROOT)
 
 
 def imports(package: Path) -> Iterator[Import]:
@@ -68,7 +79,7 @@ def _modules(node: ast.AST, rooms: set[str]) -> list[str]:
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
         assert node.level == 0, "imports are written out, not relative"
-        # `from agglo import patching` imports that room, not the root.
+        # `from agglo import patch` imports that room, not the root.
         is_root = node.module == "agglo"
         return [f"agglo.{a.name}" if is_root and a.name in rooms else str(node.module) for a in node.names]
     return []
@@ -81,8 +92,17 @@ def wrong(found: Import) -> bool:
 
 
 def test_every_room_has_a_floor() -> None:
-    rooms = {path.stem if path.suffix == ".py" else path.name for path in PACKAGE.iterdir()}
-    assert rooms - {"__init__", "__pycache__", "py"} - {"py.typed"} <= FLOOR.keys()
+    folders = {"": PACKAGE, "lab.": PACKAGE / "lab", "lab.tasks.": PACKAGE / "lab" / "tasks"}
+    rooms = {f"{inside}{path.stem}" for inside, folder in folders.items() for path in folder.iterdir()}
+    assert {room for room in rooms if "__init__" not in room and "__pycache__" not in room} - {"py"} <= {
+        *FLOOR,
+        "lab.tasks",
+    }
+
+
+def test_the_library_never_imports_the_laboratory() -> None:
+    library = {room for floor in LIBRARY for room in floor}
+    assert not [str(found) for found in imports(PACKAGE) if found.room in library and found.imported.startswith("lab")]
 
 
 def test_imports_go_downwards() -> None:
@@ -92,7 +112,7 @@ def test_imports_go_downwards() -> None:
 
 def test_only_the_page_knows_gradio() -> None:
     """What the playground computes can be called and tested without the library that lays it out."""
-    room = PACKAGE / "playground"
+    room = PACKAGE / "lab" / "playground"
     importing = {path.relative_to(room).parts[0] for path in room.rglob("*.py") if "gradio" in _imported(path)}
     assert importing == {"page", "serving.py"}
 
@@ -113,11 +133,20 @@ def test_a_module_never_shares_its_name_with_a_folder() -> None:
 @pytest.mark.parametrize(
     ("room", "text", "imported"),
     [
-        ("methods", "from agglo.hosts.swap import ReducedModule", "hosts"),
+        ("methods", "from agglo.hosts.common.swap import ReducedModule", "hosts"),
         ("methods", "import agglo", ROOT),
-        ("classification", "def f():\n    from agglo.detection import train", "detection"),
-        ("experiments", "if TYPE_CHECKING:\n    from agglo.classification.data import base", "classification"),
-        ("experiments", "from agglo import cli", "cli"),
+        (
+            "lab.tasks.classification",
+            "def f():\n    from agglo.lab.tasks.detection import train",
+            "lab.tasks.detection",
+        ),
+        (
+            "lab.training",
+            "if TYPE_CHECKING:\n    from agglo.lab.tasks.classification.data import base",
+            "lab.tasks.classification",
+        ),
+        ("models", "from agglo import tuning", "tuning"),
+        ("hosts", "from agglo.lab.tasks import detection", "lab"),
     ],
 )
 def test_a_wrong_import_is_found_with_its_line(tmp_path: Path, room: str, text: str, imported: str) -> None:

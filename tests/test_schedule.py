@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 from fractions import Fraction
@@ -13,6 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agglo.methods.evo_vit import EvoViT
+from agglo.methods.tome import ToMe
+from agglo.plan import Plan
 from agglo.schedule import (
     Constant,
     Counts,
@@ -24,7 +26,6 @@ from agglo.schedule import (
     as_schedule,
     default_blocks,
     parse_schedule,
-    schedule_from_dict,
 )
 
 
@@ -35,10 +36,6 @@ def test_published_stage_counts(rate: float, counts: list[int]) -> None:
     after = Stages(rate).counts(196, 12)
     assert after == [196] * 3 + [counts[0]] * 3 + [counts[1]] * 3 + [counts[2]] * 3
     assert Stages(rate, blocks=(3, 6, 9)).counts(196, 12) == after
-
-
-def test_nested_floors_add_up() -> None:
-    assert Stages(0.7, nested=True).counts(196, 12)[3::3] == [137, 95, 66]
 
 
 LINEAR = {
@@ -69,11 +66,6 @@ def test_published_final_counts_of_exact_removal(schedule: Schedule, n: int, dep
     assert schedule.counts(n, depth)[-1] == last
 
 
-def test_linear_sequence_of_base() -> None:
-    with_class = [197, 165, 136, 110, 87, 67, 50, 36, 25, 17, 12, 10, 10]
-    assert [count + 1 for count in Linear(16).counts(196, 12)] == with_class[1:]
-
-
 def test_geometric() -> None:
     counts = Geometric(0.8).counts(196, 12)
     assert counts[:3] == [196] * 3
@@ -96,6 +88,17 @@ def test_rates_in_percent_are_exact(percent: int, n: int, stages: int) -> None:
             schedule.counts(n, stages)
     else:
         assert schedule.counts(n, stages) == exact
+    assert schedule.counts(n, stages, strict=False) == [max(1, count) for count in exact]
+
+
+def test_the_nearest_possible_counts_of_few_tokens() -> None:
+    assert Constant(3).counts(8, 4, strict=False) == [5, 2, 1, 1]
+    assert Counts((20, 5, 2), blocks=(0, 1, 3)).counts(9, 4, strict=False) == [9, 5, 5, 2]
+    assert Counts((2, 20), blocks=(0, 2), returning=True).counts(9, 4, strict=False) == [2, 2, 9, 9]
+    assert Plan(Constant(3)).targets(EvoViT(), 8, 4) == [5, 2, 1, None]
+    assert Plan(Stages(0.5, blocks=(0, 1, 2))).targets(ToMe(), 7, 4) == [4, 2, None, None]
+    with pytest.raises(ValueError, match="tome cannot go from 4 to 1"):
+        Plan(Stages(0.5, blocks=(0, 1))).targets(ToMe(), 7, 4, strict=True)
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=12))
@@ -106,6 +109,7 @@ def test_any_list_removes_exactly_that(removed: list[int]) -> None:
 
 
 def test_rates_and_counts_per_stage() -> None:
+    assert Stages(0.7, nested=True).counts(196, 12)[3::3] == [137, 95, 66], "floors add up"
     assert Stages([0.5, 0.9, 0.1], blocks=(1, 2, 3)).counts(100, 4) == [100, 50, 45, 4]
     assert Counts((90, 30, 10)).counts(196, 12)[3::3] == [90, 30, 10]
 
@@ -116,37 +120,21 @@ def test_blocks_scale_with_depth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "message"),  # numbers, flags and lists of another kind: tests/test_options.py
     [
-        (lambda: Stages(0.0), "keep_rate=0.0"),
-        (lambda: Stages(1.2), "keep_rate=1.2"),
-        (lambda: Stages(float("nan")), "keep_rate=nan"),
-        (lambda: Stages(True), "keep_rate=True"),
-        (lambda: Stages("half"), "keep_rate"),
         (lambda: Stages(50), r"keep_rate=50 .*did you mean 0.5\?"),
-        (lambda: Stages([]), r"keep_rate=\[\] must be"),
-        (lambda: Stages(0.5, blocks=()), r"blocks=\(\) must be a list"),
-        (lambda: Stages(0.5, nested="no"), "nested='no' must be True or False"),
-        (lambda: Stages(0.5, nested=True, returning=True), "give one of them"),
+        (lambda: Stages(0.5, nested=True, returning=True), "nested"),
         (lambda: Counts((3,), blocks=(1, 2)), "one value per block"),
-        (lambda: Counts((3, 0, 1)), "left=0"),
-        (lambda: Counts(3), "left=3 must be a list"),
-        (lambda: Counts((9, 3)).counts(196, 12), "needs 3 values"),
         (lambda: Stages([0.5, 0.5], blocks=(3,)), "one value per block"),
-        (lambda: Stages(0.5, blocks=(6, 3)), "must increase"),
-        (lambda: Stages(0.5, blocks=(-1,)), "blocks=-1"),
-        (lambda: Stages(0.5, blocks=(12,)).counts(196, 12), "depth 12"),
+        (lambda: Counts((9, 3)).counts(196, 12), "needs 3 values"),
         (lambda: Stages([0.5, 0.5]).counts(196, 12), "needs 3 values"),
+        (lambda: Stages(0.5, blocks=(6, 3)), "must increase"),
+        (lambda: Stages(0.5, blocks=(12,)).counts(196, 12), "depth 12"),
         (lambda: Counts((300, 200, 100)).counts(196, 12), "only 196"),
-        (lambda: Stages(0.1).counts(16, 12), "at least 1"),
         (lambda: Constant(20).counts(196, 12), r"Constant\(20\).*at least 1"),
-        (lambda: Constant(-1), "t=-1"),
-        (lambda: Constant(4, start=12).counts(196, 12), "would do nothing"),
-        (lambda: Geometric(0.8, start=12).counts(196, 12), "would do nothing"),
-        (lambda: Linear(1.5), "t=1.5"),
-        (lambda: PerBlock([1, 2.5]), "removed=2.5"),
+        (lambda: Constant(4, start=12).counts(196, 12), "start at block 12"),
+        (lambda: Geometric(0.8, start=12).counts(196, 12), "start at block 12"),
         (lambda: PerBlock([1, 1, 1]).counts(9, 2), "the model has 2"),
-        (lambda: Geometric(0), "keep_rate=0"),
         (lambda: as_schedule(0.5), "schedule=0.5"),
     ],
 )
@@ -188,8 +176,6 @@ def test_every_form_gives_the_same_schedule_back(schedule: Schedule) -> None:
         "repr": eval(repr(schedule)),
         "text": parse_schedule(str(schedule)),
         "argument": as_schedule(str(schedule)),
-        "dict": schedule_from_dict(schedule.as_dict()),
-        "JSON": schedule_from_dict(json.loads(json.dumps(schedule.as_dict()))),
         "pickle": pickle.loads(pickle.dumps(schedule)),
     }
     for form, again in forms.items():
@@ -200,37 +186,20 @@ def test_every_form_gives_the_same_schedule_back(schedule: Schedule) -> None:
 
 @given(SCHEDULES, SCHEDULES)
 def test_schedules_are_equal_where_their_texts_are(one: Schedule, two: Schedule) -> None:
-    assert (one == two) == (str(one) == str(two)) == (one.as_dict() == two.as_dict()) == (repr(one) == repr(two))
-
-
-@given(SCHEDULES, st.integers(1, 300), st.integers(1, 24))
-def test_a_schedule_from_text_counts_alike(schedule: Schedule, n: int, depth: int) -> None:
-    def counts(of: Schedule) -> object:
-        try:
-            return of.counts(n, depth)
-        except ValueError as error:
-            return str(error)
-
-    assert counts(parse_schedule(str(schedule))) == counts(schedule)
+    assert (one == two) == (str(one) == str(two)) == (repr(one) == repr(two))
 
 
 TEXTS: dict[str, Schedule] = {
     "stages:0.5": Stages(0.5),
-    "stages:0.5@3,6,9": Stages(0.5, blocks=(3, 6, 9)),
-    "stages:0.9,0.7,0.5@3,6,9": Stages([0.9, 0.7, 0.5], blocks=[3, 6, 9]),
-    "stages:0.5,@3": Stages([0.5], blocks=[3]),
-    "stages:1": Stages(1),
-    "stages:0.7:nested": Stages(0.7, nested=True),
-    "stages:0.5@4,8:returning": Stages(0.5, blocks=(4, 8), returning=True),
-    "counts:90,30,10": Counts((90, 30, 10)),
-    "counts:90@4:returning": Counts((90,), blocks=(4,), returning=True),
-    "constant:14": Constant(14),
-    "constant:14@3": Constant(14, start=3),
+    "stages:0.9,0.7,0.5,blocks=[3,6,9]": Stages([0.9, 0.7, 0.5], blocks=[3, 6, 9]),
+    "stages:[0.5],blocks=[3]": Stages([0.5], blocks=[3]),
+    "stages:0.7,nested=true": Stages(0.7, nested=True),
+    "counts:[90],blocks=[4],returning=true": Counts((90,), blocks=(4,), returning=True),
+    "constant:14,start=3": Constant(14, start=3),
     "linear:16": Linear(16),
     "geometric:0.8": Geometric(0.8, start=3),
-    "geometric:0.8@0": Geometric(0.8, start=0),
-    "blocks:0,0,0,49": PerBlock([0, 0, 0, 49]),
-    "blocks:5": PerBlock([5]),
+    "per_block:0,0,0,49": PerBlock([0, 0, 0, 49]),
+    "per_block:[5]": PerBlock([5]),
 }
 
 
@@ -240,8 +209,7 @@ def test_what_is_typed(text: str) -> None:
     assert parse_schedule(f" {text.replace(',', ', ')} ") == TEXTS[text]
 
 
-def test_schedules_of_different_kinds_differ() -> None:
-    assert len({*TEXTS.values(), Stages((0.5, 0.5, 0.5)), PerBlock([14] * 12), Linear(14)}) == len(TEXTS) + 3
+def test_schedules_of_different_kinds_differ_and_do_not_change() -> None:
     assert Constant(0) != Linear(0) and Stages(0.5) != Geometric(0.5)
     with pytest.raises(AttributeError):
         Constant(3).t = 4  # type: ignore[misc]
@@ -250,55 +218,19 @@ def test_schedules_of_different_kinds_differ() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "0.5",
-            "schedule='0.5' is not known; accepted are such as stages:0.5, counts:90,30,10, constant:14, linear:1",
-        ),
-        ("cubic:3", "'cubic:3' is not known"),
-        ("lineal:3", r"did you mean linear\?"),
-        ("constant", r"schedule='constant': t='' is not a number; write it as constant:14 or constant:14@3"),
-        ("constant:14@", "start='' is not a number"),
-        ("constant:1.5", "t=1.5 must be a whole number"),
-        ("constant:1,2", r"t=\(1, 2\) must be a whole number"),
-        ("constant:-3", "t=-3.0 must be a whole number"),
-        ("stages:50", r"keep_rate=50 .*did you mean 0.5\?; write it as stages:0.5 or"),
-        ("stages:nan", "keep_rate=nan"),
-        ("stages:half", "keep_rate='half' is not a number"),
-        ("stages:0.5@6,3", r"blocks=\(6, 3\) must increase"),
-        ("stages:0.5@3.5", "blocks=3.5 must be a whole number"),
-        ("stages:0.5:netsed", "'netsed' is no flag of it, nested and returning may follow"),
-        ("stages:0.5:nested:returning", "give one of them"),
-        ("linear:16@3", "linear takes no @"),
-        ("linear:16:nested", "'nested' is no flag of it, none may follow"),
-        ("blocks:", "removed='' is not a number"),
-        ("counts:9,,3", "left='' is not a number"),
+        ("0.5", "schedule"),
+        ("lineal:3", r"did you mean 'linear'\?"),
+        ("constant", "needs t"),
+        ("constant:", "'constant:'"),
+        ("constant:14,start=", "start="),
+        ("constant:1,2", r"t=\(1, 2\)"),
+        ("stages:half", "keep_rate='half'"),
+        ("stages:0.5,blocks=[6,3]", "blocks"),
+        ("stages:0.5,blocks=[3", "no closing"),
+        ("linear:16,start=3", "'start'"),
+        ("counts:9,,3", "between two commas"),
     ],
 )
 def test_texts_that_are_no_schedule(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_schedule(text)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({}, "kind=None is not known; accepted: 'stages', 'counts', 'constant', 'linear', 'geometric', 'blocks'"),
-        ({"kind": "linear"}, "linear needs 't'; it has t"),
-        ({"kind": "linear", "t": 3, "start": 1}, "linear has no 'start'; it has t"),
-        ({"kind": "stages", "keep_rate": 0.5, "_ratios": ()}, "has no '_ratios'"),
-        ({"kind": "stages", "keep_rate": "half"}, "keep_rate='half'"),
-    ],
-)
-def test_dicts_that_are_no_schedule(content: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        schedule_from_dict(content)
-
-
-def test_a_schedule_of_ones_own_says_that_it_cannot_be_written() -> None:
-    class Halving(Schedule):
-        def _wanted(self, n_tokens: int, depth: int) -> list[int]:
-            return [n_tokens >> block for block in range(depth)]
-
-    assert Halving().counts(8, 3) == [8, 4, 2]
-    with pytest.raises(ValueError, match="a schedule of its own kind"):
-        Halving().as_dict()

@@ -11,8 +11,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from agglo.bench.diffusion_report import summaries
-from agglo.experiments.tables import CANNOT, Column, Table
+from agglo.config import ReductionConfig
+from agglo.lab.bench.diffusion_report import summaries
+from agglo.text import format_call
+from agglo.utils.tables import CANNOT, Column, Table
 
 RESULTS = Path(__file__).parents[1] / "results"
 LOSSES = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0)
@@ -20,6 +22,7 @@ RATES = (0.9, 0.7, 0.5, 0.25)
 ATC = ("atc average", "atc complete", "atc single")
 OFF_THE_SHELF = ("off-the-shelf/record.json", "better-atc/record.json")
 MINIATURE = {"off the shelf": "miniature/off-the-shelf/record.json", "fine-tuned": "miniature/fine-tuned/record.json"}
+SYNTHESIS = "miniature/diffusion-options/record.json"
 
 Result = dict[str, Any]
 Scores = Mapping[str, Mapping[float | None, float]]  # name -> keep rate -> score; dense under None
@@ -33,19 +36,19 @@ def record(name: str) -> dict[str, Any]:
     return content
 
 
-def results(names: Iterable[str]) -> list[Result]:
-    """What was measured, each with whether it is a method as its authors have it."""
-    found = [result for name in names for result in record(name)["results"] if "cannot" not in result]
-    return [{**result, "usual": _is_usual(str(result["method"]))} for result in found]
+def results(*names: str) -> list[Result]:
+    """Return what was measured, without what could not run."""
+    return [result for name in names for result in record(name)["results"] if "cannot" not in result]
 
 
-def _is_usual(method: str) -> bool:
+def _is_as_published(method: str) -> bool:
+    """Whether a method is named without options, so as its authors have it."""
     return "=" not in method and "," not in method and "as released" not in method and method != "one token"
 
 
 def budgets() -> str:
-    """For each loss that may be tolerated, the cheapest of all that was measured, ATC and others apart."""
-    measured = [result for result in results(OFF_THE_SHELF) if result.get("varies", "no") == "no"]
+    """Return the cheapest reduction within each tolerated loss of accuracy, of ATC and of the other methods."""
+    measured = [result for result in results(*OFF_THE_SHELF) if result.get("varies", "no") == "no"]
     dense = next(result for result in measured if result["method"] == "dense")
     reduced = [result for result in measured if result["keep_rate"] is not None]
     ours = [result for result in reduced if result["method"].startswith("atc")]
@@ -66,18 +69,24 @@ def budgets() -> str:
     return f"{head}\n\n{Table(columns, rows).markdown()}"
 
 
+def keep_rate_of(result: Result) -> Any:
+    """Return the keep rate of a benchmark's result; None for the dense model and for schedules."""
+    return None if result["config"] is None else result["config"].get("keep_rate")
+
+
 def _cheapest(found: list[Result], dense: Result) -> list[Any]:
-    """What to type, top-1 and share of GFLOPs; of equally cheap ones the most accurate."""
+    """Return what to type, top-1 and fraction of GFLOPs of the cheapest; of equally cheap ones the most accurate."""
     if not found:
         return ["none", None, None]
     best = min(found, key=lambda result: (round(result["gflops"], 3), -result["top1"]))
-    typed, _, extra = str(best["reduction"]).partition(", ")
-    words = f"`{typed}` at {best['keep_rate']:g}{f', {extra}' if extra else ''}"
+    config = ReductionConfig.from_dict(best["config"])
+    how = {name: value for name, value in config.given().items() if name != "keep_rate"}
+    words = f"`{format_call(config.method, (), how)}` at {best['keep_rate']:g}"
     return [words, best["top1"], f"{best['gflops'] / dense['gflops']:.0%}"]
 
 
 def tasks() -> str:
-    """Every task that was measured: the best method at each keep rate, and ATC and ToMe beside it."""
+    """Return the best method of every task at each keep rate, with ATC and ToMe beside it."""
     rows = []
     for title, scores, lower_is_better in _tasks():
         dense = scores.get("dense", {}).get(None)
@@ -97,42 +106,29 @@ def tasks() -> str:
 
 
 def _tasks() -> Iterable[tuple[str, Scores, bool]]:
-    """Title, scores, and whether lower ones are better."""
-    yield "DeiT-Tiny off the shelf, top-1", _scores(results(OFF_THE_SHELF), "top1"), False
+    """Yield title, scores, and whether lower ones are better."""
+    yield "DeiT-Tiny off the shelf, top-1", _scores(results(*OFF_THE_SHELF), "top1"), False
     for words, name in MINIATURE.items():
-        yield f"embedded classifier {words}, top-1", _scores(_of_finished_seeds(results([name])), "top1"), False
-    detection = [one for one in results_with("training", "miniature/detection/record.json") if "box_AP" in one]
+        yield f"embedded classifier {words}, top-1", _scores(_of_finished_seeds(results(name)), "top1"), False
+    detection = [one for one in results("miniature/detection/record.json") if "training" in one and "box_AP" in one]
     for part in ("off the shelf", "fine-tuned"):
         chosen = _of_finished_seeds([one for one in detection if one["training"] == part])
         yield f"embedded detector {part}, box AP", _scores(chosen, "box_AP"), False
-    nuclei = [one for one in results(["nuclei/record.json"]) if one["part"] == "reduced"]
+    nuclei = [one for one in results("nuclei/record.json") if one["part"] == "reduced"]
     yield "nuclei, off the shelf, box AP", _scores(nuclei, "box_AP"), False
-    predictions = [one for one in _synthesis() if one["part"] == "prediction"]
+    predictions = [one for one in results(SYNTHESIS) if one["part"] == "prediction"]
     errors = [{**one, "method": _spelt(one["method"]), "percent": 100 * one["error"]} for one in predictions]
     yield "embedded generator, error of a prediction in %", _scores(errors, "percent"), True
 
 
-def results_with(value: str, name: str) -> list[Result]:
-    """Those of a record that say such a thing: a record may hold several kinds of cells."""
-    whole = {**record(name)}
-    return [
-        {**one, "usual": _is_usual(one["method"])} for one in whole["results"] if value in one and "cannot" not in one
-    ]
-
-
-def _synthesis() -> list[Result]:
-    found = record("miniature/diffusion-options/record.json")["results"]
-    return [{**one, "usual": True} for one in found]
-
-
 def _spelt(method: str) -> str:
-    """A cell of the synthesis in miniature as other studies name it."""
+    """Return the name that other studies give to a method of the synthesis in miniature."""
     plain = method.replace("-", " ")
     return plain if plain in ATC else method
 
 
 def _of_finished_seeds(found: list[Result]) -> list[Result]:
-    """A seed of which some methods are missing would not compare like with like."""
+    """Leave out seeds of which some methods are missing, which would not compare like with like."""
     seeds = {one.get("seed") for one in found}
     by_seed = {seed: [one for one in found if one.get("seed") == seed] for seed in seeds}
     most = max(map(len, by_seed.values()))
@@ -140,24 +136,24 @@ def _of_finished_seeds(found: list[Result]) -> list[Result]:
 
 
 def _scores(found: Iterable[Result], score: str) -> Scores:
-    """By name and keep rate, mean over seeds; only methods as their authors have them."""
+    """Return the mean over seeds by name and keep rate, of methods as published."""
     values: dict[str, dict[float | None, list[float]]] = {}
     for one in found:
-        if one["usual"] and score in one:
+        if score in one and _is_as_published(one["method"]):
             values.setdefault(one["method"], {}).setdefault(one["keep_rate"], []).append(one[score])
     return {name: {rate: mean(of_rate) for rate, of_rate in rates.items()} for name, rates in values.items()}
 
 
 def speeds() -> str:
-    """What was timed on a CPU: how many times as fast, beside the share of multiply-adds that is left."""
+    """Return how many times as fast models ran on a CPU, beside the fraction of multiply-adds that is left."""
     rows: list[tuple[str, str, float, float | None, float]] = []
     for name in ("model.json", "model-batch16.json"):
         timed = record(f"bench/{name}")
         dense = next(one for one in timed["results"] if one["name"] == "dense")["gflops"]
         what = f"DeiT-Tiny, batches of {timed['settings']['batch_size']}"
         for one in timed["results"]:
-            if one["keep_rate"] not in (None, 1.0) and one["name"] != "free":
-                rows.append((what, one["name"], one["keep_rate"], one["gflops"] / dense, one["to_dense"]))
+            if keep_rate_of(one) not in (None, 1.0) and one["name"] != "free":
+                rows.append((what, one["name"], keep_rate_of(one), one["gflops"] / dense, one["to_dense"]))
     adapter = record("bench/adapter.json")
     what, dense = f"detector's backbone, {adapter['tokens']} tokens", adapter["results"][0]["gflops"]
     for one in adapter["results"][1:]:
@@ -167,7 +163,7 @@ def speeds() -> str:
     for one in summaries(diffusion):
         if one["keep_rate"] and one["name"] in ("tomesd", "atc", "atc, windows of 16, kept for 5 steps"):
             rows.append((what, one["name"], one["keep_rate"], None, 1 / one["to_dense"]))
-    for one in next(one for one in _synthesis() if one["part"] == "time")["rows"]:
+    for one in next(one for one in results(SYNTHESIS) if one["part"] == "time")["rows"]:
         if _spelt(one["method"]) in ("tome", "atc average") and one["keep_rate"] in (0.7, 0.5):
             name = _spelt(one["method"])
             rows.append(("embedded generator, 256 tokens", name, one["keep_rate"], None, 1 / one["of_dense"]))

@@ -1,30 +1,36 @@
-"""Writes what is measured into the pages of the documentation, each table between its marks.
+"""Write what was measured into the pages of the documentation, each table between its marks.
 
-    make pages
+    make pages          write them
+    make check-pages    fail if a page or a table in results/ differs from the records
 
-Every table comes from a record in results/; a test compares the pages with the records.
+Every table comes from a record in results/; nothing is measured here.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from agglo.bench import diffusion_report
-from agglo.bench.clustering import Case, goals, table
-from agglo.bench.contention import Contention, report
-from agglo.bench.methods import table as methods_table
-from agglo.bench.model_report import table as speed_table
-from agglo.bench.playground import table as latency_table
-from agglo.bench.vlm import body, headline, notes
-from agglo.reproduce.item import Settings
-from agglo.reproduce.listing import benchmark_table, done_table
-from agglo.reproduce.listing import table as items_table
-from agglo.reproduce.pages import tables_of, write_between_marks
-from agglo.reproduce.registry import BENCHMARKS, item_named, items
-from tools import choosing, readme_figures, ready_made
+from agglo.lab.bench import diffusion_report
+from agglo.lab.bench.clustering import Case, Contention, contention_report, goals, table
+from agglo.lab.bench.methods import table as methods_table
+from agglo.lab.bench.model import table as speed_table
+from agglo.lab.bench.playground import table as latency_table
+from agglo.lab.bench.vlm import body, headline, notes
+from agglo.lab.paper.listing import benchmark_table, done_table
+from agglo.lab.paper.listing import table as items_table
+from agglo.lab.paper.output import MARKDOWN, pages_of, read_results, replace_between_marks, tables_of
+from agglo.lab.paper.registry import BENCHMARKS, items
+from agglo.lab.paper.study import Settings
+from agglo.utils.tables import Column, Table
+from studies import studies
+from tools import choosing, ready_made
+from tools.choosing import keep_rate_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -32,7 +38,7 @@ FULL, MINIATURE = Settings(output=RESULTS), Settings(output=RESULTS, miniature=T
 
 
 def against_peers() -> str:
-    """The clustering's table, where it was measured, what memory it took, and how many goals were met."""
+    """Return the clustering's table, where it was measured, what memory it took, and how many goals were met."""
     recorded = _load("clustering.json")
     cases = [Case(**case) for case in recorded["cases"]]
     judged = goals(cases)
@@ -47,7 +53,8 @@ def against_peers() -> str:
 
 def contended() -> str:
     recorded = _load("clustering-contended.json")
-    return f"{_where(recorded)}\n\n{report([Contention(**result) for result in recorded['contention']], bullet='- ')}"
+    results = [Contention(**result) for result in recorded["contention"]]
+    return f"{_where(recorded)}\n\n{contention_report(results, bullet='- ')}"
 
 
 def speed() -> str:
@@ -57,9 +64,9 @@ def speed() -> str:
 
 
 def smaller_batches() -> str:
-    """The batch of 16 in a sentence."""
+    """Return the speeds at a batch of 16 as a sentence."""
     recorded = _load("model-batch16.json")
-    rows = {(one["name"], one["keep_rate"]): one for one in recorded["results"]}
+    rows = {(one["name"], keep_rate_of(one)): one for one in recorded["results"]}
     atc = [f"{rows['atc average', rate]['to_dense']:.2f} times as fast at {rate * 100:g} %" for rate in (0.5, 0.25)]
     machine, batch = recorded["machine"], recorded["settings"]["batch_size"]
     where = f"{machine['cpu']}, {machine['threads']} threads, {machine['date'][:10]}"
@@ -70,7 +77,7 @@ def smaller_batches() -> str:
 
 
 def one_stage() -> str:
-    """What every method itself takes."""
+    """Return what every method itself takes."""
     recorded = _load("methods.json")
     settings, machine = recorded["settings"], recorded["machine"]
     where = f"{machine['cpu']}, {machine['threads']} threads, load {machine['load']}, {machine['date'][:10]}"
@@ -82,7 +89,7 @@ def one_stage() -> str:
 
 
 def denoising_step() -> str:
-    """A step of Stable Diffusion's size: the table, where it was measured, and what it tells."""
+    """Return the times of a denoising step of Stable Diffusion's size."""
     recorded = _load("diffusion.json")
     if not diffusion_report.is_finished(recorded):
         raise ValueError("the run of diffusion.json is unfinished: make bench-diffusion goes on with it")
@@ -92,7 +99,7 @@ def denoising_step() -> str:
 
 
 def moves_of_a_slider() -> str:
-    """How long a move of the playground's slider takes."""
+    """Return how long a move of the playground's slider takes."""
     recorded = _load("playground.json")
     machine, moves = recorded["machine"], len(recorded["results"][0]["milliseconds"])
     where = f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']}, {machine['date'][:10]}"
@@ -100,11 +107,56 @@ def moves_of_a_slider() -> str:
 
 
 def first_token() -> str:
-    """A vision-language model's time to its first token."""
+    """Return a vision-language model's time to its first token."""
     recorded = _load("vlm.json")
     lines = "\n".join(f"- {line}" for line in notes(recorded))
     head = f"{headline(recorded)}, {recorded['machine']['date'][:10]} (`make bench-vlm`)."
     return f"{head}\n\n{body(recorded).markdown()}\n\n{lines}"
+
+
+README_MODEL = "deit_tiny_patch16_224"
+_README_METHODS = {"tome": "ToMe", "atc average": "ATC"}
+
+
+def readme_numbers() -> str:
+    return accuracy_and_speed(read_results(FULL.folder("off-the-shelf")), _load("model.json"))
+
+
+def accuracy_and_speed(accuracy: list[dict[str, Any]], speed: dict[str, Any]) -> str:
+    """Return the README's table: top-1 of `agglo reproduce off-the-shelf` beside speeds of `agglo bench model`.
+
+    Speeds are medians of ratios within a repeat, against two dense models: the one that passes a batch a few images at
+    a time, as all reduced ones do ("free" at keep rate 1: nothing is merged), and timm's own.
+    """
+    here = [result for result in accuracy if (result["model"], result["data"]) == (README_MODEL, "imagenet")]
+    top1 = {(result["method"], result["keep_rate"]): result.get("top1") for result in here}
+    images = next(result["images"] for result in here if "images" in result)
+    timed = {(result["name"], keep_rate_of(result)): result["images_per_second"] for result in speed["results"]}
+    if ("free", 1.0) not in timed:
+        raise ValueError("the speeds have no row for keep rate 1, which says what slicing alone is worth")
+    dense, sliced = timed["dense", None], timed["free", 1.0]
+    rows: list[list[Any]] = [["dense", top1["dense", None], _ratio(sliced, sliced), _ratio(sliced, dense)]]
+    for rate in sorted({rate for _, rate in timed if rate is not None and rate < 1}, reverse=True):
+        for name, shown in _README_METHODS.items():
+            title = f"{shown}, keep rate {rate:g}"
+            if (name, rate) in timed and top1.get((name, rate)) is not None:
+                own = timed[name, rate]
+                rows.append([title, top1[name, rate], _ratio(own, sliced), _ratio(own, dense)])
+            else:
+                rows.append([title, "cannot", None, None])
+    columns = [Column("DeiT-Tiny, off the shelf", left=True), Column("top-1", ".1f")]
+    columns += [Column("speed"), Column("speed with slicing")]
+    machine = speed["machine"]
+    where = f"{machine['gpu'] or machine['cpu']}, {machine['threads']} threads, {machine['date'][:10]}"
+    about = (
+        f"{images} ImageNet images (`make off-the-shelf`); batches of {speed['settings']['batch_size']}, "
+        f"{where} (`make bench-model`)."
+    )
+    return f"{Table(columns, rows).markdown()}\n\n{about}"
+
+
+def _ratio(one: list[float], other: list[float]) -> str:
+    return f"{median(a / b for a, b in zip(one, other, strict=True)):.2f}x"
 
 
 def _where(recorded: dict[str, Any]) -> str:
@@ -121,8 +173,11 @@ def _load(name: str) -> dict[str, Any]:
     return content
 
 
+ALL = {**items(), **studies()}
+
+
 def _of(name: str, settings: Settings) -> Callable[[], str]:
-    return lambda: tables_of(item_named(name), settings)
+    return lambda: tables_of(ALL[name], settings)
 
 
 MORE = (
@@ -142,23 +197,24 @@ MORE = (
 
 
 def more_items() -> str:
-    """Items that have no page of their own, with their pictures."""
+    """Return the items that have no page of their own, with their images."""
     parts = []
     for name in MORE:
-        item = item_named(name)
+        item = ALL[name]
         folder = MINIATURE.folder(name)
-        pictures = [f"![{item.name}](../{path.relative_to(ROOT).as_posix()})" for path in sorted(folder.glob("*.png"))]
-        parts += [f"## {name}", tables_of(item, MINIATURE), *pictures]
+        images = [f"![{item.name}](../{path.relative_to(ROOT).as_posix()})" for path in sorted(folder.glob("*.png"))]
+        parts += [f"## {name}", tables_of(item, MINIATURE), *images]
     return "\n\n".join(parts)
 
 
 # Page, name of its marks, what stands between them.
 PAGES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/reproduce.md", "items", lambda: items_table(items().values())),
+    ("docs/reproduce.md", "studies", lambda: items_table(studies().values())),
     ("docs/reproduce.md", "benchmarks", lambda: benchmark_table(BENCHMARKS)),
     ("docs/reproduce.md", "rank", _of("rank", FULL)),
     ("docs/reproduce.md", "difference", _of("difference", FULL)),
-    ("docs/reproduce.md", "done", lambda: done_table(items().values(), RESULTS)),
+    ("docs/reproduce.md", "done", lambda: done_table(ALL.values(), RESULTS)),
     ("docs/off-the-shelf.md", "accuracy", _of("off-the-shelf", FULL)),
     ("docs/off-the-shelf.md", "better", _of("better-atc", FULL)),
     ("docs/off-the-shelf.md", "speed", speed),
@@ -188,14 +244,44 @@ PAGES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/choosing.md", "speeds", choosing.speeds),
     ("docs/playground.md", "latency", moves_of_a_slider),
     ("docs/vlm.md", "vlm", first_token),
-    ("README.md", "numbers", lambda: readme_figures.numbers(*readme_figures.recorded())),
+    ("README.md", "numbers", readme_numbers),
 )
 
 
-def main() -> None:
+def pages() -> Iterator[tuple[Path, str]]:
+    """Yield every page with the text that it should have."""
+    texts: dict[Path, str] = {}
     for page, name, text in PAGES:
-        write_between_marks(ROOT / page, name, text())
-        print(f"{page}: {name}")
+        path = ROOT / page
+        texts[path] = replace_between_marks(texts.get(path) or path.read_text(encoding="utf-8"), name, text())
+    yield from texts.items()
+
+
+def tables_in_results() -> Iterator[tuple[Path, str]]:
+    """Yield every table that `agglo reproduce` left in results/, with the text that follows from its record."""
+    for settings in (FULL, MINIATURE):
+        for item in items().values():
+            path = settings.folder(item.name) / MARKDOWN
+            if not path.exists():
+                continue
+            images = [Path(name) for name in re.findall(r"^!\[.*\]\((.*)\)$", path.read_text(encoding="utf-8"), re.M)]
+            for name, text in pages_of(item, read_results(path.parent), settings, images).items():
+                yield path.with_name(name), text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    if not parser.parse_args().check:
+        for path, text in pages():
+            path.write_text(text, encoding="utf-8")
+        return
+    stale = [path for path, text in pages() if path.read_text(encoding="utf-8") != text]
+    redraw = [path for path, text in tables_in_results() if path.read_text(encoding="utf-8") != text]
+    messages = [f"{path.relative_to(ROOT)} differs from the records: make pages writes it" for path in stale]
+    messages += [f"{path.relative_to(ROOT)} differs from its record: agglo reproduce --redraw" for path in redraw]
+    if messages:
+        raise SystemExit("\n".join(messages))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""The ready-made results of `agglo tune` that come with the package, and what they are worth.
+"""Search the ready-made results of `agglo tune` that come with the package, and summarise what they are worth.
 
     make ready-made CHECKPOINT=deit_tiny_patch16_224.safetensors IMAGES=imagenet DATA=fashion-mnist
 
 DeiT-Tiny is searched for a speed and for GFLOPs, the embedded models for GFLOPs. Speed is that of one pass over the
-whole batch, for the dense model and the reduced ones alike (AGGLO_SLICES=0). A search that was stopped goes on.
+whole batch, for the dense model and the reduced ones alike (AGGLO_SLICES=0).
 
-Results go to src/agglo/tuned/, fronts and reports to results/tuned/, a summary into docs/tune.md.
+Results go to src/agglo/tuned/, the logs of the searches, fronts and reports to results/tuned/, a summary into
+docs/tune.md. A search that was stopped continues with its log; delete the log to search again.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from typing import Any
 import torch
 
 import agglo
-from agglo import tuned
-from agglo.detection.data import make_scenes, transforms_for
-from agglo.detection.evaluation.one_pass import Images
-from agglo.detection.specs import open_detector
+from agglo import ReductionConfig, tuned
 from agglo.embedded import classifier, detector, generator
-from agglo.experiments.models import ModelSpec
-from agglo.experiments.tables import Column, Table
-from agglo.reproduce.pages import write_between_marks
-from agglo.tuning.classifiers import FolderSettings, tune_on_folder
-from agglo.tuning.result import Tuned
-from agglo.tuning.statistics import quality_from
+from agglo.lab.paper.output import replace_between_marks
+from agglo.lab.tasks.classification.tuning import FolderSettings, tune_on_folder
+from agglo.lab.tasks.detection.data import make_scenes, transforms_for
+from agglo.lab.tasks.detection.evaluation.one_pass import Images
+from agglo.lab.tasks.detection.specs import open_detector
+from agglo.models.opening import ModelSpec
+from agglo.tuning import Tuned, TuneSettings
+from agglo.tuning.statistics import Quality
+from agglo.utils.files import write_json
+from agglo.utils.tables import Column, Table
 
 PACKAGE = Path(tuned.__file__).parent
 RESULTS = Path(__file__).parents[1] / "results" / "tuned"
@@ -42,7 +44,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Places:
-    """Where weights and images are that do not come with the package."""
+    """Where weights and images lie that do not come with the package."""
 
     checkpoint: Path
     images: Path
@@ -60,7 +62,7 @@ def fashion_classifier(places: Places, path: Path, **how: Any) -> Tuned:
 
 
 def fashion_generator(places: Places, path: Path, **how: Any) -> Tuned:
-    """On what the model is given while it draws garments of every class, at all steps."""
+    """Tune on what the model is given while it draws garments of every class, at all steps."""
     model = generator.trained()
     seen: list[dict[str, Any]] = []
 
@@ -72,14 +74,15 @@ def fashion_generator(places: Places, path: Path, **how: Any) -> Tuned:
         classes = [number % generator.N_CLASSES for number in range(20)]
         generator.sample(model, classes, range(first, first + 20), steps=10)
     hook.remove()
-    return agglo.tune(model, seen, name=generator.NAME, path=path, **how)
+    return agglo.tune(model, seen, path=path, settings=TuneSettings(name=generator.NAME), **how)
 
 
 def fashion_detector(places: Places, path: Path, **how: Any) -> Tuned:
     opened = open_detector(detector.NAME)
     scenes = Images(make_scenes(places.fashion, 200, _SEED, "val"), transforms_for(opened.spec.image_size)[1])
-    pictures = [image for _, images, _ in scenes for image in images]
-    return agglo.tune(opened.model, pictures, name="agglo_fashion_detector", batch_size=8, path=path, **how)
+    inputs = [image for _, images, _ in scenes for image in images]
+    settings = TuneSettings(name="agglo_fashion_detector")
+    return agglo.tune(opened.model, inputs, batch_size=8, path=path, settings=settings, **how)
 
 
 SEARCHES: dict[str, tuple[Callable[..., Tuned], dict[str, Any]]] = {
@@ -92,19 +95,19 @@ SEARCHES: dict[str, tuple[Callable[..., Tuned], dict[str, Any]]] = {
 
 
 def summary() -> str:
-    """Every ready-made result: what was asked for, what was found, and the best of the other methods beside it."""
+    """Return a table of the ready-made results, each with the best of the other methods beside it."""
     columns = [Column("name", left=True), Column("method", left=True), Column("GFLOPs", ".3f"), Column("speed")]
     columns += [Column("distance"), Column("points lost")]
     rows: list[list[Any]] = []
     for name in tuned.names():
         content = tuned.read(name)
         for row in (content["chosen"], *content["beside"]):
-            quality, options = quality_from(row["confirmation"]), dict(row["apply"])
-            method = f"{options.pop('method')} {options.get('linkage', '')}".strip()
+            quality, config = Quality(**row["confirmation"]), ReductionConfig.from_dict(row["config"])
+            linkage = config.create_method().options().get("linkage", "")
             rows.append(
                 [
                     f"`{name}`" if row is content["chosen"] else "beside it",
-                    method,
+                    f"{config.method} {linkage}".strip(),
                     row["gflops"],
                     f"{row['speed']['median']:.2f}x",
                     f"{content['settings']['objective']} {quality.distance:.4f}",
@@ -133,11 +136,12 @@ def main() -> None:
     for name in arguments.only:
         run, how = SEARCHES[name]
         torch.manual_seed(_SEED)
-        found = run(places, PACKAGE / f"{name}.json", **how)
+        found = run(places, RESULTS / f"{name}.json", **how)
+        write_json(PACKAGE / f"{name}.json", {part: found.content[part] for part in found.content if part != "steps"})
         found.plot(RESULTS / f"{name}.png")
         (RESULTS / f"{name}.txt").write_text(f"{found.report()}\n", encoding="utf-8")
         print(found.report(), end="\n\n")
-    write_between_marks(PAGE, NAME, summary())
+    PAGE.write_text(replace_between_marks(PAGE.read_text(encoding="utf-8"), NAME, summary()), encoding="utf-8")
 
 
 if __name__ == "__main__":

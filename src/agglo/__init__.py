@@ -1,71 +1,71 @@
 """Faster vision transformers by exact agglomerative token clustering."""
 
-from agglo import detection
-from agglo.classification.api import evaluate, finetune
-from agglo.clustering import backends, cluster, cut, linkage
-from agglo.drawing.groups import draw
-from agglo.experiments.zero_shot import zero_shot
-from agglo.grouping import Grouping
-from agglo.hosts import UnsupportedModelError
-from agglo.hosts.diffusion import generation
-from agglo.hosts.registry import register_host
-from agglo.methods import (
-    LearnedMethod,
-    Method,
-    MethodInfo,
-    ModelShape,
-    Outcome,
-    RememberingMethod,
-    View,
-    list_methods,
-    parse_method,
-    register,
-)
-from agglo.patching import Reduction, adapt_processor, apply, image_tokens, reduction, remove, trace
-from agglo.schedule import Constant, Counts, Geometric, Linear, PerBlock, Schedule, Stages, parse_schedule
-from agglo.tuning import Tuned, tune
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from agglo.clustering import cluster, linkage
+from agglo.config import ReductionConfig
+from agglo.methods import Method, list_methods, register
+from agglo.schedule import Constant, Counts, Geometric, Linear, PerBlock, Schedule, Stages
 from agglo.version import __version__
+
+if TYPE_CHECKING:
+    from agglo.drawing.groups import draw
+    from agglo.hosts import UnsupportedModelError
+    from agglo.hosts.registry import register_host
+    from agglo.patch import adapt_processor, apply, image_tokens, remove, report, trace
+    from agglo.tuning import tune
+
+# Imported when they are first asked for: clustering needs no host, and running a model neither drawing nor tuning.
+_LAZY = {
+    "UnsupportedModelError": "agglo.hosts",
+    "adapt_processor": "agglo.patch",
+    "apply": "agglo.patch",
+    "draw": "agglo.drawing.groups",
+    "image_tokens": "agglo.patch",
+    "register_host": "agglo.hosts.registry",
+    "remove": "agglo.patch",
+    "report": "agglo.patch",
+    "trace": "agglo.patch",
+    "tune": "agglo.tuning",
+}
 
 __all__ = [
     "Constant",
     "Counts",
     "Geometric",
-    "Grouping",
-    "LearnedMethod",
     "Linear",
     "Method",
-    "MethodInfo",
-    "ModelShape",
-    "Outcome",
     "PerBlock",
-    "Reduction",
-    "RememberingMethod",
+    "ReductionConfig",
     "Schedule",
     "Stages",
-    "Tuned",
     "UnsupportedModelError",
-    "View",
     "__version__",
     "adapt_processor",
     "apply",
-    "backends",
     "cluster",
-    "cut",
-    "detection",
     "draw",
-    "evaluate",
-    "finetune",
-    "generation",
     "image_tokens",
     "linkage",
     "list_methods",
-    "parse_method",
-    "parse_schedule",
-    "reduction",
     "register",
     "register_host",
     "remove",
+    "report",
     "trace",
     "tune",
-    "zero_shot",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+        return value
+    if name in ("hosts", "lab", "patch", "tuning"):
+        return import_module(f"agglo.{name}")
+    raise AttributeError(f"module 'agglo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "lab"]

@@ -1,5 +1,5 @@
-"""python -m agglo"""
+"""Run the command line: python -m agglo."""
 
-from agglo.cli import main
+from agglo.lab.cli import main
 
 raise SystemExit(main())

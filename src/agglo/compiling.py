@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
 
 F = TypeVar("F", bound=Callable[..., object])
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def constant_result(function: F) -> F:
@@ -15,3 +20,16 @@ def constant_result(function: F) -> F:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def outside_graphs(function: Callable[P, T]) -> Callable[P, T]:
+    """Keep a function out of compiled graphs: `torch.compiler.disable`, applied at the first call."""
+    disabled: list[Callable[P, T]] = []
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*args, **kwargs)
+
+    return call

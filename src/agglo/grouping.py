@@ -12,13 +12,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from agglo.checks import choice
+
 Mean = Literal["plain", "preserve_norm"]
 MEANS: tuple[Mean, ...] = ("plain", "preserve_norm")
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """The groups of a batch of token sequences, prefix tokens first, each of them a group of its own.
+    """The groups of a batch of token sequences; every prefix token, at the front, is one group.
 
     labels: (B, T) int64, the group of every token, -1 if it is dropped; labels[:, :prefix] is 0, 1, ..., prefix - 1.
     sizes: (B, G) float32, how many original tokens each group stands for; 0 marks a group that only pads.
@@ -134,13 +136,13 @@ class Grouping:
         >>> grouping.merge(x), grouping.merge(x, "preserve_norm")
         (tensor([[[1., 1.]]]), tensor([[[1.4142, 1.4142]]]))
         """
-        require_mean(mean)
+        choice("mean", mean, MEANS)
         _require("x", x, (*self.labels.shape, None))
         if self.chosen is not None:
             kept = x.gather(1, self.chosen.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
             return kept if self.counts is None else kept.masked_fill((self.sizes == 0).unsqueeze(-1), 0)
         if _are_plain_numbers(x, self.weights):
-            from agglo.clustering.cpu.means import group_means  # compiled kernels load when they are needed
+            from agglo.clustering.rows import group_means  # compiled kernels load when they are needed
 
             weights = None if self.weights is None else self.weights.detach()
             preserve_from = self.prefix if mean == "preserve_norm" else None
@@ -218,14 +220,8 @@ class Grouping:
         )
 
 
-def require_mean(mean: str) -> None:
-    """ValueError unless `Grouping.merge` knows such a mean."""
-    if mean not in MEANS:
-        raise ValueError(f"mean={mean!r} is not known; accepted: {', '.join(map(repr, MEANS))}")
-
-
 def _require(name: str, tensor: Tensor | None, shape: tuple[int | None, ...], dtype: torch.dtype | None = None) -> None:
-    """ValueError unless a tensor that is given has the shape, None standing for any length, and the dtype.
+    """Raise ValueError unless a tensor that is given has the shape, None standing for any length, and the dtype.
 
     Not in graphs that are compiled or traced: sizes need not be plain numbers there.
     """
@@ -247,8 +243,7 @@ def _require_counts(prefix: int, **counts: int) -> None:
 
 
 def _are_plain_numbers(x: Tensor, weights: Tensor | None) -> bool:
-    """Whether x is float32 in CPU memory, and nobody differentiates, compiles or exports it or its weights: a kernel
-    may read them."""
+    """Whether a kernel may read x and its weights: float32 on the CPU, not differentiated, compiled or exported."""
     differentiated = x.requires_grad or (weights is not None and weights.requires_grad)  # a method may learn weights
     watched = (torch.is_grad_enabled() and differentiated) or torch.compiler.is_compiling() or torch.jit.is_tracing()
     return type(x) is Tensor and x.device.type == "cpu" and x.dtype == torch.float32 and not watched

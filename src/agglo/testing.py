@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from agglo.grouping import Grouping
 from agglo.methods import Method, Outcome, View
-from agglo.patching import apply, reduction, remove, trace
+from agglo.patch import apply, remove, report, trace
 from agglo.schedule import Constant
 
 
@@ -49,7 +49,7 @@ def assert_same(actual: Any, expected: Any, **tolerance: float) -> None:
 
 
 def at_the_same_time(call: Callable[[Any], Any], inputs: Sequence[Any], times: int = 4) -> list[list[Any]]:
-    """By input: what so many calls of it gave, each input in a thread of its own, without gradients."""
+    """Call a function on each input in a separate thread, without gradients, and return all results by input."""
     results: list[list[Any]] = [[] for _ in inputs]
 
     def work(which: int) -> None:
@@ -129,23 +129,23 @@ class HostContract:
         model, x = self.fresh(), self.image()
         dense = self.run(model, x)
         apply(model, method, keep_rate=self.keep_rate)
-        report = reduction(model)
-        assert report is not None
-        assert report.counts is not None
-        assert report.gflops_after is not None
-        assert report.counts[-1] < report.n_tokens
-        assert report.gflops_after < report.gflops_before
+        found = report(model)
+        assert found is not None
+        assert found.counts is not None
+        assert found.gflops_after is not None
+        assert found.counts[-1] < found.n_tokens
+        assert found.gflops_after < found.gflops_before
         with trace(model) as traced:
             reduced = self.run(model, x)
         shapes = [(t.shape, t.dtype) for t in tensors(dense)]
         assert [(t.shape, t.dtype) for t in tensors(reduced)] == shapes
         assert not all(torch.equal(a, b) for a, b in zip(tensors(dense), tensors(reduced), strict=True))
         for block, grouping in traced.groupings.items():
-            assert grouping.n_groups == report.prefix + report.counts[block]
-            assert grouping.labels.shape[1] == report.prefix + report.n_tokens
-            assert torch.equal(grouping.labels[0, : report.prefix], torch.arange(report.prefix))
+            assert grouping.n_groups == found.prefix + found.counts[block]
+            assert grouping.labels.shape[1] == found.prefix + found.n_tokens
+            assert torch.equal(grouping.labels[0, : found.prefix], torch.arange(found.prefix))
             torch.testing.assert_close(
-                grouping.sizes.sum(1), torch.full((len(x),), report.prefix + report.n_tokens * 1.0)
+                grouping.sizes.sum(1), torch.full((len(x),), found.prefix + found.n_tokens * 1.0)
             )
 
     @torch.no_grad()
@@ -160,7 +160,7 @@ class HostContract:
         assert list(model.state_dict()) == keys
         assert [type(m) for m in model.modules()] == types
         assert [sorted(m.__dict__) for m in model.modules()] == attributes
-        assert reduction(model) is None
+        assert report(model) is None
 
     def test_state_dict_is_the_dense_models(self) -> None:
         dense, applied = self.fresh(), apply(self.fresh(), keep_rate=self.keep_rate)
@@ -218,10 +218,10 @@ class HostContract:
             parameter.zero_()
         for twin in copies:
             assert_same(self.run_copy(twin, x), expected)
-            assert reduction(twin) is not None
+            assert report(twin) is not None
             remove(twin)
-            assert reduction(twin) is None
-        assert reduction(model) is not None
+            assert report(twin) is None
+        assert report(model) is not None
 
     def test_threads_do_not_meet(self) -> None:
         model = apply(self.fresh(), keep_rate=self.keep_rate)

@@ -80,7 +80,7 @@ class Trace:
 
     @property
     def groupings(self) -> dict[int, Grouping]:
-        """By block: the group of each original token after that block (prefix tokens first)."""
+        """The group of each original token, prefix tokens first, by the block after which it holds."""
         return {step.block: step.total for step in self.steps}
 
     @property

@@ -9,21 +9,14 @@ import torch
 import agglo
 from agglo.clustering import api, dispatch
 from agglo.clustering.distances import pairwise
-from tests.support.clusters import (
-    BACKENDS,
-    FAST_BACKENDS,
-    LINKAGES,
-    distinct_distances,
-    sklearn_labels,
-    symmetric,
-    tokens,
-)
+from agglo.clustering.grid import windows
+from tests.support.clusters import BACKENDS, FAST_BACKENDS, LINKAGES, distinct_distances, symmetric, tokens
 
 
-@pytest.mark.parametrize("module", [api, dispatch])
+@pytest.mark.parametrize("module", [api, dispatch, windows])
 def test_docstring_examples(module):
-    assert doctest.testmod(module).failed == 0
-    assert doctest.testmod(module).attempted > 0
+    found = doctest.testmod(module)
+    assert found.failed == 0 and found.attempted > 0
 
 
 # --- shapes and counts ------------------------------------------------------------------------------------------------
@@ -31,34 +24,28 @@ def test_docstring_examples(module):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("linkage", LINKAGES)
-def test_one_set_is_a_batch_of_one(linkage, backend):
-    features = tokens(1, 20)
-    whole = agglo.cluster(features, 5, linkage, backend=backend)
-    assert whole.shape == (1, 20)
-    assert whole.dtype == torch.int64
-    assert torch.equal(agglo.cluster(features[0], 5, linkage, backend=backend), whole[0])
-    labels, counts = agglo.cluster(features[0], linkage=linkage, threshold=0.5, backend=backend)
-    assert labels.shape == (20,)
-    assert counts.shape == ()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_limits_of_k(backend):
-    features = tokens(3, 9)
-    for k in (9, 10, 10**9):
-        assert torch.equal(agglo.cluster(features, k, backend=backend), torch.arange(9).expand(3, 9))
-    assert torch.equal(agglo.cluster(features, 1, backend=backend), torch.zeros(3, 9, dtype=torch.int64))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("linkage", LINKAGES)
-def test_one_token_and_empty_batch(linkage, backend):
-    assert agglo.cluster(tokens(2, 1), 1, linkage, backend=backend).tolist() == [[0], [0]]
-    assert agglo.linkage(tokens(2, 1), linkage, backend=backend).shape == (2, 0, 4)
-    assert agglo.cluster(tokens(0, 7), 3, linkage, backend=backend).shape == (0, 7)
-    assert agglo.linkage(tokens(0, 7), linkage, backend=backend).shape == (0, 6, 4)
-    labels, counts = agglo.cluster(tokens(0, 7), linkage=linkage, threshold=0.1, backend=backend)
-    assert (labels.shape, counts.shape) == ((0, 7), (0,))
+def test_shapes_and_limits(linkage, backend):
+    for weights in (None, torch.ones(3, 9)):
+        one = None if weights is None else weights[0]
+        asked = {"linkage": linkage, "backend": backend}
+        features = tokens(3, 9)
+        whole = agglo.cluster(features, 5, weights=weights, **asked)
+        assert whole.shape == (3, 9) and whole.dtype == torch.int64
+        assert torch.equal(agglo.cluster(features[0], 5, weights=one, **asked), whole[0])
+        tree = agglo.linkage(features, weights=weights, **asked)
+        assert torch.equal(agglo.linkage(features[0], weights=one, **asked), tree[0])
+        labels, counts = agglo.cluster(features[0], threshold=0.5, weights=one, **asked)
+        assert labels.shape == (9,) and counts.shape == ()
+        for k in (9, 10, 10**9):
+            assert torch.equal(agglo.cluster(features, k, weights=weights, **asked), torch.arange(9).expand(3, 9))
+        assert not agglo.cluster(features, 1, weights=weights, **asked).any()
+        one_token, none = (None, None) if weights is None else (weights[:2, :1], weights[:0])
+        assert agglo.cluster(tokens(2, 1), 1, weights=one_token, **asked).tolist() == [[0], [0]]
+        assert agglo.linkage(tokens(2, 1), weights=one_token, **asked).shape == (2, 0, 4)
+        assert agglo.cluster(tokens(0, 9), 3, weights=none, **asked).shape == (0, 9)
+        assert agglo.linkage(tokens(0, 9), weights=none, **asked).shape == (0, 8, 4)
+        labels, counts = agglo.cluster(tokens(0, 9), threshold=0.1, weights=none, **asked)
+        assert (labels.shape, counts.shape) == ((0, 9), (0,))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -73,28 +60,21 @@ def test_one_k_per_item(linkage, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_non_contiguous_input_is_left_as_it_was(backend):
-    distances = distinct_distances(3, 30)
-    strided = torch.stack([distances, distances * 2], dim=-1)[..., 0]
-    assert not strided.is_contiguous()
-    before = strided.clone()
-    expected = agglo.cluster(distances=distances, k=7, backend=backend)
-    assert torch.equal(agglo.cluster(distances=strided, k=7, backend=backend), expected)
-    assert torch.equal(agglo.cluster(distances=strided.transpose(1, 2), k=7, backend=backend), expected)
-    assert torch.equal(strided, before)
-    features = tokens(3, 30).transpose(1, 2).contiguous().transpose(1, 2)
-    assert torch.equal(agglo.cluster(features, 7, backend=backend), agglo.cluster(tokens(3, 30), 7, backend=backend))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("linkage", LINKAGES)
-def test_only_the_upper_triangle_counts(linkage, backend):
-    distances = distinct_distances(2, 40)
+def test_input_of_any_strides_is_left_as_it_was_and_only_its_upper_triangle_counts(linkage, backend):
+    distances, weights = distinct_distances(3, 30), 0.1 + torch.rand(3, 30, generator=torch.Generator().manual_seed(0))
+    asked = {"k": 7, "linkage": linkage, "backend": backend}
+    expected = agglo.cluster(distances=distances, weights=weights, **asked)
+    tree = agglo.linkage(distances=distances, weights=weights, linkage=linkage, backend=backend)
+    strided, strided_weights = (torch.stack([x, x * 2], dim=-1)[..., 0] for x in (distances, weights))
+    before = strided.clone(), strided_weights.clone()
     skewed = distances.triu(1) + distances.tril(-1) * (1 + 3e-5)
-    labels = agglo.cluster(distances=skewed, k=11, linkage=linkage, backend=backend)
-    assert torch.equal(labels, agglo.cluster(distances=distances, k=11, linkage=linkage, backend=backend))
-    tree = agglo.linkage(distances=skewed, linkage=linkage, backend=backend)
-    assert torch.equal(tree, agglo.linkage(distances=distances, linkage=linkage, backend=backend))
+    for given in (strided, strided.transpose(1, 2), skewed):
+        assert torch.equal(agglo.cluster(distances=given, weights=strided_weights, **asked), expected)
+        assert torch.equal(agglo.linkage(distances=given, weights=weights, linkage=linkage, backend=backend), tree)
+    assert torch.equal(strided, before[0]) and torch.equal(strided_weights, before[1])
+    features = tokens(3, 30).transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(agglo.cluster(features, **asked), agglo.cluster(tokens(3, 30), **asked))
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -102,66 +82,33 @@ def test_only_the_upper_triangle_counts(linkage, backend):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_any_dtype_is_clustered_in_float32(dtype):
-    features = tokens(2, 50).to(dtype)
+    features, weights = tokens(2, 50).to(dtype), (0.1 + tokens(2, 50, 1)[..., 0].abs()).to(dtype)
     assert pairwise(features, "cosine").dtype == torch.float32
-    assert torch.equal(agglo.cluster(features, 10), agglo.cluster(features.float(), 10))
+    expected = agglo.cluster(features.float(), 10, weights=weights.float())
+    assert torch.equal(agglo.cluster(features, 10, weights=weights), expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(agglo.cluster(features, 10, weights=weights), expected)
+        assert torch.equal(pairwise(features, "cosine"), pairwise(features.float(), "cosine"))
     distances = symmetric(tokens(2, 50, 50).abs()).to(dtype)
     assert torch.equal(agglo.cluster(distances=distances, k=10), agglo.cluster(distances=distances.float(), k=10))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_does_not_change_the_distances(dtype):
-    features = tokens(2, 60)
-    expected = pairwise(features, "cosine")
-    with torch.autocast("cpu", dtype=dtype):
-        assert torch.equal(pairwise(features, "cosine"), expected)
-        labels = agglo.cluster(features, 12)
-    assert torch.equal(labels, agglo.cluster(features, 12))
-
-
-@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e30])
-def test_cosine_distance_ignores_the_scale_of_features(scale):
-    features = tokens(2, 40)
-    assert torch.equal(agglo.cluster(features * scale, 9), agglo.cluster(features, 9))
-
-
-@pytest.mark.parametrize("linkage", LINKAGES)
-def test_metrics_against_scikit_learns_own(linkage):
+def test_metrics_are_scikit_learns_at_any_scale():
     from sklearn.metrics.pairwise import cosine_distances, euclidean_distances
 
-    features = tokens(1, 70, seed=4)[0]
+    features = tokens(1, 70, seed=4)
     for metric, oracle in (("cosine", cosine_distances), ("euclidean", euclidean_distances)):
-        expected = oracle(features.double().numpy())
-        np.testing.assert_allclose(pairwise(features[None], metric)[0].numpy(), expected, atol=2e-6)
-        labels = agglo.cluster(features, 12, linkage, metric=metric)
-        np.fill_diagonal(expected, 0)
-        assert np.array_equal(labels.numpy(), sklearn_labels(expected, 12, linkage))
-
-
-def test_euclidean_accepts_zero_vectors():
-    features = torch.tensor([[0.0, 0.0], [0.1, 0.0], [5.0, 5.0]])
-    assert agglo.cluster(features, 2, metric="euclidean").tolist() == [0, 0, 1]
+        np.testing.assert_allclose(pairwise(features, metric)[0], oracle(features[0].double().numpy()), atol=2e-6)
+    for scale in (1e-30, 1e-3, 1e30):
+        assert torch.equal(agglo.cluster(features * scale, 9), agglo.cluster(features, 9))
+    with_zero = torch.tensor([[0.0, 0.0], [0.1, 0.0], [5.0, 5.0]])
+    assert agglo.cluster(with_zero, 2, metric="euclidean").tolist() == [0, 0, 1]
 
 
 def test_no_gradient_flows():
-    features = tokens(1, 10).requires_grad_()
-    assert not agglo.cluster(features, 3).requires_grad
-    assert not agglo.linkage(features).requires_grad
-
-
-@pytest.mark.parametrize("backend", FAST_BACKENDS)
-@pytest.mark.parametrize("linkage", LINKAGES)
-def test_order_of_tokens_does_not_matter(linkage, backend):
-    distances = distinct_distances(1, 45)[0]
-    order = torch.randperm(45, generator=torch.Generator().manual_seed(1))
-    labels = agglo.cluster(distances=distances, k=9, linkage=linkage, backend=backend)
-    shuffled = agglo.cluster(distances=symmetric_permutation(distances, order), k=9, linkage=linkage, backend=backend)
-    together = labels[order][:, None] == labels[order][None]
-    assert torch.equal(shuffled[:, None] == shuffled[None], together)
-
-
-def symmetric_permutation(distances, order):
-    return distances[order][:, order]
+    features, weights = tokens(1, 10).requires_grad_(), torch.ones(1, 10).requires_grad_()
+    assert not agglo.cluster(features, 3, weights=weights).requires_grad
+    assert not agglo.linkage(features, weights=weights).requires_grad
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -176,128 +123,110 @@ def spoilt(tensor, index, value):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("named", "arguments"),  # single options of another kind: tests/test_options.py
     [
-        ({"features": FEATURES}, "either k or threshold, not neither"),
-        ({"features": FEATURES, "k": 2, "threshold": 0.1}, "either k or threshold, not both"),
-        ({"k": 2}, "either features or distances, not neither"),
-        ({"features": FEATURES, "distances": DISTANCES, "k": 2}, "either features or distances, not both"),
-        ({"features": FEATURES, "k": 0}, "k=0 must be at least 1"),
-        ({"features": FEATURES, "k": -3}, "k=-3 must be at least 1"),
-        ({"features": FEATURES, "k": 2.5}, "k=2.5 must be an int"),
-        ({"features": FEATURES, "k": True}, "k=True must be an int"),
-        ({"features": FEATURES, "k": [2, 0]}, r"k=\[2, 0\] must be at least 1 for every item"),
-        ({"features": FEATURES, "k": [2, 2, 2]}, r"one per batch item: shape \(2,\), got shape \(3,\)"),
-        ({"features": FEATURES, "k": torch.tensor([1.0, 2.0])}, "k must hold ints, got dtype torch.float32"),
-        ({"features": FEATURES, "threshold": float("nan")}, "threshold=nan"),
-        (
-            {"features": FEATURES, "k": 2, "linkage": "ward"},
-            "linkage='ward' is not known; accepted: 'single', 'average'",
-        ),
-        ({"features": FEATURES, "k": 2, "metric": "l1"}, "metric='l1' is not known; accepted: 'cosine', 'euclidean'"),
-        ({"features": FEATURES, "k": 2, "backend": "gpu"}, "backend='gpu' is not known; accepted: 'reference', 'cpu'"),
-        ({"features": FEATURES[0, 0], "k": 2}, r"features must have shape \(B, N, D\) or \(N, D\), got \(16,\)"),
-        (
-            {"features": FEATURES.long(), "k": 2},
-            "features must hold real floating point numbers, got dtype torch.int64",
-        ),
-        ({"features": FEATURES.numpy(), "k": 2}, "features must be a torch.Tensor, got ndarray"),
-        ({"features": torch.zeros(2, 0, 4), "k": 2}, r"at least one token, got shape \(2, 0, 4\)"),
-        ({"distances": DISTANCES[:, :4], "k": 2}, r"must be square, .* got \(2, 4, 6\)"),
-        ({"features": spoilt(FEATURES, (1, 2, 3), float("nan")), "k": 2}, "features of batch item 1 hold NaN"),
-        ({"features": spoilt(FEATURES, (0, 2, 3), float("inf")), "k": 2}, "features of batch item 0 hold NaN or inf"),
-        ({"features": spoilt(FEATURES, (1, 4), 0.0), "k": 2}, "batch item 1 hold a zero vector at token 4"),
-        ({"distances": spoilt(DISTANCES, (1, 2, 3), float("nan")), "k": 2}, "distances of batch item 1 hold NaN"),
-        ({"distances": spoilt(DISTANCES, (1, 3, 2), float("nan")), "k": 2}, "distances of batch item 1 hold NaN"),
-        (
-            {"distances": spoilt(DISTANCES, (0, 2, 3), -float("inf")), "k": 2},
-            "distances of batch item 0 hold NaN or inf",
-        ),
-        ({"distances": spoilt(DISTANCES, (1, 2, 3), 9.0), "k": 2}, "distances of batch item 1 are not symmetric"),
-        ({"distances": spoilt(DISTANCES, (1, 2, 3), DISTANCES[1, 2, 3] + 3e-4), "k": 2}, "item 1 are not symmetric"),
+        ("k or threshold", {"k": None}),
+        ("k or threshold", {"threshold": 0.1}),
+        ("features or distances", {"features": None}),
+        ("features or distances", {"distances": DISTANCES}),
+        ("k=0", {"k": [2, 0]}),
+        (r"\(3,\)", {"k": [2, 2, 2]}),
+        ("float32", {"k": torch.tensor([1.0, 2.0])}),
+        ("features must", {"features": FEATURES[0, 0]}),
+        ("features must", {"features": torch.zeros(2, 0, 4)}),
+        ("distances must", {"features": None, "distances": DISTANCES[:, :4]}),
+        ("features of batch item 1 hold NaN", {"features": spoilt(FEATURES, (1, 2, 3), float("nan"))}),
+        ("features of batch item 0 hold NaN", {"features": spoilt(FEATURES, (0, 2, 3), float("inf"))}),
+        ("batch item 1 .* token 4", {"features": spoilt(FEATURES, (1, 4), 0.0)}),
+        ("weights must", {"weights": torch.ones(2, 5)}),
+        ("weights must", {"weights": torch.ones(6)}),
+        ("weights must", {"features": FEATURES[0], "weights": torch.ones(1, 6)}),
+        ("weights must", {"weights": torch.ones(2, 6, dtype=torch.int64)}),
+        ("weights are on meta", {"weights": torch.ones(2, 6, device="meta")}),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_bad_input_is_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        agglo.cluster(**arguments)
+def test_bad_arguments_are_named(named, arguments):
+    with pytest.raises(ValueError, match=named):
+        agglo.cluster(**{"features": FEATURES, "k": 2, **arguments})
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
-def test_bad_numbers_are_found_wherever_they_stand(backend):
-    inspect = dispatch.module(backend).inspect
-    for n in (3, 17, 64, 200):
-        for place in ((0, 0), (0, n - 1), (n - 1, 0), (n - 1, n - 1), (n // 2, n // 3)):
-            for value in (float("nan"), float("inf"), -float("inf")):
-                distances = distinct_distances(3, n)
-                distances[1][place] = value
-                finite, _, _ = inspect(distances)
-                assert finite.tolist() == [True, False, True], (n, place, value)
+def test_bad_distances_are_found_wherever_they_stand_and_not_blamed_on_weights():
+    for index, value in [((1, 2, 3), float("nan")), ((1, 3, 2), float("nan")), ((1, 2, 3), -float("inf"))]:
+        for weights in (None, torch.full((2, 6), 5.0)):
+            with pytest.raises(ValueError, match="distances of batch item 1 hold NaN"):
+                agglo.cluster(distances=spoilt(DISTANCES, index, value), k=2, weights=weights)
+    for value in (9.0, DISTANCES[1, 2, 3] + 3e-4):
+        with pytest.raises(ValueError, match="distances of batch item 1 are not symmetric"):
+            agglo.cluster(distances=spoilt(DISTANCES, (1, 2, 3), value), k=2, weights=torch.zeros(2, 6))
+    for n in (2, 3, 8, 17, 64, 203):
+        for backend in FAST_BACKENDS:
+            inspect = dispatch.module(backend).inspect
+            finite, asymmetry, scale = inspect(distinct_distances(3, n))
+            assert finite.all() and not asymmetry.any()
+            assert torch.equal(scale, distinct_distances(3, n).amax((1, 2)))
+            for i, j in ((0, 0), (0, n - 1), (n - 1, 0), (n - 1, n - 1), (n // 2, n // 3)):
+                for value in (float("nan"), float("inf"), -float("inf"), 2.0):
+                    finite, asymmetry, scale = inspect(spoilt(distinct_distances(3, n), (1, i, j), value))
+                    if value != 2.0:
+                        assert finite.tolist() == [True, False, True], (backend, n, i, j, value)
+                    elif i != j:
+                        other = distinct_distances(3, n)[1, j, i]
+                        assert asymmetry.tolist() == [0, float(2 - other), 0] and float(scale[1]) == 2.0
 
 
-def test_asymmetry_is_measured_where_there_is_any_and_symmetry_passes():
-    inspect = dispatch.module("cpu").inspect
-    for n in (2, 33, 300, 1500):
-        distances = distinct_distances(1, n)
-        assert inspect(distances) is None, "symmetric beyond doubt"
-        distances[0, 0, 1] += 0.5
-        _, asymmetry, scale = inspect(distances)
-        assert float(asymmetry) == pytest.approx(0.5, rel=1e-5)
-        assert float(scale) == float(distances.abs().max())
+@pytest.mark.parametrize(
+    ("value", "named"), [(-0.5, "1 hold -0.5 at token 4"), (float("nan"), "1 hold nan"), (3e38, "1 reach 3e")]
+)
+def test_bad_weights_are_named(value, named):
+    weights, large = spoilt(torch.ones(2, 6), (1, 4), value), DISTANCES * 100
+    for call in (
+        lambda: agglo.cluster(FEATURES, 2, weights=weights),
+        lambda: agglo.cluster(FEATURES * 100, 2, weights=weights, metric="euclidean", backend="torch"),
+        lambda: agglo.cluster(distances=large, threshold=0.1, weights=weights),
+        lambda: agglo.linkage(distances=large, weights=weights, backend="reference"),
+        lambda: agglo.cluster(FEATURES, 3, weights=weights, grid=(2, 3), window=2),
+        lambda: agglo.cluster(FEATURES, 3, weights=weights, grid=(2, 3), connectivity="grid"),
+    ):
+        with pytest.raises(ValueError, match=f"weights of batch item {named}"):
+            call()
 
 
 def test_unchecked_bad_numbers_still_give_k_groups():
-    for value in (float("nan"), float("inf"), -float("inf")):
-        distances = spoilt(DISTANCES, 1, value)
+    for value in (float("nan"), float("inf"), -float("inf"), -1.0):
         for backend in FAST_BACKENDS:
             for linkage in LINKAGES:
-                labels = agglo.cluster(distances=distances, k=2, linkage=linkage, check=False, backend=backend)
-                expected = agglo.cluster(distances=DISTANCES[0], k=2, linkage=linkage, backend=backend)
-                assert torch.equal(labels[0], expected)
-                assert len(labels[1].unique()) == 2
-
-
-def test_linkage_and_cut_refuse_too():
-    with pytest.raises(ValueError, match="linkage='ward'"):
-        agglo.linkage(FEATURES, "ward")
-    tree = agglo.linkage(FEATURES)
-    with pytest.raises(ValueError, match="k=0"):
-        agglo.cut(tree, 0)
-    with pytest.raises(ValueError, match=r"result of agglo.linkage.*\(2, 6, 16\)"):
-        agglo.cut(FEATURES, 2)
+                asked = {"k": 2, "linkage": linkage, "backend": backend, "check": False}
+                for given, good in (
+                    ({"distances": spoilt(DISTANCES, 1, value)}, {"distances": DISTANCES[0]}),
+                    (
+                        {"features": FEATURES, "weights": spoilt(torch.ones(2, 6), (1, 4), value)},
+                        {"features": FEATURES[0]},
+                    ),
+                ):
+                    labels = agglo.cluster(**given, **asked)
+                    assert torch.equal(labels[0], agglo.cluster(**good, **asked))
+                    assert len(labels[1].unique()) == 2
 
 
 # --- backends ---------------------------------------------------------------------------------------------------------
 
 
-def test_backends_say_why_not():
-    statuses = {status.name: status for status in agglo.backends()}
-    assert statuses["reference"].usable
-    assert statuses["cpu"].usable
-    assert statuses["torch"].usable
-    if not torch.cuda.is_available():
-        assert not statuses["triton"].usable
-        assert "CUDA" in statuses["triton"].note
-
-
 def test_choice_of_backend(monkeypatch):
     cpu, gpu, other = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
+    assert [status.name for status in agglo.clustering.backends() if status.usable][:3] == list(BACKENDS)
     assert dispatch.choose(None, cpu) == "cpu"
     assert dispatch.choose(None, other) == "torch"
     monkeypatch.setattr(dispatch, "_triton_status", lambda: (True, ""))
     assert dispatch.choose(None, gpu) == "triton"
     monkeypatch.setattr(dispatch, "_triton_status", lambda: (False, "triton is not installed"))
     assert dispatch.choose(None, gpu) == "torch"
-    with pytest.raises(ValueError, match="backend='triton' cannot run here: triton is not installed"):
+    with pytest.raises(ValueError, match=r"backend='triton' .* triton is not installed"):
         dispatch.choose("triton", gpu)
-
-
-def test_variable_forces_a_backend(monkeypatch):
-    monkeypatch.setenv("AGGLO_BACKEND", "torch")
-    assert dispatch.choose(None, torch.device("cpu")) == "torch"
-    assert dispatch.choose("cpu", torch.device("cpu")) == "cpu", "an argument wins over the variable"
-    monkeypatch.setenv("AGGLO_BACKEND", "fast")
-    with pytest.raises(ValueError, match="AGGLO_BACKEND='fast' is not known"):
-        agglo.cluster(FEATURES, 2)
     with pytest.raises(ValueError, match="needs tensors on cpu, got cuda"):
-        dispatch.choose("cpu", torch.device("cuda"))
+        dispatch.choose("cpu", gpu)
+    monkeypatch.setenv("AGGLO_BACKEND", "torch")
+    assert dispatch.choose(None, cpu) == "torch"
+    assert dispatch.choose("cpu", cpu) == "cpu", "an argument wins over the variable"
+    monkeypatch.setenv("AGGLO_BACKEND", "fast")
+    with pytest.raises(ValueError, match="AGGLO_BACKEND='fast'"):
+        agglo.cluster(FEATURES, 2)

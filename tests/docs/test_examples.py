@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import socket
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -14,9 +13,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from agglo.classification.data import registry as data_sets
-from agglo.cli import parser
 from agglo.hosts import registry as hosts
+from agglo.lab.cli import parser
+from agglo.lab.tasks.classification import data as data_sets
 from agglo.methods import registry as methods
 from tests.support.pages import ROOT, Example, all_pages, commands, examples, fences
 
@@ -36,15 +35,12 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     known, at_home = [dict(registry) for registry in registries], dict(sys.modules)
     monkeypatch.setattr(hosts, "HOSTS", hosts.HOSTS)
     monkeypatch.chdir(tmp_path)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     for name, value in {
         "RANK": 0,
         "WORLD_SIZE": 1,
         "LOCAL_RANK": 0,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": 0,  # torch binds any that is free
     }.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
@@ -102,7 +98,7 @@ def test_the_reader_of_pages() -> None:
     assert apart.name == "apart" and apart.source.split() == ["e", "=", "3", "e", "+=", "1"]
     assert first.source.splitlines()[11] == "a = 1" and first.source.splitlines()[21] == "c = b"
     assert other.name == "other" and other.source.split()[:3] == ["d", "=", "2"]
-    assert "agglo.cli.main(['demo', '--images', '3']) == 0" in other.source
+    assert "agglo.lab.cli.main(['demo', '--images', '3']) == 0" in other.source
     shown = fences(text)
     assert [fence.language for fence in shown] == ["python"] * 6 + [""]
     assert [fence.reason for fence in shown] == [None, None, None, None, "needs a download first", None, None]

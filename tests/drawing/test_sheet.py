@@ -47,7 +47,7 @@ def test_long_names_make_room_for_themselves_and_cover_no_panel() -> None:
 def test_rows_may_differ_in_length_panels_may_not_differ_in_size() -> None:
     sheet = np.asarray(compose([Row([panel(10)]), Row([panel(20), panel(30)])]))
     assert {10, 20, 30} <= set(np.unique(sheet))
-    with pytest.raises(ValueError, match=r"one size, got \[\(5, 5\), \(60, 80\)\]"):
+    with pytest.raises(ValueError, match="one size"):
         compose([Row([panel(10), Panel(np.zeros((5, 5, 3), dtype=np.uint8), "x")])])
     with pytest.raises(ValueError, match="nothing to draw"):
         compose([])

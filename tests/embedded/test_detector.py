@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import agglo
-from agglo.detection.data import make_scenes, transforms_for
-from agglo.detection.evaluation.one_pass import Images, evaluate
-from agglo.detection.specs import DetectorSpec, open_detector
-from agglo.detection.training.recipe import RECIPES
 from agglo.embedded import detector as embedded
 from agglo.embedded.classifier import IMAGES
-from agglo.experiments.fashion_mnist import CLASSES
-from agglo.experiments.files import save_weights
-from tools.embed_detector import embed
+from agglo.lab.data.fashion_mnist import CLASSES
+from agglo.lab.tasks.detection.data import make_scenes, transforms_for
+from agglo.lab.tasks.detection.evaluation.one_pass import Images, evaluate
+from agglo.lab.tasks.detection.specs import DetectorSpec, open_detector
+from agglo.lab.tasks.detection.training.settings import RECIPES
+from agglo.utils.files import save_weights
+from tools.embed import embed_detector, keep_log
 
 LARGEST = 4_000_000  # bytes
 
@@ -42,7 +42,8 @@ def run(tmp_path: Path, spec: DetectorSpec) -> Path:
 
 def test_a_run_is_embedded(run: Path, spec: DetectorSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = tmp_path / "detector.safetensors"
-    embed(run, weights, tmp_path / "log")
+    embed_detector(run, weights)
+    keep_log(run, tmp_path / "log")
     assert weights.stat().st_size < LARGEST
     assert "data" not in json.loads((tmp_path / "log" / "settings.json").read_text())
     monkeypatch.setattr(embedded, "WEIGHTS", weights)
@@ -56,7 +57,7 @@ def test_a_run_is_embedded(run: Path, spec: DetectorSpec, tmp_path: Path, monkey
 def test_what_cannot_be_embedded(run: Path, tmp_path: Path) -> None:
     (run / "result.json").unlink()
     with pytest.raises(ValueError, match="holds no finished run"):
-        embed(run, tmp_path / "detector.safetensors", tmp_path / "log")
+        embed_detector(run, tmp_path / "detector.safetensors")
 
 
 def test_without_weights_it_says_how_to_make_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,12 @@ import torch
 import agglo
 from agglo.embedded import generator as embedded
 from agglo.embedded.classifier import IMAGES
-from agglo.experiments.fashion_mnist import read_split
-from agglo.experiments.training.batches import Share
-from agglo.synthesis.evaluation.features import ClassifierFeatures
-from agglo.synthesis.evaluation.frechet import Statistics, frechet_distance
-from agglo.synthesis.evaluation.generators import pictures
-from agglo.synthesis.training.settings import GeneratorSettings
-from agglo.synthesis.training.trainer import Generation
+from agglo.lab.data.fashion_mnist import read_split
+from agglo.lab.tasks.synthesis.evaluation.features import ClassifierFeatures
+from agglo.lab.tasks.synthesis.evaluation.fid import Statistics, frechet_distance
+from agglo.lab.tasks.synthesis.evaluation.generators import pil_images
+from agglo.lab.tasks.synthesis.training.trainer import Generation, GeneratorSettings
+from agglo.lab.training.batches import Share
 
 pytest.importorskip("diffusers")
 LOG = Path(__file__).parents[2] / "results" / "training" / "embedded-generator" / "log.csv"
@@ -37,17 +36,17 @@ def test_it_is_small() -> None:
 def test_the_classifier_sees_the_classes_that_were_asked_for(images: torch.Tensor) -> None:
     classifier = ClassifierFeatures()
     with torch.no_grad():
-        found = classifier.model.head(classifier(pictures(images))).argmax(dim=1)
+        found = classifier.model.head(classifier(pil_images(images))).argmax(dim=1)
     assert (found == torch.tensor(CLASSES)).float().mean() > 0.7  # a tenth by chance
 
 
 def test_images_are_far_nearer_to_real_ones_than_noise_is(images: torch.Tensor) -> None:
     features = ClassifierFeatures()
     real, _ = read_split(IMAGES, "val")
-    reference = Statistics.of(features(pictures(torch.from_numpy(real[:300].copy())[:, None])).numpy())
-    found = Statistics.of(features(pictures(images)).numpy())
+    reference = Statistics.of(features(pil_images(torch.from_numpy(real[:300].copy())[:, None])).numpy())
+    found = Statistics.of(features(pil_images(images)).numpy())
     noise = torch.randint(0, 256, images.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    noisy = Statistics.of(features(pictures(noise)).numpy())
+    noisy = Statistics.of(features(pil_images(noise)).numpy())
     assert frechet_distance(reference, found) < frechet_distance(reference, noisy) / 4
 
 
@@ -63,7 +62,7 @@ def test_the_loss_is_that_of_its_log(tmp_path: Path) -> None:
         assert task.evaluate(embedded.trained())["loss"] == pytest.approx(promised, rel=0.01)
 
 
-@pytest.mark.parametrize("method", ["atc", "tome"])
+@pytest.mark.parametrize("method", ["atc", "tomesd"])
 def test_keep_rate_one_makes_the_same_pictures(method: str) -> None:
     model = embedded.trained()
     dense = embedded.sample(model, [1, 7], [3, 4], steps=4)

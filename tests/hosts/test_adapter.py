@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import agglo
 from agglo.grouping import Grouping
 from agglo.hosts import UnsupportedModelError
-from agglo.hosts.vit.run import run_blocks
+from agglo.hosts.common.blocks import Parts, Projected
+from agglo.hosts.common.forward_pass import Pass
+from agglo.hosts.common.swap import PassSetup
 from agglo.methods.registry import find
+from agglo.plan import Plan
 from agglo.testing import HostContract, at_the_same_time
 from tests.support.adapters import DEPTH, WIDTH, small_adapter, small_vit
 
@@ -44,8 +48,8 @@ class TestAdapterInADetectorWithClassToken(HostContract):
 def slowly(adapter: Any, images: Tensor, keep_rate: float, linkage: str) -> list[Tensor]:
     """6.2 of the facts from public clustering and the modules: maps of every reduction in lists, unmerged through all
     of them in reverse, injected, merged forward with sizes rebuilt from ones."""
-    scene = adapter.scene(images)
-    x = scene.embedded.tokens
+    state = adapter.begin(images)
+    x = state.embedded.tokens
     batch, n_all, c = x.shape
     maps: list[Tensor] = []  # labels of each reduction
     size = torch.ones(batch, n_all)
@@ -64,7 +68,7 @@ def slowly(adapter: Any, images: Tensor, keep_rate: float, linkage: str) -> list
     for index, block in enumerate(adapter.vit.blocks):
         if index % 2 == 0:
             full = unmerged(x)
-            x = full + scene.inject(index // 2, full)
+            x = full + state.inject(index // 2, full)
             ones = torch.ones(batch, n_all)
             for labels in maps:
                 x, ones = merged(x, ones, labels)
@@ -78,8 +82,8 @@ def slowly(adapter: Any, images: Tensor, keep_rate: float, linkage: str) -> list
             maps.append(labels)
         x = x + block.mlp(block.norm2(x))
         if index % 2 == 1:
-            scene.extract(index // 2, unmerged(x))
-    found: list[Tensor] = scene.maps(unmerged(x))
+            state.extract(index // 2, unmerged(x))
+    found: list[Tensor] = state.maps(unmerged(x))
     return found
 
 
@@ -99,14 +103,14 @@ def test_counts_are_of_the_tokens_at_hand() -> None:
     """int(r T) at every stage: of 196 at 70 % 137, 95, 66 and not 137, 96, 67."""
     adapter = small_adapter(small_vit(img_size=112), nominal_size=(112, 112))
     agglo.apply(adapter, keep_rate=0.7)
-    report = agglo.reduction(adapter)
+    report = agglo.report(adapter)
     assert report is not None and report.counts is not None
     assert report.counts == [196, 196, 137, 137, 95, 95, 66, 66]
     with agglo.trace(adapter) as trace, torch.no_grad():
         adapter(picture(1, 112, 112))
     assert [g.n_groups for g in trace.groupings.values()] == [137, 95, 66]
     agglo.apply(adapter, schedule="stages:0.7")  # a schedule is taken as it is written
-    report = agglo.reduction(adapter)
+    report = agglo.report(adapter)
     assert report is not None and report.counts == [196, 196, 137, 137, 96, 96, 67, 67]
 
 
@@ -117,43 +121,25 @@ def test_nominal_size_and_gflops() -> None:
     with FlopCounterMode(display=False) as counter:
         adapter(picture(1, 64, 96))
     agglo.apply(adapter, keep_rate=0.5)
-    report = agglo.reduction(adapter)
+    report = agglo.report(adapter)
     assert report is not None and report.gflops_after is not None
     assert report.n_tokens == 96
     # levels x points x channels x (4 corners and a weight), of 4 injectors and 6 extractors
     samples = 96 * (4 * 3 * 4 * WIDTH * 5 + 6 * 5.25 * 4 * WIDTH * 5)
     assert report.gflops_before * 1e9 == pytest.approx(counter.get_total_flops() / 2 + samples, abs=2 * 96)
     assert report.gflops_after < report.gflops_before
-    halved = agglo.reduction(adapter, n_tokens=24)
+    halved = agglo.report(adapter, n_tokens=24)
     assert halved is not None and halved.counts is not None and halved.counts[-1] == 3
 
 
-class Recorder:
-    """Injects a given gain, and keeps what it was shown."""
-
-    def __init__(self, gain: Tensor) -> None:
-        self.gain, self.seen = gain, []  # type: ignore[var-annotated]
-
-    def __call__(self, patches: Tensor) -> Tensor:
-        self.seen.append(patches.clone())
-        return self.gain
-
-
-class Asis(nn.Module):
-    """Stands for a block that changes nothing."""
-
-
-def reduced_by(method: Any, prefix: int, **plan: Any) -> Any:
-    """A setup of a pass, and parts of blocks whose attention and MLP add nothing."""
-    from agglo.hosts.swap import PassSetup
-    from agglo.hosts.vit.base import Parts, Projected
-    from agglo.plan import Plan
+def beginning(method: Any, x: Tensor, prefix: int, **plan: Any) -> tuple[Pass, Callable[[int], Tensor]]:
+    """A pass, and what runs one of its blocks, whose attention and MLP add nothing: every patch after it."""
 
     class Nothing(Parts):
         def whole(self, block: nn.Module, x: Tensor, rotary: Tensor | None) -> Tensor:
             return x
 
-        def project(self, block: nn.Module, x: Tensor, rotary: Tensor | None) -> Projected:
+        def project(self, block: nn.Module, x: Tensor, rotary: Tensor | None, n_front: int | None = None) -> Projected:
             heads = x.unsqueeze(1)
             return Projected(heads, heads, heads)
 
@@ -163,27 +149,26 @@ def reduced_by(method: Any, prefix: int, **plan: Any) -> Any:
         def feed(self, block: nn.Module, x: Tensor) -> Tensor:
             return x
 
-    return PassSetup(Plan(**plan), method), Nothing()
+    run = Pass(PassSetup(Plan(**plan), method), x, depth=4, prefix=prefix, training=False)
+
+    def block(index: int) -> Tensor:
+        run.block(index, nn.Identity(), Nothing())
+        return run.patches()
+
+    return run, block
 
 
 @pytest.mark.parametrize("prefix", [0, 2])
 def test_a_group_gains_the_weighted_mean_of_its_members(prefix: int) -> None:
     torch.manual_seed(0)
     x, gain = torch.randn(2, prefix + 12, 5), torch.randn(2, 12, 5)
-    setup, parts = reduced_by(agglo.parse_method("atc"), prefix, schedule=agglo.Counts((7, 3), blocks=(0, 1)))
-    told, looked = Recorder(gain), []  # type: ignore[var-annotated]
-    run = run_blocks(
-        setup,
-        [Asis()] * 4,
-        x,
-        parts=parts,
-        prefix=prefix,
-        training=False,
-        inject={2: told},
-        look={1: looked.append, 3: looked.append},
-    )
-    before, after, labels = looked[0], looked[1], run.grouping.labels[:, prefix:]  # type: ignore[union-attr]
-    assert torch.equal(told.seen[0], before)
+    atc = agglo.methods.parse_method("atc")
+    run, block = beginning(atc, x, prefix, schedule=agglo.Counts((7, 3), blocks=(0, 1)))
+    before = [block(0), block(1)][1]
+    run.add_to_patches(gain)
+    after = [block(2), block(3)][1]
+    assert run.total is not None
+    labels = run.total.labels[:, prefix:]
     assert labels.unique().numel() == 3
     for image in range(2):
         for group in labels[image].unique():
@@ -192,22 +177,21 @@ def test_a_group_gains_the_weighted_mean_of_its_members(prefix: int) -> None:
             torch.testing.assert_close(
                 after[image][members] - before[image][members], gain[image][members].mean(0).expand(members.sum(), 5)
             )
-    assert torch.equal(run.restored()[:, :prefix], x[:, :prefix])
-    torch.testing.assert_close(run.restored()[:, prefix:], after)
+    assert torch.equal(run.full()[:, :prefix], x[:, :prefix])
 
 
 def test_what_was_dropped_keeps_its_value_and_gains_its_own() -> None:
     torch.manual_seed(0)
     x, first, second = torch.randn(2, 12, 5), torch.randn(2, 12, 5), torch.randn(2, 12, 5)
-    setup, parts = reduced_by(
-        agglo.parse_method("random:seed=1"), 0, schedule=agglo.Counts((7, 3), blocks=(0, 2)), proportional=False
-    )
-    told = [Recorder(first), Recorder(second)]
-    run = run_blocks(setup, [Asis()] * 4, x, parts=parts, prefix=0, training=False, inject={1: told[0], 3: told[1]})
-    assert run.reduced.shape[1] == 3
-    torch.testing.assert_close(told[0].seen[0], x)
-    torch.testing.assert_close(told[1].seen[0], x + first)
-    torch.testing.assert_close(run.restored(), x + first + second)
+    drops = agglo.methods.parse_method("random:seed=1")
+    run, block = beginning(drops, x, 0, schedule=agglo.Counts((7, 3), blocks=(0, 2)), proportional=False)
+    torch.testing.assert_close(block(0), x)
+    run.add_to_patches(first)
+    assert block(1).shape == x.shape
+    torch.testing.assert_close(block(2), x + first)
+    assert run.x.shape[1] == 3
+    run.add_to_patches(second)
+    torch.testing.assert_close(block(3), x + first + second)
 
 
 def test_members_that_were_dropped_together_gain_apart() -> None:
@@ -217,17 +201,18 @@ def test_members_that_were_dropped_together_gain_apart() -> None:
     class FirstPairs(agglo.Method):
         name = "first_pairs"
 
-        def reduce(self, view: agglo.View) -> agglo.Outcome:
+        def reduce(self, view: agglo.methods.View) -> agglo.methods.Outcome:
             if view.stage == 0:
-                return agglo.Outcome(Grouping.of(torch.tensor([[0, 0, 1, 1]]), 2))
-            return agglo.Outcome(Grouping.select(torch.tensor([[1]]), 2, weights=view.sizes))
+                return agglo.methods.Outcome(Grouping.of(torch.tensor([[0, 0, 1, 1]]), 2))
+            return agglo.methods.Outcome(Grouping.select(torch.tensor([[1]]), 2, weights=view.sizes))
 
-    setup, parts = reduced_by(FirstPairs(), 0, schedule=agglo.Counts((2, 1), blocks=(0, 1)))
-    run = run_blocks(setup, [Asis()] * 3, x, parts=parts, prefix=0, training=False, inject={2: Recorder(gain)})
-    means = x.view(1, 2, 2, 5).mean(dim=2, keepdim=True).expand(1, 2, 2, 5).reshape(1, 4, 5)
+    run, block = beginning(FirstPairs(), x, 0, schedule=agglo.Counts((2, 1), blocks=(0, 1)))
+    means = [block(0), block(1)][1]
+    torch.testing.assert_close(means, x.view(1, 2, 2, 5).mean(dim=2, keepdim=True).expand(1, 2, 2, 5).reshape(1, 4, 5))
+    run.add_to_patches(gain)
     expected = means + gain
     expected[:, 2:] = means[:, 2:] + gain[:, 2:].mean(dim=1, keepdim=True)
-    torch.testing.assert_close(run.restored(), expected)
+    torch.testing.assert_close(block(2), expected)
 
 
 EVERY = [
@@ -270,7 +255,7 @@ def test_no_method_is_forgotten() -> None:
 def test_every_method_forward_and_backward(text: str, training: bool) -> None:
     adapter = small_adapter(class_token=text in ASK_THE_CLASS_TOKEN, nominal_size=(64, 64)).train(training)
     torch.manual_seed(0)
-    agglo.apply(adapter, agglo.parse_method(text), keep_rate=0.5)
+    agglo.apply(adapter, agglo.methods.parse_method(text), keep_rate=0.5)
     with agglo.trace(adapter) as trace:
         maps = adapter(picture())
     assert [tuple(m.shape) for m in maps] == [(2, WIDTH, side, side) for side in (32, 16, 8, 4)]
@@ -289,7 +274,7 @@ def test_every_method_forward_and_backward(text: str, training: bool) -> None:
 @torch.no_grad()
 def test_other_image_sizes(text: str) -> None:
     adapter = small_adapter(nominal_size=(64, 64))
-    agglo.apply(adapter, agglo.parse_method(text), keep_rate=0.5)
+    agglo.apply(adapter, agglo.methods.parse_method(text), keep_rate=0.5)
     images = picture(1, 48, 96)
     if text in ("sit", "patch_merger", "sinkhorn"):
         with pytest.raises(ValueError, match="its parameters fit one input size and schedule"):
@@ -301,12 +286,12 @@ def test_other_image_sizes(text: str) -> None:
 @pytest.mark.parametrize("text", ASK_THE_CLASS_TOKEN)
 def test_methods_that_ask_the_class_token_say_how_to_get_one(text: str) -> None:
     with pytest.raises(ValueError, match="class_token=True"):
-        agglo.apply(small_adapter(), agglo.parse_method(text), keep_rate=0.5)
+        agglo.apply(small_adapter(), agglo.methods.parse_method(text), keep_rate=0.5)
 
 
 @torch.no_grad()
 def test_rotary_models_are_reduced() -> None:
-    from tests.detection.model.test_adapter import rotary_vit
+    from tests.lab.tasks.detection.model.test_adapter import rotary_vit
 
     adapter = small_adapter(rotary_vit(), class_token=True, deform_heads=3)
     images = picture(1, 48, 80)

@@ -20,10 +20,12 @@ from torch import Tensor, nn
 
 import agglo
 from agglo.methods.atc import ATC
+from tests.support.processes import HANGS
 
 timm_vit = pytest.importorskip("timm.models.vision_transformer")
 
 SIZES = {"img_size": 32, "patch_size": 4, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 5}
+TURNS = 30
 IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
 
 
@@ -91,7 +93,7 @@ class Interrupting(ATC):
         super().__init__()
         self.interruption = interruption
 
-    def reduce(self, view: agglo.View) -> agglo.Outcome:
+    def reduce(self, view: agglo.methods.View) -> agglo.methods.Outcome:
         self.interruption()
         return super().reduce(view)
 
@@ -154,8 +156,8 @@ def test_every_output_is_of_one_state(host: Callable[[], nn.Module]) -> None:
     threads = [threading.Thread(target=watch) for _ in range(3)]
     for thread in threads:
         thread.start()
-    end, turn = time.monotonic() + 1, 0
-    while time.monotonic() < end or turn < 3 * len(changes):
+    turn, hangs = 0, time.monotonic() + HANGS
+    while not failures and (turn < TURNS or len(seen) < 2) and time.monotonic() < hangs:
         torch.manual_seed(0)
         changes[turn % len(changes)]()
         turn += 1

@@ -40,7 +40,7 @@ def test_keeping_everything_and_taking_apart_are_dense_and_removal_is_exact(fami
 @torch.no_grad()
 def test_counts_are_those_of_the_schedule(family: Family) -> None:
     model = agglo.apply(family.fresh(), keep_rate=0.5)
-    report = agglo.reduction(model)
+    report = agglo.report(model)
     assert report is not None
     assert report.counts is not None
     assert report.gflops_after is not None
@@ -119,7 +119,7 @@ def test_a_layer_that_only_looks_the_part_is_refused() -> None:
     with pytest.raises(agglo.UnsupportedModelError, match=r"OddLayer of ViTModel .* off by 0\.\d+ .* docs/hosts\.md"):
         agglo.apply(model, keep_rate=0.5)
     agglo.apply(model, keep_rate=0.5, probe=False)
-    assert agglo.reduction(model) is not None
+    assert agglo.report(model) is not None
 
 
 def family_config() -> dict[str, Any]:

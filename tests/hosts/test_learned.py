@@ -109,11 +109,11 @@ def test_an_instance_is_built_once() -> None:
     agglo.apply(model, method, keep_rate=0.7)
     assert model.agglo_method is method
     assert same(learned(model), before)
-    counts = agglo.reduction(model)
+    counts = agglo.report(model)
     with pytest.raises(ValueError, match=r"predictors\.1\.\S+: \(\S+\) there, nothing needed.* 'dynamicvit'"):
         agglo.apply(model, method, keep_rate=0.7, blocks=(2,))
     assert same(learned(model), before)
-    assert agglo.reduction(model) == counts
+    assert agglo.report(model) == counts
 
 
 def test_looking_whether_an_instance_fits_draws_no_random_numbers() -> None:
@@ -130,7 +130,7 @@ def test_an_instance_works_in_one_model_at_a_time() -> None:
     before = learned(first)
     with pytest.raises(ValueError, match=r"SiT is in use in another model \(VisionTransformer\).*make a second one"):
         agglo.apply(second, method, keep_rate=0.5)
-    assert agglo.reduction(second) is None
+    assert agglo.report(second) is None
     assert same(learned(first), before)
     agglo.apply(second, copy.deepcopy(method), keep_rate=0.5)
     for (key, ours), theirs in zip(learned(first).items(), learned(second).values(), strict=True):
@@ -183,7 +183,7 @@ def test_a_method_without_parameters_works_in_any_number_of_models() -> None:
     assert all(agglo.apply(deit(), method, keep_rate=0.5) is not None for _ in range(2))
 
 
-class Half(agglo.LearnedMethod):
+class Half(agglo.methods.LearnedMethod):
     """Has a parameter before it is built, and another afterwards."""
 
     name: ClassVar[str] = "half"
@@ -195,10 +195,10 @@ class Half(agglo.LearnedMethod):
     def build(self, setting: Any) -> None:
         self.late = nn.Parameter(torch.ones(setting.width))
 
-    def reduce(self, view: agglo.View) -> agglo.Outcome:
+    def reduce(self, view: agglo.methods.View) -> agglo.methods.Outcome:
         batch, n_tokens, _ = view.tokens.shape
-        grouping = agglo.Grouping.identity(batch, n_tokens, view.prefix, view.tokens.device)
-        return agglo.Outcome(grouping, view.tokens * self.early * self.late)
+        grouping = agglo.grouping.Grouping.identity(batch, n_tokens, view.prefix, view.tokens.device)
+        return agglo.methods.Outcome(grouping, view.tokens * self.early * self.late)
 
 
 def test_parameters_of_the_constructor_do_not_count_as_built() -> None:
@@ -220,10 +220,10 @@ def test_a_distributed_wrapper_must_come_after_the_parameters() -> None:
     for given in ("dynamicvit", DynamicViT()):
         with pytest.raises(ValueError, match=r"DistributedDataParallel has collected.*agglo\.apply before wrapping"):
             agglo.apply(wrapped, given, keep_rate=0.5)
-    assert agglo.reduction(wrapped) is None
+    assert agglo.report(wrapped) is None
     assert list(wrapped.state_dict()) == keys
     agglo.apply(wrapped, "atc", keep_rate=0.5)
-    assert agglo.reduction(wrapped) is not None
+    assert agglo.report(wrapped) is not None
     both = nn.ModuleDict({"wrapped": wrapped, "bare": deit()})  # another part of the model may be wrapped
     assert learned(agglo.apply(both, "dynamicvit", keep_rate=0.5, tower="bare"))
 

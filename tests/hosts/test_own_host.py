@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 import agglo
 from agglo.hosts import registry
-from agglo.hosts.swap import PassSetup, ReducedModule, begins_pass
-from agglo.hosts.vit.base import Host, Layout, Parts, Projected, matrix_entries
-from agglo.hosts.vit.run import run_blocks
+from agglo.hosts.common.base import Host, Layout, matrix_entries
+from agglo.hosts.common.blocks import Parts, Projected
+from agglo.hosts.common.loop import Given, Loop
+from agglo.hosts.common.swap import PassSetup, ReducedModule, begins_pass
 from agglo.testing import HostContract
 
 WIDTH, HEADS, SIDE, PATCH = 24, 3, 8, 8
@@ -65,7 +66,7 @@ class OwnParts(Parts):
     def whole(self, block: Any, x: Tensor, rotary: Tensor | None) -> Tensor:
         return cast(Tensor, block(x))
 
-    def project(self, block: Any, x: Tensor, rotary: Tensor | None) -> Projected:
+    def project(self, block: Any, x: Tensor, rotary: Tensor | None, n_front: int | None = None) -> Projected:
         y = block.before(x)
         q, k, v = (
             linear(y).unflatten(-1, (HEADS, -1)).transpose(1, 2) for linear in (block.query, block.key, block.value)
@@ -79,11 +80,17 @@ class OwnParts(Parts):
         return x + cast(Tensor, block.mlp(block.between(x)))
 
 
+class OwnLoop(Loop):
+    blocks_name = "layers"
+
+    def parts(self, block: nn.Module, given: Given) -> Parts:
+        return OwnParts()
+
+
 class ReducedOwnEncoder(ReducedModule):
     @begins_pass
-    def forward(self: Any, setup: PassSetup, x: Tensor) -> Tensor:
-        run = run_blocks(setup, list(self.layers), x, parts=OwnParts(), prefix=1, training=self.training)
-        return run.restored()
+    def forward(self: Any, setup: PassSetup, *args: Any, **kwargs: Any) -> Any:
+        return OwnLoop(self, setup).call("forward", *args, **kwargs)
 
 
 class OwnHost(Host):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import agglo
-from agglo.hosts.vit.padding import Picture, reduce_apart
+from agglo.hosts.common.padding import RealPatches, reduce_apart
 from tests.support.adapters import WIDTH, small_adapter
 from tests.support.reductions import view
 
@@ -38,7 +38,7 @@ def real_patches(sizes: list[tuple[int, int]] = SIZES) -> Tensor:
 def applied(text: str, **options: Any) -> Any:
     adapter = small_adapter(class_token=text == "evit", nominal_size=(64, 64), **options)
     torch.manual_seed(0)
-    return agglo.apply(adapter, agglo.parse_method(text), keep_rate=0.5)
+    return agglo.apply(adapter, agglo.methods.parse_method(text), keep_rate=0.5)
 
 
 @pytest.mark.parametrize("text", MIXING)
@@ -100,10 +100,10 @@ def test_means_keep_their_length_apart(text: str) -> None:
     """In sets of their own, padding that merges by position for want of a grid too."""
     real = torch.zeros(2, 6, 6, dtype=torch.bool)
     real[0, :4, :6] = real[1, :3, :4] = True
-    method = agglo.parse_method(text + ("," if ":" in text else ":") + "mean=preserve_norm")
+    method = agglo.methods.parse_method(text + ("," if ":" in text else ":") + "mean=preserve_norm")
     shown = view(n=36, prefix=1, target=18, grid=(6, 6))
     shown = replace(shown, keys=shown.tokens.unsqueeze(1))
-    outcome, _ = reduce_apart(method, shown, Picture(real.flatten(1)), None)
+    outcome, _ = reduce_apart(method, shown, RealPatches(real.flatten(1)), None)
     assert outcome.tokens is not None
     if outcome.grouping.counts is None:
         torch.testing.assert_close(outcome.tokens, outcome.grouping.merge(shown.tokens, "preserve_norm"))
@@ -117,7 +117,7 @@ def canonical(labels: Tensor) -> list[int]:
     return [names.setdefault(int(label), len(names)) for label in labels]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     rows=st.integers(1, 5),
     columns=st.integers(1, 5),
@@ -134,13 +134,13 @@ def test_a_pictures_groups_are_those_of_its_tokens_alone(
     real[0, :rows, :columns] = True
     real[1, :3, :4] = True
     real = real.flatten(1)
-    method = agglo.parse_method(f"atc:linkage={linkage},features=tokens")
+    method = agglo.methods.parse_method(f"atc:linkage={linkage},features=tokens")
     first = shown = view(seed, n=25, prefix=prefix, grid=(5, 5))
-    picture, totals = Picture(real), []  # type: ignore[var-annotated]
+    patches, totals = RealPatches(real), []  # type: ignore[var-annotated]
     for target in (int(25 * rate), max(2, int(25 * rate * rate))):
         total = totals[-1] if totals else None
         shown = replace(shown, target=target, sizes=None if total is None else total.sizes)
-        outcome, picture = reduce_apart(method, shown, picture, total)
+        outcome, patches = reduce_apart(method, shown, patches, total)
         totals.append(outcome.grouping if total is None else total.then(outcome.grouping))
         assert outcome.tokens is not None
         shown = replace(shown, tokens=outcome.tokens, stage=shown.stage + 1)
@@ -207,7 +207,7 @@ def test_a_threshold_finds_what_it_finds_alone() -> None:
 def test_methods_that_merge_nothing_treat_padding_like_the_rest(text: str) -> None:
     adapter = small_adapter(class_token=text in ("topk", "ats", "evovit"), nominal_size=(64, 64))
     torch.manual_seed(0)
-    agglo.apply(adapter, agglo.parse_method(text), keep_rate=0.5)
+    agglo.apply(adapter, agglo.methods.parse_method(text), keep_rate=0.5)
     images = padded_batch()
     torch.testing.assert_close(adapter(images, SIZES), adapter(images), rtol=0, atol=0)
 

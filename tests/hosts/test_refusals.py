@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import agglo
-from tests.support.families import SMALL
+from tests.support.families import SMALL, build_naflex, images
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("timm")
@@ -89,3 +90,38 @@ def test_tokens_that_agglo_does_not_know_are_not_guessed_at() -> None:
     model.embeddings.prompts = nn.Parameter(model.embeddings.cls_token.detach().clone())
     with pytest.raises(agglo.UnsupportedModelError, match="a parameter 'prompts' that agglo does not know"):
         agglo.apply(model, keep_rate=0.5)
+
+
+def open_clip() -> nn.Module:
+    library = pytest.importorskip("open_clip.transformer")
+    return library.VisionTransformer(32, 8, width=16, layers=2, heads=2, mlp_ratio=2.0)  # type: ignore[no-any-return]
+
+
+def clip() -> nn.Module:
+    return transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**SMALL))  # type: ignore[no-any-return]
+
+
+def vit() -> nn.Module:
+    return transformers.ViTModel(transformers.ViTConfig(**SMALL))  # type: ignore[no-any-return]
+
+
+TOKENS, MASK = torch.zeros(2, 17, 24), torch.zeros(2, 1, 17, 17)
+# By the name of the mask: what makes a model, what to call in it, and the arguments before the mask.
+MASKED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Any], str, tuple[Any, ...]]] = {
+    "transformers": (vit, lambda model: model, "attention_mask", (images(), None, None)),
+    "transformers-encoder": (clip, lambda model: model.encoder, "attention_mask", (TOKENS,)),
+    "timm": (timm("vision_transformer", "VisionTransformer", img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2), lambda model: model, "attn_mask", (images(),)),
+    "timm-naflex": (build_naflex, lambda model: model.forward_features, "attn_mask", (images(), None, None)),
+    "open_clip": (open_clip, lambda model: model.transformer, "attn_mask", (torch.zeros(2, 17, 16),)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("positional", [False, True])
+@pytest.mark.parametrize("name", MASKED)
+@torch.no_grad()
+def test_a_mask_is_refused_however_it_is_given(name: str, positional: bool) -> None:
+    build, called, argument, before = MASKED[name]
+    call = called(agglo.apply(build().eval(), keep_rate=0.5))
+    mask = MASK + torch.linspace(0, 1, 17)
+    with pytest.raises(ValueError, match=f"{argument} does not go with token reduction"):
+        call(*before, mask) if positional else call(*before, **{argument: mask})

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from agglo.attention import (
     attention_received,
@@ -16,9 +16,7 @@ from agglo.attention import (
     proportional_attention,
 )
 from agglo.grouping import Grouping
-from agglo.hosts.vit.relative import RelativeBias
-
-BLOCK = nn.Identity()
+from agglo.hosts.common.positions import RelativeBias
 
 
 def brute_force(table: Tensor, labels: Tensor, n_groups: int) -> Tensor:
@@ -30,7 +28,7 @@ def brute_force(table: Tensor, labels: Tensor, n_groups: int) -> Tensor:
     return merged
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(2, 9), st.integers(1, 3), st.integers(0, 2), st.integers(0, 9**6))
 def test_two_merges_give_the_mean_over_all_pairs_of_members(n: int, heads: int, prefix: int, seed: int) -> None:
     torch.manual_seed(seed)
@@ -40,8 +38,7 @@ def test_two_merges_give_the_mean_over_all_pairs_of_members(n: int, heads: int, 
     one = Grouping.of(first, k, prefix)
     second = (torch.arange(k) // 2).expand(2, -1)
     two = Grouping.of(second, (k + 1) // 2, prefix, one.sizes)
-    bias = RelativeBias(table).merged(one).merged(two).table(BLOCK)
-    assert bias is not None
+    bias = RelativeBias().after(one).after(two).between(table)
     total = one.then(two)
     for image in range(2):
         wanted = brute_force(table[0], total.labels[image], total.n_groups)
@@ -50,18 +47,16 @@ def test_two_merges_give_the_mean_over_all_pairs_of_members(n: int, heads: int, 
 
 def test_nothing_merged_is_the_librarys_own_table() -> None:
     table = torch.randn(1, 2, 5, 5)
-    assert RelativeBias(table).table(BLOCK) is table
-    assert RelativeBias(lambda block: None).table(BLOCK) is None
+    assert RelativeBias().between(table) is table
 
 
 def test_softly_mixed_tokens_take_their_shares() -> None:
     table, weights = torch.randn(1, 2, 4, 4), torch.rand(1, 2, 3)
     grouping = Grouping.of(torch.tensor([[0, 1, 1]]), 2, prefix=1)
-    bias = RelativeBias(table).merged(grouping, weights).table(BLOCK)
+    bias = RelativeBias().after(grouping, weights).between(table)
     shares = torch.zeros(3, 4)
     shares[0, 0] = 1
     shares[1:, 1:] = weights[0] / weights[0].sum(dim=1, keepdim=True)
-    assert bias is not None
     torch.testing.assert_close(bias[0], shares @ table[0] @ shares.T)
 
 

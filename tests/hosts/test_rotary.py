@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agglo.grouping import Grouping
-from agglo.hosts.vit.rotary import Rotary, rotate_to
+from agglo.hosts.common.positions import Positions, rotate_to
 
 
 def axial_table(positions: Tensor, frequencies: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ def grid_points(rows: int, columns: int) -> Tensor:
     return torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).float()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 9**6))
 def test_angles_between_grid_points(rows: int, columns: int, seed: int) -> None:
     torch.manual_seed(seed)
@@ -35,14 +35,14 @@ def test_angles_between_grid_points(rows: int, columns: int, seed: int) -> None:
 def test_a_merged_token_takes_the_size_weighted_mean_position() -> None:
     frequencies = torch.tensor([1.0, 0.1])
     table = axial_table(grid_points(2, 3), frequencies)
-    rotary = Rotary(table, (2, 3), prefix=1)
-    assert rotary.table(0) is table
+    positions = Positions((2, 3))
+    assert positions.table(table) is table
     first = Grouping.of(torch.tensor([[0, 0, 1, 0, 2, 3]]), 4, prefix=1)  # (0,0) (0,1) (1,0) together
     second = Grouping.of(torch.tensor([[0, 0, 1, 2]]), 3, prefix=1, weights=first.sizes)  # and (0,2)
-    merged = rotary.merged(first).merged(second)
+    merged = positions.after(first).after(second)
     position = torch.tensor([[(0 + 0 + 1 + 0) / 4, (0 + 1 + 0 + 2) / 4], [1, 1], [1, 2]]).unsqueeze(0)
-    torch.testing.assert_close(merged.positions, position)
-    torch.testing.assert_close(merged.table(0), axial_table(position, frequencies).unsqueeze(1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(merged.merged, position)
+    torch.testing.assert_close(merged.table(table), axial_table(position, frequencies).unsqueeze(1), rtol=0, atol=1e-5)
 
 
 def test_a_soft_token_sits_at_the_mean_of_what_is_in_it() -> None:
@@ -50,7 +50,7 @@ def test_a_soft_token_sits_at_the_mean_of_what_is_in_it() -> None:
     weights[:, 2] *= 1e-3  # nobody's strongest, and sums far from 1
     grouping = Grouping.of(weights.argmax(dim=1), 3, prefix=1)
     assert (grouping.labels < 3).all()
-    placed = Rotary(torch.zeros(12, 8), (3, 4), prefix=1).merged(grouping, weights).positions
+    placed = Positions((3, 4)).after(grouping, weights).merged
     assert placed is not None
     points = grid_points(3, 4)
     for b in range(2):

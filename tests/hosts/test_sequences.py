@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 import agglo
-from agglo.hosts.vit.sequences import block_boundaries, packed, padded, real_tokens
+from agglo.hosts.common.sequences import block_boundaries, packed, padded, real_tokens
 from tests.support.families import TRANSFORMERS, Family, random
 
 pytest.importorskip("transformers")
@@ -29,13 +30,27 @@ def test_sequences_of_one_length_go_together() -> None:
 
 def test_what_masks_say() -> None:
     real = torch.tensor([[True, True, False], [True, True, True]])
-    assert torch.equal(real_tokens(real[:, None, None].expand(-1, -1, 3, -1)), real)  # type: ignore[arg-type]
+    assert torch.equal(real_tokens("mask", real[:, None, None].expand(-1, -1, 3, -1)), real)
     additive = torch.where(real, 0.0, torch.finfo(torch.float32).min)[:, None, None]
-    assert torch.equal(real_tokens(additive), real)  # type: ignore[arg-type]
-    assert real_tokens(torch.ones(1, 1, 3, 3).tril().bool()) is None, "causal masks tell queries apart"
+    assert torch.equal(real_tokens("mask", additive), real)
     assert [group.index.tolist() for group in padded(real)] == [[[0, 1]], [[3, 4, 5]]]
     blocks = torch.block_diag(torch.ones(2, 2), torch.ones(3, 3)).bool()[None, None]
-    assert block_boundaries(blocks).tolist() == [0, 2, 5]
+    assert block_boundaries("mask", blocks).tolist() == [0, 2, 5]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        pytest.param(torch.ones(1, 1, 3, 3).tril().bool(), id="causal"),
+        pytest.param(torch.tensor([0.0, 0.5, 0.0]).expand(1, 1, 3, 3), id="weighs keys"),
+        pytest.param(torch.ones(3, 3).bool(), id="two dimensions"),
+        pytest.param(torch.ones(1, 2, 3, 3).bool(), id="two heads"),
+    ],
+)
+@pytest.mark.parametrize("read", [real_tokens, block_boundaries])
+def test_masks_that_say_more_are_refused(mask: Tensor, read: Callable[[str, Tensor], Tensor]) -> None:
+    with pytest.raises(ValueError, match="mask does not go with token reduction"):
+        read("mask", mask)
 
 
 GRIDS = [(4, 6), (4, 4), (6, 4), (4, 6)]
@@ -80,24 +95,53 @@ def test_a_padded_picture_is_reduced_as_it_is_alone() -> None:
     torch.testing.assert_close(again.last_hidden_state[1, :12], both.last_hidden_state[1, :12])
 
 
+@pytest.mark.parametrize("method", ["atc", "tome", "kmedoids", "dpc_knn"])
+@pytest.mark.parametrize("cls", ["Qwen2Vision", "Qwen3VLVision", "Qwen2_5"])
+@torch.no_grad()
+def test_no_picture_and_no_window_is_too_small(cls: str, method: str) -> None:
+    model = agglo.apply(family(cls).fresh(), method, keep_rate=0.5)
+    grids = [(18, 18), (2, 2), (10, 10), (18, 26), (2, 14)]  # windows of Qwen2.5-VL are 8 x 8
+    with agglo.trace(model, passes=20) as trace:
+        output = model(
+            random(sum(rows * columns for rows, columns in grids), 96),
+            grid_thw=torch.tensor([[1, *grid] for grid in grids]),
+        )
+    assert output.last_hidden_state.isfinite().all()
+    assert min(step.total.n_groups for steps in trace.passes for step in steps) == 1, "of 2 x 2 patches"
+
+
+@pytest.mark.parametrize("method", ["atc", "tome"])
+@torch.no_grad()
+def test_small_pictures_of_a_padded_batch_are_reduced_as_they_are_alone(method: str) -> None:
+    model = agglo.apply(family("Siglip2").fresh(), method, keep_rate=0.5)
+    shapes = torch.tensor([[4, 4], [1, 1], [1, 3], [7, 1]])
+    patches, mask = random(4, 16, 192), torch.arange(16) < shapes.prod(dim=1, keepdim=True)
+    both = model(patches, pixel_attention_mask=mask.long(), spatial_shapes=shapes)
+    for image, real in enumerate(mask):
+        alone = model(
+            patches[image : image + 1, real],
+            pixel_attention_mask=mask[image : image + 1, real].long(),
+            spatial_shapes=shapes[image : image + 1],
+        )
+        torch.testing.assert_close(both.last_hidden_state[image, real], alone.last_hidden_state[0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(both.pooler_output[image], alone.pooler_output[0], rtol=0, atol=1e-5)
+
+
 @torch.no_grad()
 def test_a_layer_beyond_windows_attends_to_the_merged_tokens_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention over all tokens of the picture, weighed by their sizes, written out."""
-    from agglo.hosts.vit import passing
+    from agglo.hosts.common import forward_pass
 
     model = agglo.apply(family("Qwen2_5").fresh(), "tome", keep_rate=0.5, blocks=(1,))
-    seen: list[tuple[Any, Any, Tensor, Tensor | None, Tensor]] = []
-    attend = passing.attend
+    attend, tokens = forward_pass.attend, dict[int, list[Any]]()
 
-    def spying(parts: Any, block: Any, x: Tensor, table: Any, bias: Any, sizes: Any, *rest: Any) -> Any:
-        result = attend(parts, block, x, table, bias, sizes, *rest)
-        seen.append((block, parts, x, sizes, result[0]))
-        own = parts.parts.project(block, x, table)
-        tokens.setdefault(id(block), []).append((own, x, sizes, result[0]))
+    def spying(parts: Any, block: Any, x: Tensor, inputs: Any, *rest: Any) -> Any:
+        result = attend(parts, block, x, inputs, *rest)
+        own = parts.project(block, x, inputs.rotary)
+        tokens.setdefault(id(block), []).append((own, x, inputs.sizes, result[0]))
         return result
 
-    tokens: dict[int, list[Any]] = {}
-    monkeypatch.setattr(passing, "attend", spying)
+    monkeypatch.setattr(forward_pass, "attend", spying)
     model(random(120, 96), grid_thw=torch.tensor([[1, 10, 12]]))
     last = tokens[id(model.blocks[3])]
     assert len(last) > 1, "windows of several sizes"

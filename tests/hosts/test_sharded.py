@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 import agglo
 from agglo.testing import assert_same
 from tests.support.families import FAMILIES, images
+from tests.support.processes import torchrun
 
 BY_ITSELF = r"{} of this \w+ is sharded by itself.*agglo\.apply\(model, \.\.\.\), then fully_shard\(model\)"
 
@@ -30,11 +28,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     """What each of two processes found."""
     pytest.importorskip("timm", reason="the model is timm's")
     folder = tmp_path_factory.mktemp("ranks")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, *launch, "-m", "tests.hosts.two_processes", str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun("-m", "tests.hosts.two_processes", str(folder))
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 

@@ -200,9 +200,9 @@ def test_wrappers() -> None:
     model = deit()
     wrapped = nn.DataParallel(model)
     assert agglo.apply(wrapped, keep_rate=0.5) is wrapped
-    assert agglo.reduction(wrapped) == agglo.reduction(model) is not None
+    assert agglo.report(wrapped) == agglo.report(model) is not None
     assert_same(wrapped(IMAGE), model(IMAGE))
-    assert agglo.reduction(agglo.remove(wrapped)) is None
+    assert agglo.report(agglo.remove(wrapped)) is None
 
 
 @torch.no_grad()
@@ -222,7 +222,7 @@ def test_distributed_wrapper() -> None:
         wrapped = nn.parallel.DistributedDataParallel(deit())
         agglo.apply(wrapped, keep_rate=0.5)
         assert_same(wrapped(IMAGE), wrapped.module(IMAGE))
-        assert agglo.reduction(wrapped) is not None
+        assert agglo.report(wrapped) is not None
     finally:
         torch.distributed.destroy_process_group()
 
@@ -265,10 +265,10 @@ def test_a_tower_can_be_chosen() -> None:
     with pytest.raises(ValueError, match=r"'left'.*'right'.*tower="):
         agglo.apply(pair, keep_rate=0.5)
     agglo.apply(pair, keep_rate=0.5, tower="right")
-    assert agglo.reduction(pair["left"]) is None
-    assert agglo.reduction(pair["right"]) is not None
+    assert agglo.report(pair["left"]) is None
+    assert agglo.report(pair["right"]) is not None
     agglo.apply(pair, keep_rate=0.5, tower=pair["left"])
-    assert agglo.reduction(pair["left"]) is not None
+    assert agglo.report(pair["left"]) is not None
 
 
 @pytest.mark.parametrize(
@@ -328,15 +328,9 @@ def test_subclasses() -> None:
     assert agglo.apply(model, keep_rate=0.5)(IMAGE).shape == dense.shape
 
 
-def test_masks_are_refused() -> None:
-    model = agglo.apply(deit(), keep_rate=0.5)
-    with pytest.raises(ValueError, match="attn_mask"):
-        model(IMAGE, attn_mask=torch.zeros(65, 65))
-
-
 def test_flops_of_deit_tiny() -> None:
     model = timm.create_model("deit_tiny_patch16_224")
-    report = agglo.reduction(agglo.apply(model, keep_rate=0.5))
+    report = agglo.report(agglo.apply(model, keep_rate=0.5))
     assert report is not None
     assert report.gflops_before == pytest.approx(1.26, abs=0.01)  # as published
     assert report.counts == [196] * 3 + [98] * 3 + [49] * 3 + [24] * 3

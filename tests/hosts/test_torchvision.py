@@ -145,7 +145,7 @@ def test_equals_the_timm_host_on_the_same_weights(request_: dict[str, Any]) -> N
 def test_flops_are_those_torchvision_publishes(name: str, image_size: int, published: float) -> None:
     with torch.device("meta"):
         model = getattr(models, name)(image_size=image_size)
-    report = agglo.reduction(agglo.apply(model, keep_rate=0.5))
+    report = agglo.report(agglo.apply(model, keep_rate=0.5))
     assert report is not None
     assert report.gflops_before == pytest.approx(published, abs=1e-3)
 

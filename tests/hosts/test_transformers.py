@@ -310,7 +310,7 @@ def test_other_image_sizes(name: str) -> None:
     agglo.apply(model, keep_rate=0.5)
     with agglo.trace(model) as trace:
         run(model, wide, **options)
-    prefix = agglo.reduction(model).prefix  # type: ignore[union-attr]
+    prefix = agglo.report(model).prefix  # type: ignore[union-attr]
     assert [g.n_groups - prefix for g in trace.groupings.values()] == [30, 15, 7]
 
 
@@ -388,7 +388,7 @@ def test_an_applied_model_is_saved_as_the_dense_one(tmp_path: Any) -> None:
     dense = model(IMAGE)
     agglo.apply(model, keep_rate=0.5).save_pretrained(tmp_path)
     loaded = tf.AutoModelForImageClassification.from_pretrained(tmp_path)
-    assert agglo.reduction(loaded) is None
+    assert agglo.report(loaded) is None
     assert_same(loaded.eval()(IMAGE), dense)
 
 
@@ -407,10 +407,10 @@ def test_a_vlm_asked_for_hidden_states_gives_its_own() -> None:
 def test_a_tower_can_be_chosen() -> None:
     model = TestLLaVA().model()
     agglo.apply(model, keep_rate=0.5, tower="model.vision_tower")
-    assert agglo.reduction(model) == agglo.reduction(model.model.vision_tower) is not None
+    assert agglo.report(model) == agglo.report(model.model.vision_tower) is not None
     agglo.remove(model)
     agglo.apply(model, keep_rate=0.5, tower=model.model.vision_tower)
-    assert agglo.reduction(model) is not None
+    assert agglo.report(model) is not None
     pair = nn.ModuleList([build("vit"), build("dinov2")])
     with pytest.raises(ValueError, match=r"'0' \(ViTModel\).*'1' \(Dinov2Model\).*tower="):
         agglo.apply(pair, keep_rate=0.5)
@@ -459,14 +459,14 @@ def test_subclasses_are_refused_by_name() -> None:
 
 
 def test_flops() -> None:
-    report = agglo.reduction(agglo.apply(tf.ViTModel(tf.ViTConfig(), add_pooling_layer=False), keep_rate=0.5))
+    report = agglo.report(agglo.apply(tf.ViTModel(tf.ViTConfig(), add_pooling_layer=False), keep_rate=0.5))
     assert report is not None
     assert report.gflops_before == pytest.approx(17.58, abs=0.03)  # ViT-B/16 as published
     assert report.counts == [196] * 3 + [98] * 3 + [49] * 3 + [24] * 3
-    masked = agglo.reduction(agglo.apply(tf.ViTMAEModel(tf.ViTMAEConfig(**SMALL)), keep_rate=0.5))
+    masked = agglo.report(agglo.apply(tf.ViTMAEModel(tf.ViTMAEConfig(**SMALL)), keep_rate=0.5))
     assert masked is not None
     assert masked.n_tokens == 16
-    registers = agglo.reduction(agglo.apply(build("registers"), keep_rate=0.5))
+    registers = agglo.report(agglo.apply(build("registers"), keep_rate=0.5))
     assert registers is not None
     assert registers.prefix == 5
 

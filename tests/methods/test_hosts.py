@@ -69,7 +69,7 @@ def test_every_method_runs_on_every_host(host: Any, name: str) -> None:
     assert reduced.shape == dense.shape
     assert reduced.isfinite().all()
     counts = [step.total.n_groups - 1 for step in trace.steps]
-    report = agglo.reduction(model)
+    report = agglo.report(model)
     assert report is not None
     assert report.counts is not None
     for step, count in zip(trace.steps, counts, strict=True):

@@ -14,22 +14,7 @@ from torch import Tensor
 import agglo
 from agglo.grouping import Grouping
 from agglo.methods import ATC, Method, Outcome, ToMe, View, create
-from tests.support.reductions import lively_vit
-from tests.support.reductions import view as plain_view
-
-
-def view(seed: int = 0, **changes: Any) -> View:
-    """With keys and uneven attention: some tokens get most of it."""
-    shown = plain_view(seed, **changes)
-    batch, n_tokens, _ = shown.tokens.shape
-    generator = torch.Generator().manual_seed(seed + 1)
-    return replace(
-        shown,
-        keys=torch.randn(batch, 2, n_tokens, 4, generator=generator),
-        values=torch.randn(batch, 2, n_tokens, 4, generator=generator),
-        class_attention=(3 * torch.randn(batch, 2, n_tokens, generator=generator)).softmax(-1),
-        attention_received=torch.rand(batch, n_tokens, generator=generator).pow(4),
-    )
+from tests.support.reductions import lively_vit, view
 
 
 def attention_of(shown: View, importance: str) -> Tensor:
@@ -51,7 +36,7 @@ def weighted_distances(features: Tensor, attention: Tensor, exponent: float) -> 
     return distances.clamp(min=0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 9**6),
     n=st.integers(2, 16),
@@ -76,7 +61,7 @@ def test_groups_are_those_of_the_weighted_distances(
 
 def test_what_is_attended_to_merges_last() -> None:
     shown = view(n=12, target=2)
-    attention = torch.full((2, 2, 13), 0.01)
+    attention = torch.full((2, 3, 13), 0.01)
     attention[:, :, 5] = 0.9
     grouping = ATC(importance="class", exponent=1.0).reduce(replace(shown, class_attention=attention)).grouping
     assert (grouping.labels == grouping.labels[:, 5:6]).sum(dim=1).tolist() == [1, 1]
@@ -87,7 +72,7 @@ def test_what_is_attended_to_merges_last() -> None:
 @pytest.mark.parametrize("importance", ["class", "received"])
 def test_even_attention_changes_nothing(importance: str) -> None:
     even = replace(
-        view(), class_attention=torch.full((2, 2, 14), 1 / 14), attention_received=torch.full((2, 14), 3 / 14)
+        view(), class_attention=torch.full((2, 3, 14), 1 / 14), attention_received=torch.full((2, 14), 3 / 14)
     )
     with_weights = ATC(importance=importance).reduce(even).grouping
     assert torch.equal(with_weights.labels, ATC().reduce(even).grouping.labels)
@@ -157,9 +142,9 @@ def test_the_loop_tells_reductions_apart(monkeypatch: pytest.MonkeyPatch) -> Non
     with monkeypatch.context() as patch:
         patch.setattr(ATC, "reduce", watched)
         model(torch.randn(2, 3, 32, 32))
-    assert [view.stage for view in views] == [0, 1, 2]
-    for linkage, weighing, view, outcome in zip(linkages, importance, views, outcomes, strict=True):
-        alone = ATC(linkage, importance=weighing).reduce(view)
+    assert [each.stage for each in views] == [0, 1, 2]
+    for linkage, weighing, shown, outcome in zip(linkages, importance, views, outcomes, strict=True):
+        alone = ATC(linkage, importance=weighing).reduce(shown)
         assert torch.equal(outcome.grouping.labels, alone.grouping.labels)
 
 
@@ -170,14 +155,14 @@ def test_the_loop_tells_reductions_apart(monkeypatch: pytest.MonkeyPatch) -> Non
         ("atc", {"features": ["keys"]}, r"has 1 entries; needed: 3, one for each block that reduces \(1, 2, 3\)"),
         ("atc", {"importance": ["class", None, None, None]}, r"importance=.* has 4 entries; needed: 3"),
         ("tome", {"features": ["keys", "tokens"]}, r"features=.* of tome has 2 entries"),
-        ("atc", {"linkage": ["single", "ward", "single"]}, r"'ward' in linkage=\['single', 'ward', 'single'\] is not"),
-        ("atc", {"features": []}, r"features=\[\] is empty; accepted: 'keys'"),
-        ("atc", {"importance": "classes"}, r"importance='classes' is not known; accepted: None, 'class', 'received'"),
-        ("atc", {"exponent": 0}, r"exponent=0 must be above 0 and at most 4"),
-        ("atc", {"exponent": float("nan")}, r"exponent=nan must be above 0"),
-        ("atc", {"mean": "median"}, r"mean='median' is not known; accepted: 'plain', 'preserve_norm'"),
-        ("tome", {"mean": "median"}, r"mean='median' is not known"),
-        ("pool", {"mean": "median"}, r"mean='median' is not known"),
+        ("atc", {"linkage": ["single", "ward", "single"]}, "linkage='ward'"),
+        ("atc", {"features": []}, r"features=\[\]"),
+        ("atc", {"importance": "classes"}, "importance='classes'"),
+        ("atc", {"exponent": 0}, "exponent=0"),
+        ("atc", {"exponent": float("nan")}, "exponent=nan"),
+        ("atc", {"mean": "median"}, "mean='median'"),
+        ("tome", {"mean": "median"}, "mean='median'"),
+        ("pool", {"mean": "median"}, "mean='median'"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_changes(
@@ -292,12 +277,3 @@ def test_half_precision_decides_as_float32_does() -> None:
     merged = found.new_tokens(halves["tokens"])
     assert merged.dtype == torch.bfloat16
     torch.testing.assert_close(merged, expected.new_tokens(rounded.tokens).bfloat16())
-
-
-def test_a_model_trains_with_all_of_it() -> None:
-    model = lively_vit(32, 4).train()
-    agglo.apply(model, "atc", keep_rate=0.5, importance="received", mean="preserve_norm")
-    model(torch.randn(2, 3, 32, 32)).pow(2).sum().backward()
-    gradients = [p.grad for p in model.parameters()]
-    assert all(g is not None and g.isfinite().all() for g in gradients)
-    assert model.patch_embed.proj.weight.grad.abs().max() > 0

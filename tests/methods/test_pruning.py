@@ -1,5 +1,4 @@
-"""Methods that drop tokens, and the yardsticks, against slow transcriptions of their definitions: one image at a time,
-every token in a list, attention written out."""
+"""Methods that drop tokens, against slow transcriptions of their definitions, with attention written out."""
 
 from __future__ import annotations
 
@@ -7,64 +6,23 @@ import copy
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import agglo
-from agglo.attention import attention_received, policy_attention
-from agglo.drawing import groups as drawing
+from agglo.attention import policy_attention
 from agglo.grouping import Grouping
-from agglo.methods import ModelShape, View, create
+from agglo.methods import ModelShape, create
 from agglo.methods.ats import sample
 from agglo.methods.dynamic_vit import DynamicViT, distillation_loss
 from agglo.methods.fixed_patterns import ring_distances
 from agglo.methods.pooling import _cells
-from tests.support.reductions import lively_vit
-
-timm = pytest.importorskip("timm")
-
-RATES = (0.25, 0.5, 0.7, 0.9)
-STAGES = {0.25: [49, 12, 3], 0.5: [98, 49, 24], 0.7: [137, 96, 67], 0.9: [176, 158, 142]}
-RINGS = {
-    "l1": {0.25: [40, 12, 4], 0.5: [92, 40, 24], 0.7: [136, 92, 68], 0.9: [172, 156, 136]},
-    "l2": {0.25: [52, 12, 4], 0.5: [96, 52, 24], 0.7: [140, 96, 68], 0.9: [176, 156, 140]},
-    "linf": {0.25: [36, 16, 4], 0.5: [100, 36, 16], 0.7: [144, 100, 64], 0.9: [196, 144, 144]},
-}
-PRUNING = ("l1", "l2", "linf", "topk", "evit", "ats", "random", "dynamicvit")
-
-
-def deit(img_size: int | tuple[int, int] = 56, depth: int = 12, **options: Any) -> nn.Module:
-    """DeiT's geometry, 14 x 14 patches and a class token, with few channels and weights that matter."""
-    return lively_vit(img_size, depth, **options)
-
-
-def images(batch: int = 2, size: tuple[int, int] = (56, 56)) -> Tensor:
-    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(1))
-
-
-def view(batch: int = 2, n: int = 16, prefix: int = 1, **changes: Any) -> View:
-    generator = torch.Generator().manual_seed(0)
-    total = prefix + n
-    given: dict[str, Any] = {
-        "tokens": torch.randn(batch, total, 8, generator=generator),
-        "keys": torch.randn(batch, 3, total, 4, generator=generator),
-        "values": torch.randn(batch, 3, total, 4, generator=generator),
-        "class_attention": torch.randn(batch, 3, total, generator=generator).softmax(-1),
-        "sizes": None,
-        "counts": None,
-        "prefix": prefix,
-        "target": 5,
-        "threshold": None,
-        "stage": 0,
-        "training": False,
-        **changes,
-    }
-    return View(**given)
-
+from tests.support.reductions import images, lively_vit, view
 
 # The slow model: one image, tokens as rows, a method as a function that says what becomes of the rows.
 
@@ -112,23 +70,16 @@ def by_hand(model: Any, image: Tensor, blocks: tuple[int, ...], choose: Choose, 
     return [model.head(model.norm(x)[0]), model.norm(full)]
 
 
-def topk_by_hand(rate: float) -> Choose:
+def best_by_hand(name: str, rate: float, method: Any) -> Choose:
     def choose(stage: int, n: int, x: Tensor, maps: list[Tensor], values: Tensor, alive: list[int]) -> Chosen:
-        scores = sum(m[0, 1:] for m in maps) / len(maps)
+        if name == "dynamicvit":
+            scores = keep_scores(method.predictors[stage], x[1:], torch.ones(len(alive)))
+        else:
+            scores = torch.stack([m[0, 1:] for m in maps]).mean(0)
         best = sorted(range(len(alive)), key=lambda row: -float(scores[row]))
-        return best[: int(n * rate ** (stage + 1) + 1e-9)], None
-
-    return choose
-
-
-def evit_by_hand(rate: float) -> Choose:
-    def choose(stage: int, n: int, x: Tensor, maps: list[Tensor], values: Tensor, alive: list[int]) -> Chosen:
-        scores = sum(m[0, 1:] for m in maps) / len(maps)
-        kept, _ = topk_by_hand(rate)(stage, n, x, maps, values, alive)
-        fused = torch.zeros_like(x[0])
-        for row in set(range(len(alive))) - set(kept):
-            fused = fused + scores[row] * x[1 + row]
-        return kept, fused
+        n_kept = int(n * rate ** (stage + 1) + 1e-9)
+        fused = sum((scores[row] * x[1 + row] for row in best[n_kept:]), torch.zeros_like(x[0]))
+        return best[:n_kept], fused if name == "evit" else None
 
     return choose
 
@@ -166,15 +117,6 @@ def rings_by_hand(name: str, rate: float) -> Choose:
     return choose
 
 
-def dynamicvit_by_hand(method: DynamicViT, rate: float) -> Choose:
-    def choose(stage: int, n: int, x: Tensor, maps: list[Tensor], values: Tensor, alive: list[int]) -> Chosen:
-        scores = keep_scores(method.predictors[stage], x[1:], torch.ones(len(alive)))
-        best = sorted(range(len(alive)), key=lambda row: -float(scores[row]))
-        return best[: int(n * rate ** (stage + 1) + 1e-9)], None
-
-    return choose
-
-
 def keep_scores(predictor: Any, x: Tensor, mask: Tensor) -> Tensor:
     """Log-probabilities (N,) to keep the tokens (N, C), written out."""
     norm, first, _ = predictor.embed
@@ -194,60 +136,21 @@ def keep_scores(predictor: Any, x: Tensor, mask: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", ["topk", "evit", "ats", "l1", "l2", "linf", "dynamicvit"])
 @torch.no_grad()
 def test_the_model_is_the_slow_model(name: str, rate: float) -> None:
-    model, x = deit(), images(3)
+    model, x = lively_vit(), images(3)
     slow = copy.deepcopy(model)
     agglo.apply(model, name, keep_rate=rate)
-    if name == "dynamicvit":
-        choose = dynamicvit_by_hand(model.agglo_method, rate)
-    elif name in RINGS:
+    rings = name in ("l1", "l2", "linf")
+    choose = best_by_hand(name, rate, getattr(model, "agglo_method", None))
+    if rings:
         choose = rings_by_hand(name, rate)
-    else:
-        choose = {"topk": topk_by_hand, "evit": evit_by_hand, "ats": ats_by_hand}[name](rate)
+    elif name == "ats":
+        choose = ats_by_hand(rate)
     logits, features = model(x), model.forward_features(x)
     for index, image in enumerate(x):
-        expected, full = by_hand(slow, image, (3, 6, 9), choose, before=name in ("dynamicvit", *RINGS))
+        expected, full = by_hand(slow, image, (3, 6, 9), choose, before=rings or name == "dynamicvit")
         torch.testing.assert_close(logits[index], expected, rtol=0, atol=3e-5)
         if name != "evit":  # whose patches have gone into the fused token
             torch.testing.assert_close(features[index, 1:], full, rtol=0, atol=3e-5)
-
-
-@pytest.mark.parametrize("name", PRUNING)
-@pytest.mark.parametrize("rate", RATES)
-@torch.no_grad()
-def test_counts_are_those_of_the_study(name: str, rate: float) -> None:
-    model = agglo.apply(deit(), name, keep_rate=rate)
-    with agglo.trace(model) as trace:
-        model(images(1))
-    counts = [step.total.n_groups - 1 for step in trace.steps]
-    report = agglo.reduction(model)
-    assert report is not None
-    assert report.counts is not None
-    if name == "ats":
-        assert report.varies == "at most"
-        assert all(count <= most for count, most in zip(counts, STAGES[rate], strict=True))
-        assert "at most" in str(report)
-    else:
-        fused = 1 if name == "evit" else 0
-        assert counts == RINGS.get(name, {rate: [count + fused for count in STAGES[rate]]})[rate]
-        assert counts == report.counts[3::3]
-    assert report.counts[3::3] == RINGS.get(name, {rate: [count + (name == "evit") for count in STAGES[rate]]})[rate]
-    assert [step.block for step in trace.steps] == [3, 6, 9]
-    for step in trace.steps:
-        assert (step.total.labels[:, 0] == 0).all()
-        assert sorted(step.total.labels.unique().tolist()) == list(
-            range(0 if name == "evit" else -1, step.total.n_groups)
-        ) or (name == "linf" and step.total.n_groups == 197)
-
-
-@pytest.mark.parametrize("name", [*PRUNING, "pool"])
-@pytest.mark.parametrize("size", [(56, 56), (20, 28)])
-def test_any_grid_and_a_batch_of_one(name: str, size: tuple[int, int]) -> None:
-    model = agglo.apply(deit(size, depth=4), name, keep_rate=0.6)
-    with agglo.trace(model) as trace:
-        assert model(images(1, size)).shape == (1, 5)
-        assert model.forward_features(images(1, size)).shape == (1, 1 + size[0] * size[1] // 16, 24)
-    counts = [step.total.n_groups for step in trace.steps]
-    assert counts == sorted(counts, reverse=True)
 
 
 @pytest.mark.parametrize("name", ["l1", "pool"])
@@ -278,46 +181,22 @@ def test_pooling_averages_cells() -> None:
     assert 2 <= min(widths) <= max(widths) <= 4
     expected = shown.patches.unflatten(1, (2, 2, 3, 2)).mean(dim=(2, 4)).flatten(1, 2)
     torch.testing.assert_close(outcome.grouping.merge(shown.tokens)[:, 1:], expected)
-    later = View(
-        **{
-            **vars(shown),
-            "tokens": outcome.grouping.merge(shown.tokens),
-            "sizes": outcome.grouping.sizes,
-            "target": 2,
-            "tokens_before": (24,),
-        }
-    )
+    merged, sizes = outcome.grouping.merge(shown.tokens), outcome.grouping.sizes
+    later = replace(shown, tokens=merged, sizes=sizes, target=2, tokens_before=(24,))
     again = create("pool").reduce(later).grouping
     assert again.labels.tolist() == [[0, 1, 2, 2, 1, 2, 2]] * 2
     assert again.sizes.tolist() == [[1, 8, 16]] * 2
 
 
 def test_random_dropping_is_random_and_repeatable() -> None:
-    drawn = [create("random").reduce(view(batch=40)).grouping.labels for _ in range(2)]
+    drawn = [create("random").reduce(view(batch=40, n=16)).grouping.labels for _ in range(2)]
     assert not torch.equal(*drawn)
     assert len({tuple(row) for row in drawn[0].tolist()}) > 20
     shares = torch.stack(drawn).ge(0).float().mean(dim=(0, 1))[1:]
     assert (shares - 5 / 16).abs().max() < 0.25
-    same = [create("random", seed=3).reduce(view()).grouping.labels for _ in range(2)]
+    same = [create("random", seed=3).reduce(view(n=16)).grouping.labels for _ in range(2)]
     assert torch.equal(*same)
-    assert not torch.equal(same[0], create("random", seed=3).reduce(view(stage=1)).grouping.labels)
-
-
-@torch.no_grad()
-def test_ats_images_of_a_batch_do_not_meet() -> None:
-    model, x = agglo.apply(deit(), "ats", keep_rate=0.5), images(4)
-    x[0] *= 0.01
-    with agglo.trace(model) as trace:
-        together = model.forward_features(x)
-    counts = [step.total.counts for step in trace.steps]
-    assert any(len(set(count.tolist())) > 1 for count in counts if count is not None)
-    for step in trace.steps:
-        assert step.total.counts is not None
-        assert torch.equal(step.total.counts, (step.total.sizes > 0).sum(1) - 1)
-        assert step.total.n_groups == 1 + int(step.total.counts.max())
-    for index in range(4):
-        alone = model.forward_features(x[index : index + 1])
-        torch.testing.assert_close(together[index : index + 1], alone, rtol=0, atol=2e-5)
+    assert not torch.equal(same[0], create("random", seed=3).reduce(view(n=16, stage=1)).grouping.labels)
 
 
 def test_ats_never_samples_padding() -> None:
@@ -341,23 +220,13 @@ def test_policy_attention_is_its_definition() -> None:
                 torch.testing.assert_close(out[b, h, i], expected)
 
 
-def test_attention_received_is_its_definition() -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k = (torch.randn(2, 3, 5, 4, generator=generator) for _ in range(2))
-    weights = (q @ k.transpose(2, 3) / 2).softmax(-1)
-    torch.testing.assert_close(attention_received(q, k, None), weights.sum((1, 2)))
-    sizes = torch.tensor([[1.0, 2, 3, 1, 0]] * 2)
-    short = ((q @ k.transpose(2, 3) / 2)[:, :, :4, :4] + sizes[0, :4].log()).softmax(-1).sum((1, 2))
-    torch.testing.assert_close(attention_received(q, k, sizes), torch.nn.functional.pad(short, (0, 1)))
-
-
 # DynamicViT in training.
 
 
 def test_dynamicvit_draws_a_mask_that_only_shrinks() -> None:
     method = DynamicViT()
     method.build(ModelShape(((16, 8), (8, 4)), width=8, heads=3, prefix=1))
-    shown = view(training=True, target=8)
+    shown = view(n=16, training=True, target=8)
     torch.manual_seed(5)
     outcome = method.reduce(shown)
     assert outcome.policy is not None
@@ -371,41 +240,16 @@ def test_dynamicvit_draws_a_mask_that_only_shrinks() -> None:
         torch.testing.assert_close(outcome.policy[b, 1:], expected)
     shares = outcome.policy[:, 1:].mean(1)
     torch.testing.assert_close(outcome.loss, 2.0 * (shares - 0.5).pow(2).mean() / 2)
-    later = method.reduce(View(**{**vars(shown), "policy": outcome.policy, "stage": 1, "target": 4}))
+    later = method.reduce(replace(shown, policy=outcome.policy, stage=1, target=4))
     assert later.policy is not None
     assert (later.policy <= outcome.policy).all()
     assert (later.policy[:, 0] == 1).all()
     assert later.grouping.n_groups == 17
 
 
-def test_dynamicvit_learns() -> None:
-    model = deit(depth=8)
-    dense = set(model.state_dict())
-    agglo.apply(model, "dynamicvit", keep_rate=0.5).train()
-    new = set(model.state_dict()) - dense
-    assert new
-    assert all(name.startswith("agglo_method.predictors.") for name in new)
-    assert model.agglo_method.training
-    with agglo.trace(model) as trace:
-        logits = model(images())
-    assert trace.loss is not None
-    assert [step.total.n_groups for step in trace.steps] == [197] * 3
-    (logits.pow(2).sum() + trace.loss).backward()
-    for name, parameter in model.agglo_method.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
-    with torch.no_grad(), agglo.trace(model.eval()) as trace:
-        model(images())
-    assert trace.loss is None
-    assert [step.total.n_groups - 1 for step in trace.steps] == STAGES[0.5]
-    twin = copy.deepcopy(model)
-    twin.load_state_dict(model.state_dict())
-    torch.testing.assert_close(twin(images()), model(images()))
-    assert set(agglo.remove(model).state_dict()) == dense
-
-
 def test_applying_a_learned_method_again_keeps_what_it_learned() -> None:
     method = DynamicViT()
-    model = agglo.apply(deit(depth=8), method, keep_rate=0.5)
+    model = agglo.apply(lively_vit(depth=8), method, keep_rate=0.5)
     before = copy.deepcopy(method.state_dict())
     agglo.apply(model, method, keep_rate=0.7)
     assert all(torch.equal(tensor, before[name]) for name, tensor in method.state_dict().items())
@@ -414,17 +258,9 @@ def test_applying_a_learned_method_again_keeps_what_it_learned() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in method.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["evit", "l1", "dynamicvit"])
-@torch.no_grad()
-def test_compiles_whole(name: str) -> None:
-    model, x = agglo.apply(deit(depth=4), name, keep_rate=0.5), images()
-    torch._dynamo.reset()
-    torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(x), model(x))
-
-
 def test_hidden_tokens_do_not_change_the_class_token() -> None:
     """In training, what a token of policy 0 holds can reach nobody: only eps of its value leaks."""
-    model = deit(depth=4).train()
+    model = lively_vit(depth=4).train()
     agglo.apply(model, "dynamicvit", keep_rate=0.5, blocks=(1,))
     x = images(1)
     torch.manual_seed(0)
@@ -437,22 +273,6 @@ def test_hidden_tokens_do_not_change_the_class_token() -> None:
     with torch.no_grad():
         expected, _ = by_hand(model.eval(), x[0], (1,), lambda *_: (kept, None), before=True)
     torch.testing.assert_close(masked[0], expected, rtol=0, atol=1e-3)
-
-
-def test_half_precision_and_checkpointing_of_a_learned_method() -> None:
-    model = agglo.apply(deit(depth=4).to(torch.bfloat16), "dynamicvit", keep_rate=0.5)
-    assert {parameter.dtype for parameter in model.agglo_method.parameters()} == {torch.bfloat16}
-    assert model(images().bfloat16()).isfinite().all()
-    model = agglo.apply(deit(depth=4).train(), "dynamicvit", keep_rate=0.5)
-    gradients = []
-    for checkpointing in (False, True):
-        model.set_grad_checkpointing(checkpointing)
-        model.zero_grad()
-        torch.manual_seed(0)
-        model(images()).sum().backward()
-        gradients.append([p.grad.clone() for p in model.agglo_method.parameters() if p.grad is not None])
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other)
 
 
 def test_distillation_loss_is_its_definition() -> None:
@@ -475,21 +295,7 @@ def test_distillation_loss_is_its_definition() -> None:
     assert float(nothing) == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["topk", "evit", "ats", "l2", "random", "pool"])
-def test_methods_without_parameters_train_as_they_evaluate(name: str) -> None:
-    options = {"seed": 0} if name == "random" else {}
-    model = deit(depth=4)
-    keys = list(model.state_dict())
-    agglo.apply(model, name, keep_rate=0.5, **options)
-    assert list(model.state_dict()) == keys
-    evaluated = model(images())
-    trained = model.train()(images())
-    torch.testing.assert_close(trained, evaluated)
-    trained.sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-
-
-# Dropped tokens in groupings and pictures.
+# Dropped tokens in groupings and feature maps.
 
 
 def test_dropped_tokens_go_nowhere_and_come_back_as_told() -> None:
@@ -517,7 +323,7 @@ def test_selections_may_be_padded() -> None:
 
 @torch.no_grad()
 def test_intermediate_maps_hold_last_values() -> None:
-    model, x = deit(depth=4), images(1)
+    model, x = lively_vit(depth=4), images(1)
     dense = model.forward_intermediates(x, indices=[0], intermediates_only=True, output_fmt="NLC")[0]
     agglo.apply(model, "linf", keep_rate=0.5, blocks=(1,))
     maps = model.forward_intermediates(x, indices=[0, 1, 3], intermediates_only=True, output_fmt="NLC")
@@ -529,24 +335,8 @@ def test_intermediate_maps_hold_last_values() -> None:
     assert (maps[1] != maps[2])[:, ~outside].any(-1).all()
 
 
-def test_pruned_patches_are_drawn_grey() -> None:
-    pytest.importorskip("PIL")
-    model, x = agglo.apply(deit(depth=4), "linf", keep_rate=0.5, blocks=(1,)), images(1).sigmoid()
-    with torch.no_grad(), agglo.trace(model) as trace:
-        model(x)
-    labels = drawing.patch_labels(trace)[1][0].reshape(14, 14)
-    assert (labels[2:12, 2:12] >= 0).all()
-    assert (labels == drawing.DROPPED).sum() == 96
-    row = drawing.rows(trace, x, scale=1)[0]
-    assert row.panels[1].title == "block 1: 100 tokens"
-    corner = row.panels[1].pixels[:4, :4]
-    assert (corner == corner[..., :1]).all()
-    assert np.array_equal(corner, drawing.greyed(drawing.as_pixels(x)[0])[:4, :4])
-    assert agglo.draw(trace, x).size[0] > 56
-
-
 def test_a_model_without_class_token_is_refused() -> None:
-    model = deit(depth=4, class_token=False, global_pool="avg")
+    model = lively_vit(depth=4, class_token=False, global_pool="avg")
     for name in ("topk", "evit", "ats"):
         with pytest.raises(ValueError, match=f"{name} asks what the class token"):
             agglo.apply(model, name, keep_rate=0.5)

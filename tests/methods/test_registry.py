@@ -39,7 +39,7 @@ def test_every_method_is_listed_in_words() -> None:
         assert info.description[0].isupper() and 20 < len(info.description) < 160, info.description
         assert info.reach
         assert info.reference or name in ("random", "pool")
-    assert listed["atc"].options == ("linkage", "features", "sizes", "importance", "exponent", "mean")
+    assert listed["atc"].options[:3] == ("linkage", "features", "sizes")
     assert (listed["evit"].kind, listed["evit"].needs_class_attention) == ("prunes", True)
     assert "0.5" in listed["tome"].reach
 
@@ -57,7 +57,8 @@ def test_the_package_is_a_plain_one() -> None:
 
 def test_every_file_beside_the_helpers_is_a_method() -> None:
     files = {file.name for file in pkgutil.iter_modules(agglo.methods.__path__) if not file.ispkg}
-    homes = {find(info.name).__module__.rpartition(".")[2] for info in agglo.list_methods()}
+    names = [info.name for info in (*agglo.list_methods(), *agglo.list_methods(diffusion=True))]
+    homes = {find(name).__module__.rpartition(".")[2] for name in (*names, "free")}
     assert files == homes | {"base", "registry"}
 
 

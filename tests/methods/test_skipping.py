@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import math
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -14,39 +13,25 @@ import torch
 from torch import Tensor, nn
 
 import agglo
-from agglo.drawing import groups as drawing
 from agglo.grouping import Grouping
 from agglo.methods import Method, ModelShape, Outcome, View, create
 from agglo.methods.evo_vit import EvoViT
 from agglo.methods.svit import SViT
 from agglo.plan import Plan
+from tests.methods.test_contract import applied
+from tests.support import reductions
 from tests.support.reductions import lively_vit
 
 timm = pytest.importorskip("timm")
 from timm.models.vision_transformer import VisionTransformer  # noqa: E402
 
-SKIPPING: list[tuple[str, dict[str, Any]]] = [("svit", {}), ("evovit", {}), ("evovit", {"per_block": True})]
-METHODS = pytest.mark.parametrize(("name", "options"), [*SKIPPING, ("dynamicvit_prsv", {})])
+
+def vit(depth: int = 6, **options: Any) -> Any:
+    return lively_vit(32, depth, **options)
 
 
-def vit(img_size: int | tuple[int, int] = 32, depth: int = 6, **options: Any) -> Any:
-    """8 x 8 patches, few channels, weights that matter."""
-    return lively_vit(img_size, depth, **options)
-
-
-def images(batch: int = 3, size: tuple[int, int] = (32, 32)) -> Tensor:
-    x = torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(1))
-    return x * torch.linspace(0.2, 2, batch)[:, None, None, None]  # so that gates decide differently
-
-
-def applied(name: str, options: dict[str, Any], model: Any = None, keep_rate: float = 0.6) -> Any:
-    model = agglo.apply(vit() if model is None else model, name, keep_rate=keep_rate, **options)
-    if name == "svit":
-        generator = torch.Generator().manual_seed(2)
-        with torch.no_grad():  # gates of clear and varied decisions
-            for parameter in model.agglo_method.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return model
+def images(batch: int = 3) -> Tensor:
+    return reductions.images(batch, (32, 32))
 
 
 Choose = Callable[[int, Tensor], list[int] | None]
@@ -205,7 +190,7 @@ def test_svit_loss_is_the_mean_over_blocks_of_squared_misses() -> None:
     model = applied("svit", {"loss_weight": 3.0}).train()
     with agglo.trace(model) as trace:
         logits = model(images())
-    report = agglo.reduction(model)
+    report = agglo.report(model)
     assert report is not None and report.counts is not None
     assert report.counts == [64, 38, 38, 23, 13, 13]
     misses = [
@@ -219,28 +204,6 @@ def test_svit_loss_is_the_mean_over_blocks_of_squared_misses() -> None:
     (logits.sum() + trace.loss).backward()
     for name, parameter in model.agglo_method.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
-
-
-@METHODS
-@torch.no_grad()
-def test_images_of_a_batch_do_not_meet(name: str, options: dict[str, Any]) -> None:
-    model, x = applied(name, options), images(4)
-    together = model.forward_features(x)
-    for index in range(4):
-        torch.testing.assert_close(together[index], model.forward_features(x[index : index + 1])[0], rtol=0, atol=2e-5)
-
-
-@METHODS
-@pytest.mark.parametrize("size", [(20, 28), (20, 4)])
-def test_odd_grids_and_a_batch_of_one(name: str, options: dict[str, Any], size: tuple[int, int]) -> None:
-    model = applied(name, options, vit(size))
-    n_patches = size[0] * size[1] // 16
-    for mode in (model.train(), model.eval()):
-        features = mode.forward_features(images(1, size))
-        assert features.shape == (1, 1 + n_patches, 24)
-        assert features.isfinite().all()
-        features.sum().backward()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
 @pytest.mark.parametrize("class_token", [True, False])
@@ -274,8 +237,8 @@ class Together(Method):
     """Of a user: neighbours pass a block in pairs, and part again."""
 
     name = "together"
-    acts = "before block"
-    tokens_return = "after block"
+    place = "before_block"
+    tokens_return = "after_block"
     proportional = False
 
     def reduce(self, view: View) -> Outcome:
@@ -311,7 +274,7 @@ def test_counts_and_multiply_adds_are_honest() -> None:
         ("evovit", {"per_block": True}, [196] * 4 + [137] * 8),
         ("dynamicvit_prsv", {}, [196] * 3 + [137] * 3 + [96] * 3 + [67] * 3),
     ]:
-        report = agglo.reduction(agglo.apply(deit, name, keep_rate=0.7, **options))
+        report = agglo.report(agglo.apply(deit, name, keep_rate=0.7, **options))
         assert report is not None
         assert report.counts == expected
         assert report.varies == ("about" if name == "svit" else "no")
@@ -319,7 +282,7 @@ def test_counts_and_multiply_adds_are_honest() -> None:
         per_token, width = 12 * 192 * 192, 192
         blocks = sum((1 + n) * per_token + 2 * (1 + n) ** 2 * width for n in expected)
         assert report.gflops_after == pytest.approx((blocks + 196 * 768 * 192 + 192 * 1000) / 1e9)
-    assert "196 -> about 67 patch tokens processed" in str(agglo.reduction(agglo.apply(deit, "svit", keep_rate=0.7)))
+    assert "196 -> about 67 patch tokens processed" in str(agglo.report(agglo.apply(deit, "svit", keep_rate=0.7)))
 
 
 def test_any_schedule_says_how_many_are_processed() -> None:
@@ -344,7 +307,7 @@ def test_what_cannot_be_is_refused_before_anything_changes() -> None:
     for request, complaint in [
         ({"method": "evovit", "keep_rate": 0.5, "blocks": (0, 2)}, "evovit ranks patches.*block 0"),
         ({"method": "kmedoids", "keep_rate": 0.5, "blocks": (0, 2)}, "kmedoids weighs.*weights='equal'"),
-        ({"method": "atc", "schedule": agglo.Stages(0.5, returning=True)}, "returning=True.*atc drops are gone"),
+        ({"method": "atc", "schedule": agglo.Stages(0.5, returning=True)}, "returning=True.*atc drops"),
         ({"method": "evovit", "keep_rate": 0.5, "momentum": 0.0}, r"momentum=0\.0"),
         ({"method": "svit", "threshold": 0.5}, "svit.*takes no threshold"),
     ]:
@@ -356,70 +319,6 @@ def test_what_cannot_be_is_refused_before_anything_changes() -> None:
     with pytest.raises(ValueError, match="evovit asks what the class token"):
         agglo.apply(vit(class_token=False, global_pool="avg"), "evovit", keep_rate=0.5)
     agglo.apply(model, "kmedoids", keep_rate=0.5, blocks=(0, 2), weights="equal")
-
-
-@pytest.mark.parametrize(("name", "options"), [*SKIPPING[1:], ("dynamicvit_prsv", {})])
-@torch.no_grad()
-def test_compiles_whole(name: str, options: dict[str, Any]) -> None:
-    model, x = applied(name, options), images()
-    torch._dynamo.reset()
-    compiled = torch.compile(model.forward_features, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), model.forward_features(x))
-
-
-@METHODS
-def test_copies_precisions_and_checkpointing(name: str, options: dict[str, Any]) -> None:
-    model, x = applied(name, options), images()
-    with torch.no_grad():
-        expected = model(x)
-        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            torch.testing.assert_close(twin(x), expected)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert model(x).isfinite().all()
-        half = copy.deepcopy(model).to(torch.bfloat16)
-        assert half(x.bfloat16()).dtype == torch.bfloat16
-    model.train()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        model(x).float().sum().backward()
-    gradients = []
-    for checkpointing in (False, True):
-        model.set_grad_checkpointing(checkpointing)
-        model.zero_grad()
-        torch.manual_seed(0)
-        model(x).sum().backward()
-        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_evovit_trains_as_it_evaluates() -> None:
-    model, x = agglo.apply(vit(), "evovit", keep_rate=0.4), images()
-    evaluated = model(x)
-    trained = model.train()(x)
-    torch.testing.assert_close(trained, evaluated)
-    trained.sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_evovit_remembers_a_running_mean() -> None:
-    method = EvoViT(momentum=0.25)
-    attention = torch.rand(2, 3, 7, generator=torch.Generator().manual_seed(0))
-    first = method.remember(attention, None)
-    torch.testing.assert_close(first, attention[:, 0] + attention[:, 1] + attention[:, 2])
-    torch.testing.assert_close(method.remember(2 * attention, first), 0.75 * first + 0.5 * first)
-    memory = torch.tensor([[9.0, 1, 5, 2, 4, 3]])
-    shown = View(torch.zeros(1, 6, 8), None, None, None, None, None, 1, 2, None, 0, False, memory=memory)
-    assert method.reduce(shown).grouping.labels.tolist() == [[0, -1, 1, -1, 2, -1]]
-
-
-def test_skipped_patches_are_drawn_grey() -> None:
-    pytest.importorskip("PIL")
-    model, x = applied("evovit", {}, keep_rate=0.5), images(1).sigmoid()
-    with torch.no_grad(), agglo.trace(model) as trace:
-        model(x)
-    labels = drawing.patch_labels(trace)
-    assert [(block, int((of[0] == drawing.DROPPED).sum())) for block, of in labels.items()] == [(2, 32), (4, 32)]
-    assert agglo.draw(trace, x).size[0] > 32
 
 
 def test_gates_are_one_for_each_block_and_stay_when_they_fit() -> None:

@@ -13,20 +13,14 @@ from hypothesis import strategies as st
 from scipy.special import erf, logsumexp
 from torch import Tensor, nn
 
-import agglo
 from agglo.methods import create
 from agglo.methods.helpers.soft import Mixer, SoftMethod
-from agglo.methods.patch_merger import PatchMerger, QueryMixer
-from agglo.methods.sinkhorn import Sinkhorn, TransportMixer, transport_plan
-from agglo.methods.sit import SiT, TokenSlimming
-from tests.support.reductions import STAGES, built, deit, view
+from agglo.methods.patch_merger import QueryMixer
+from agglo.methods.sinkhorn import TransportMixer, transport_plan
+from agglo.methods.sit import TokenSlimming
+from tests.support.reductions import built, view
 
 NAMES = ["sit", "patch_merger", "sinkhorn"]
-KEYS = {
-    "sit": ["norm.weight", "norm.bias", "mlp.0.weight", "mlp.0.bias", "mlp.2.weight", "scale"],
-    "patch_merger": ["norm.weight", "norm.bias", "queries"],
-    "sinkhorn": ["centres"],
-}
 seeds = st.integers(0, 9**6)
 
 
@@ -109,7 +103,7 @@ def one_stage(name: str, target: int = 5, **changes: Any) -> SoftMethod:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(seed=seeds, n=st.integers(1, 20), k=st.integers(1, 20), prefix=st.integers(0, 2))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_mixers_are_their_definition(name: str, seed: int, n: int, k: int, prefix: int) -> None:
     shown = view(seed, n=n, target=k, prefix=prefix)
     method = one_stage(name, target=k)
@@ -125,7 +119,7 @@ def test_mixers_are_their_definition(name: str, seed: int, n: int, k: int, prefi
 
 
 @given(seeds, st.integers(1, 12), st.integers(1, 12), st.integers(1, 5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_transport_plan_is_sinkhorn_with_published_marginals(seed: int, k: int, n: int, iterations: int) -> None:
     scores = torch.randn(1, k, n, generator=torch.Generator().manual_seed(seed)) * 3
     plan = transport_plan(scores, iterations)
@@ -190,62 +184,9 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("rate", STAGES)
-def test_counts_on_deit(name: str, rate: float) -> None:
-    model = deit()
-    dense = set(model.state_dict())
-    agglo.apply(model, name, keep_rate=rate)
-    images = torch.randn(2, 3, 56, 56)
-    with agglo.trace(model) as trace, torch.no_grad():
-        logits = model(images)
-        assert torch.equal(model(images), logits)
-    assert [step.outcome.grouping.n_groups - 1 for step in trace.steps] == STAGES[rate]
-    assert [step.block for step in trace.steps] == [3, 6, 9]
-    for grouping in trace.groupings.values():
-        assert (grouping.labels[:, 0] == 0).all() and (grouping.labels[:, 1:] > 0).all()
-    added = {key.split("agglo_method.")[1] for key in set(model.state_dict()) - dense}
-    assert added == {f"mixers.{stage}.{key}" for stage in range(3) for key in KEYS[name]}
-    assert set(agglo.remove(model).state_dict()) == dense
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_training_inside_a_model(name: str) -> None:
-    model = agglo.apply(deit(), name, keep_rate=0.5).train()
-    torch.nn.functional.cross_entropy(model(torch.randn(2, 3, 56, 56)), torch.tensor([0, 1])).backward()
-    learned = {key: p for key, p in model.named_parameters() if "mixers" in key}
-    assert len(learned) == 3 * len(KEYS[name])
-    for key, parameter in learned.items():
-        assert parameter.grad is not None, key
-        assert parameter.grad.abs().max() > 0, key
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_checkpoint_brings_the_mixers_back(name: str) -> None:
-    images = torch.randn(1, 3, 56, 56)
-    trained = agglo.apply(deit(), name, keep_rate=0.7)
-    for method in trained.modules():
-        if isinstance(method, Mixer):
-            shaken(method, 1)
-    other = agglo.apply(deit(), name, keep_rate=0.7)
-    assert not torch.equal(other(images), trained(images))
-    other.load_state_dict(trained.state_dict())
-    assert torch.equal(other(images), trained(images))
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_another_count_than_built_for_is_refused(name: str) -> None:
     method = one_stage(name, 5)
     with pytest.raises(ValueError, match=rf"{name} was built for \[5\].*cannot leave 4 after stage 0"):
         method.reduce(view(target=4))
     with pytest.raises(ValueError, match="after stage 1"):
         method.reduce(view(target=5, stage=1))
-
-
-def test_options() -> None:
-    assert repr(SiT()) == "SiT()"
-    assert repr(PatchMerger()) == "PatchMerger()"
-    assert repr(Sinkhorn(temperature=0.1)) == "Sinkhorn(iterations=3, temperature=0.1)"
-    with pytest.raises(ValueError, match="iterations=0"):
-        Sinkhorn(iterations=0)
-    with pytest.raises(ValueError, match="temperature=0"):
-        Sinkhorn(temperature=0)

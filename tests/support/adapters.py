@@ -21,7 +21,7 @@ def small_vit(**options: Any) -> nn.Module:
 
 def small_adapter(vit: nn.Module | None = None, **options: Any) -> Any:
     """Two blocks per interaction; the default blocks 2, 4 and 6 each begin one. In evaluation mode."""
-    from agglo.detection.model.adapter import ViTAdapter
+    from agglo.lab.tasks.detection.model.adapter import ViTAdapter
 
     torch.manual_seed(0)
     vit = small_vit() if vit is None else vit

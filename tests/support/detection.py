@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from agglo.detection.training.settings import DetectionSettings
+from agglo.lab.tasks.detection.training.settings import DetectionSettings
 
 CLASSES = ("red square", "blue disc")
 COLOURS = ((230, 40, 40), (40, 60, 230))

@@ -10,9 +10,9 @@ import numpy as np
 from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer
 
-from agglo.classification.training.settings import TrainingSettings
 from agglo.embedded import classifier as embedded
-from agglo.experiments import files as checkpoints
+from agglo.lab.tasks.classification.training.settings import TrainingSettings
+from agglo.utils import files as checkpoints
 
 
 @register_model

@@ -105,7 +105,7 @@ def commands(fence: Fence) -> list[list[str]]:
 
 def _call(words: list[str]) -> str:
     """Python that runs a command."""
-    return f"import agglo.cli; assert agglo.cli.main({words[1:]!r}) == 0, {shlex.join(words)!r}"
+    return f"import agglo.lab.cli; assert agglo.lab.cli.main({words[1:]!r}) == 0, {shlex.join(words)!r}"
 
 
 def _read(text: str) -> Iterator[str | Fence]:

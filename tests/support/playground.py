@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_SECONDS_TO_START = 120
+from tests.support.processes import HANGS
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Played:
     def stop(self) -> int:
         """As Ctrl+C does."""
         self.process.send_signal(signal.SIGINT)
-        return self.process.wait(120)
+        return self.process.wait(HANGS)
 
 
 @contextmanager
@@ -62,4 +62,4 @@ def client(address: str) -> Any:
     from gradio_client import Client
 
     # A machine that does other things as well may take long to answer.
-    return Client(address, verbose=False, analytics_enabled=False, httpx_kwargs={"timeout": 120})
+    return Client(address, verbose=False, analytics_enabled=False, httpx_kwargs={"timeout": HANGS})

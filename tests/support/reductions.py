@@ -1,4 +1,4 @@
-"""A small DeiT and views of random tokens, for tests of methods."""
+"""Small vision transformers and views of random tokens, for tests of methods."""
 
 from __future__ import annotations
 
@@ -6,25 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from agglo.methods import Method, ModelShape, Outcome, View
 
 STAGES = {0.25: [49, 12, 3], 0.5: [98, 49, 24], 0.7: [137, 96, 67], 0.9: [176, 158, 142]}  # of 196, as published
 
 
-def deit(width: int = 24, image: int = 56, patch: int = 4, classes: int = 5) -> nn.Module:
-    """DeiT's geometry, 14 x 14 patches and 12 blocks, with few channels."""
-    timm = pytest.importorskip("timm.models.vision_transformer")
-    torch.manual_seed(0)
-    model: nn.Module = timm.VisionTransformer(
-        img_size=image, patch_size=patch, embed_dim=width, depth=12, num_heads=3, num_classes=classes
-    )
-    return model.eval()
-
-
-def lively_vit(img_size: int | tuple[int, int], depth: int, **options: Any) -> Any:
-    """Patches of 4 x 4, few channels, and weights that matter."""
+def lively_vit(img_size: int | tuple[int, int] = 56, depth: int = 12, **options: Any) -> Any:
+    """Patches of 4 x 4 (14 x 14 of them, as DeiT's, by default), few channels, and weights that matter."""
     timm = pytest.importorskip("timm.models.vision_transformer")
     torch.manual_seed(0)
     model = timm.VisionTransformer(
@@ -38,27 +28,27 @@ def lively_vit(img_size: int | tuple[int, int], depth: int, **options: Any) -> A
     return model
 
 
-def view(seed: int = 0, batch: int = 2, n: int = 13, target: int = 5, prefix: int = 1, **changes: Any) -> View:
-    """Random tokens with 8 channels before a block."""
+def images(batch: int = 2, size: tuple[int, int] = (56, 56)) -> Tensor:
+    """Random images, of which later ones have more contrast, so that they differ in what is decided."""
+    x = torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(1))
+    return x * torch.linspace(0.2, 2, batch)[:, None, None, None]
+
+
+def view(seed: int = 0, batch: int = 2, n: int = 13, target: int | None = 5, prefix: int = 1, **changes: Any) -> View:
+    """Random tokens with 8 channels, 3 heads, and attention of which some tokens get most."""
     generator = torch.Generator().manual_seed(seed)
+    shape = (batch, prefix + n)
     shown: dict[str, Any] = {
-        "tokens": torch.randn(batch, prefix + n, 8, generator=generator),
-        "keys": None,
-        "values": None,
-        "class_attention": None,
-        "sizes": None,
-        "counts": None,
-        "prefix": prefix,
-        "target": target,
-        "threshold": None,
-        "stage": 0,
-        "training": False,
-        "attention_received": torch.rand(batch, prefix + n, generator=generator),
+        "tokens": torch.randn(*shape, 8, generator=generator),
+        "attention_received": torch.rand(shape, generator=generator),
+        "keys": torch.randn(batch, 3, prefix + n, 4, generator=generator),
+        "values": torch.randn(batch, 3, prefix + n, 4, generator=generator),
+        "class_attention": (3 * torch.randn(batch, 3, prefix + n, generator=generator)).softmax(-1),
     }
-    return View(**{**shown, **changes})
+    return View(**{**shown, "prefix": prefix, "target": target, **changes})
 
 
-def built(method: Method, n: int = 13, target: int = 5, prefix: int = 1, width: int = 8) -> Method:
+def built(method: Method, n: int = 13, target: int = 5, prefix: int = 1, width: int = 8) -> Any:
     """The method with its parameters, for one stage."""
     torch.manual_seed(0)
     method.build(ModelShape(stages=((n, target),), width=width, heads=2, prefix=prefix))

@@ -59,7 +59,7 @@ def new_tokenizer() -> Any:
 
 @dataclass(frozen=True)
 class VLM:
-    """One family. dense: tokens of a picture without reduction. mark: what stands for a picture in a prompt."""
+    """One family. dense: tokens of an image without reduction. mark: what stands for an image in a prompt."""
 
     name: str
     build: Callable[[], Any]
@@ -67,7 +67,7 @@ class VLM:
     dense: int
     mark: str = "<image>"
     pointwise: bool = False
-    nested: bool = False  # whether the processor wants a list of pictures for every prompt
+    nested: bool = False  # whether the processor wants a list of images for every prompt
     placeholder: str = "<image>"
 
     def model(self) -> Any:
@@ -83,14 +83,14 @@ class VLM:
     def processor(self) -> Any:
         return self.build_processor()
 
-    def inputs(self, processor: Any, pictures: Sequence[Sequence[Any]]) -> Any:
-        """A batch of prompts with so many pictures each."""
-        texts = [" ".join(["what", "is", "in", "this", *([self.mark, "and"] * len(each)), "here"]) for each in pictures]
-        given: Any = list(pictures) if self.nested else [picture for each in pictures for picture in each]
+    def inputs(self, processor: Any, images: Sequence[Sequence[Any]]) -> Any:
+        """A batch of prompts with so many images each."""
+        texts = [" ".join(["what", "is", "in", "this", *([self.mark, "and"] * len(each)), "here"]) for each in images]
+        given: Any = list(images) if self.nested else [one for each in images for one in each]
         return processor(images=given or None, text=texts, return_tensors="pt", padding=True)
 
 
-def picture(seed: int, height: int = 64, width: int = 64) -> Any:
+def image(seed: int, height: int = 64, width: int = 64) -> Any:
     """Smooth, and another for each seed."""
     from PIL import Image
 

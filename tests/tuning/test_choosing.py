@@ -1,4 +1,4 @@
-"""Which point answers a speed: the nearest to dense that is measured to be fast enough, of finalists and the front."""
+"""A speed is met by the nearest point to dense that is measured to be fast enough, of finalists and the front."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from typing import Any
 
 import pytest
 
+from agglo.config import ReductionConfig
 from agglo.tuning.choosing import choose, winner
-from agglo.tuning.points import Measured, Point, Speed
+from agglo.tuning.settings import Target
+from agglo.tuning.solver import Measured, Point, Speed
 from agglo.tuning.space import Candidate
 from agglo.tuning.statistics import Quality
 from agglo.tuning.subject import Cost
-from agglo.tuning.target import Target
+
+RATES = {"finalist": 0.5, "near": 0.6, "slow": 0.7, "far": 0.4}
 
 
-def point(name: str, method: str = "atc") -> Point:
-    return Point(Candidate(method, (0,)), 0.5, {"method": method, "name": name}, Cost(0.5, [98], 0.0))
+def point(name: str) -> Point:
+    return Point(Candidate("atc", (0,)), ReductionConfig(keep_rate=RATES[name]), Cost(0.5, [98], 0.0))
+
+
+def name_of(found: Point) -> str:
+    return next(name for name, rate in RATES.items() if rate == found.config.keep_rate)
 
 
 def measured(name: str, speed: float, distance: float) -> Measured:
@@ -38,15 +45,14 @@ class Search:
         return point("finalist")
 
     def measured(self, points: Sequence[Point], repeats: int, purpose: str) -> list[Measured]:
-        names = [each.arguments["name"] for each in points]
+        names = [name_of(each) for each in points]
         self.timed.append((purpose, names))
         return [measured(name, *self.known[name]) for name in names]
 
 
 def chosen(search: Search, front: list[Measured]) -> str:
     found = choose(search, {"atc": [Candidate("atc", (0,))]}, front)  # type: ignore[arg-type]
-    name: str = winner(search, found).point.arguments["name"]  # type: ignore[arg-type]
-    return name
+    return name_of(winner(search, found).point)  # type: ignore[arg-type]
 
 
 FINALIST = {"finalist": (2.02, 0.15)}

@@ -1,4 +1,4 @@
-"""Successive halving: who stays, on how many images, and what is born on the way."""
+"""Successive halving: which candidates stay, on how many images, and which are added."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agglo.tuning.halving import halving, rungs_of
+from agglo.tuning.search import halving, rungs_of
 
 
 @given(st.integers(1, 1000), st.integers(1, 64))

@@ -1,4 +1,4 @@
-"""What images may come as, and that search and confirmation never share one."""
+"""Images come in many forms, and search and confirmation never share one."""
 
 from __future__ import annotations
 
@@ -80,23 +80,22 @@ def test_another_data_set_has_another_fingerprint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "how", "message"),
+    ("images", "how", "named"),
     [
-        (7, {}, "images=7 must be a tensor, a list of tensors or batches"),
-        ("cats/", {}, "images='cats/' must be a tensor"),
-        ([], {}, "there are no images"),
-        (torch.rand(1, 3, 4, 4), {}, "1 image: at least 2 are needed"),
-        (torch.rand(4), {}, "are no batch"),
-        (torch.rand(4, 3, 2, 2), {"labels": [1, 2]}, "labels of shape .2,. for 4 images"),
-        (torch.rand(4, 3, 2, 2), {"labels": torch.rand(4)}, "labels of shape .4,. for 4 images: one class each"),
-        (torch.rand(4, 3, 2, 2), {"batch_size": 0}, "batch_size=0 must be a whole number, at least 1"),
-        (torch.rand(4, 3, 2, 2), {"n_images": True}, "n_images=True must be a whole number"),
-        ([{"x": torch.rand(2, 3, 4, 4)}], {}, "one batch that cannot be cut"),
-        ([{"x": torch.rand(2, 3, 4, 4)}] * 2, {"batch_size": 3}, "batch_size=3: these batches have 2 images"),
-        ([{"x": 3}], {}, "holds no tensor with images in it"),
-        ([torch.rand(2, 3, 4, 4)] * 2, {"labels": [0] * 4}, "batches bring their own"),
+        (7, {}, "images=7"),
+        ("cats/", {}, "images='cats/'"),
+        ([], {}, "no images"),
+        (torch.rand(1, 3, 4, 4), {}, "at least 2"),
+        (torch.rand(4), {}, "shape .4,."),
+        (torch.rand(4, 3, 2, 2), {"labels": [1, 2]}, "shape .2,. for 4 images"),
+        (torch.rand(4, 3, 2, 2), {"labels": torch.rand(4)}, "one class each"),
+        (torch.rand(4, 3, 2, 2), {"batch_size": 0}, "batch_size=0"),
+        ([{"x": torch.rand(2, 3, 4, 4)}], {}, "one batch"),
+        ([{"x": torch.rand(2, 3, 4, 4)}] * 2, {"batch_size": 3}, "batch_size=3"),
+        ([{"x": 3}], {}, "no tensor"),
+        ([torch.rand(2, 3, 4, 4)] * 2, {"labels": [0] * 4}, "labels="),
     ],
 )
-def test_what_cannot_be_used_is_told(images: Any, how: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_images_that_cannot_be_used_are_refused(images: Any, how: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         split(images, **how)

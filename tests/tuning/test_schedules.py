@@ -1,4 +1,4 @@
-"""Families of schedules, the staircase they stand on, and the model of time, without any clock."""
+"""Families of schedules, the latency staircase, and the model of time, without any clock."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agglo.schedule import Constant, Geometric, Linear, Stages, parse_schedule
-from agglo.tuning.latency import Latency, counts_to_time, steps_of
-from agglo.tuning.schedules import counts_at, schedule_of
-from agglo.tuning.time_model import Timed, TimeModel
+from agglo.tuning.solver import Latency, Timed, TimeModel, counts_to_time, steps_of
+from agglo.tuning.space import counts_at, schedule_of
 
 
 def after_each(counts: dict[int, int], n_tokens: int, depth: int) -> list[int]:
@@ -28,7 +27,7 @@ def test_the_families_hold_the_known_schedules() -> None:
     assert max(abs(a - b) for a, b in zip(ours.values(), known, strict=True)) <= 0.04 * 196
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.sampled_from(["geometric", "constant", "linear"]),
     st.integers(0, 10),
@@ -53,13 +52,13 @@ def test_counts_fall_to_the_amount_and_fractions_leave_the_same(
 
 
 def test_impossible_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match="amount=0 must lie in"):
+    with pytest.raises(ValueError, match="amount=0"):
         counts_at("geometric", 0, 3, 1, 0, 10)
-    with pytest.raises(ValueError, match="from block 5 to block 3 has no block"):
+    with pytest.raises(ValueError, match="block 5 to block 3"):
         counts_at("geometric", 5, 3, 1, 0.5, 10)
-    with pytest.raises(ValueError, match="curve='cubic' is not known"):
+    with pytest.raises(ValueError, match="curve='cubic'"):
         counts_at("cubic", 0, 3, 1, 0.5, 10)
-    with pytest.raises(ValueError, match="reduces nothing"):
+    with pytest.raises(ValueError, match="all of 10 tokens"):
         schedule_of({0: 10}, 10, any_size=False)
 
 

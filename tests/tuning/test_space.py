@@ -1,4 +1,4 @@
-"""What is searched: only what a method and `apply` accept, and what the model takes."""
+"""The space holds only what a method and `ReductionConfig` accept, and what the model accepts."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
+from agglo.config import ReductionConfig
 from agglo.tuning import space as searched
 from agglo.tuning.space import Candidate, Space, space_of
 
 
 def make(method: str = "atc", depth: int | None = 12, refuse: dict[str, Any] | None = None) -> Space:
-    def tries(arguments: dict[str, Any]) -> None:
-        assert arguments["method"] == method
-        if refuse and refuse.items() <= arguments.items():
+    def tries(config: ReductionConfig) -> None:
+        assert config.method == method
+        if refuse and refuse.items() <= config.given().items():
             raise ValueError("not this one")
 
-    return space_of(method, depth=depth, diffusion=False, tries=tries)
+    return space_of(method, depth=depth, tries=tries)
 
 
 def test_options_that_nobody_accepts_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,12 +26,15 @@ def test_options_that_nobody_accepts_are_left_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(searched, "OPTIONS", {"atc": {"linkage": linkages, "magic": ({"magic": 1}, {"magic": 2})}})
     monkeypatch.setattr(searched, "PLACES", {"attention": ({}, {"proportional": False}, {"nowhere": 1})})
     monkeypatch.setattr(searched, "EXACT", ({"unheard": "of"},))
-    found = make(depth=None)
-    assert {axis.name: axis.values for axis in found.axes} == {
-        "linkage": linkages,
-        "attention": ({}, {"proportional": False}),
-    }
-    assert found.always == {} and found.left_out == [] and found.size == 4
+    found = make()
+    values = {axis.name: axis.values for axis in found.axes if axis.name not in searched.SCHEDULE_AXES}
+    assert values == {"linkage": linkages, "attention": ({}, {"proportional": False})}
+    assert found.always == {} and found.left_out == []
+
+
+def test_a_model_that_takes_a_keep_rate_has_options_alone() -> None:
+    found = make("tomesd", depth=None)
+    assert [axis.name for axis in found.axes] == ["features"] and found.size == 3 and found.left_out == []
 
 
 def test_what_the_model_refuses_is_left_out_with_its_reason() -> None:

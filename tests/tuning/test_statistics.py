@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from scipy.stats import sem
 
 from agglo.tuning.choosing import allowed_distance
 from agglo.tuning.objectives import cosine, kl, objective_named, relative
-from agglo.tuning.statistics import Drop, Quality, pareto, quality_from
+from agglo.tuning.statistics import Drop, Quality, pareto
 
 
 def test_kl_is_that_of_the_softmax_outputs_from_the_dense_one() -> None:
@@ -38,11 +39,11 @@ def test_several_outputs_are_averaged_and_images_stay_apart() -> None:
     pyramid = [torch.randn(2, 3, 8, 8), torch.randn(2, 3, 4, 4)]
     found = objective_named("relative")(pyramid, [pyramid[0], 2 * pyramid[1]])
     assert torch.allclose(found, torch.full((2,), 0.5))
-    with pytest.raises(ValueError, match="objective='l2' is not known; accepted: 'kl', 'relative', 'cosine'"):
+    with pytest.raises(ValueError, match="objective='l2'"):
         objective_named("l2")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(0, 10), min_size=2, max_size=30), st.integers(1, 29))
 def test_sums_of_parts_give_the_mean_and_error_of_all(values: list[float], cut: int) -> None:
     def of(part: list[float]) -> Quality:
@@ -53,10 +54,10 @@ def test_sums_of_parts_give_the_mean_and_error_of_all(values: list[float], cut: 
     assert found.distance == pytest.approx(np.mean(values))
     assert found.distance_error == pytest.approx(sem(values), abs=1e-6)
     assert found.drop is None and found.disagreement is None
-    assert quality_from(found.as_dict()) == found
+    assert Quality(**asdict(found)) == found
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from([-1, 0, 0, 0, 1]), min_size=4, max_size=200))
 def test_a_drop_is_the_mean_of_paired_differences(differences: list[int]) -> None:
     lost, gained = differences.count(1), differences.count(-1)
@@ -105,3 +106,5 @@ def test_the_allowed_distance_comes_from_all_points_together() -> None:
     without = [Quality(1000, 1000 * d, 0.0, round(100 * math.sqrt(d))) for d in (0.25, 1.0)]
     assert allowed_distance(without, 1.0) == pytest.approx(0.01)
     assert allowed_distance([Quality(1000, 10.0, 1.0, 0, 0, 3)], 1.0) == math.inf
+    rounded_below_zero = Quality(12, -7e-8, 1e-14, 0)
+    assert allowed_distance([*without, rounded_below_zero], 1.0) == pytest.approx(0.01)

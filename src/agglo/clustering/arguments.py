@@ -1,4 +1,4 @@
-"""What a caller may ask for, and the errors that say what was wrong with what they asked."""
+"""Checks of what callers ask for, and the errors that name the offending value and what is accepted."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from agglo.checks import choice, number
+from agglo.clustering.dispatch import NAMES as BACKENDS
 from agglo.clustering.distances import METRICS
 
 LINKAGES = ("single", "average", "complete")
 
 
-def choice(name: str, value: object, accepted: Sequence[str]) -> str:
-    if value not in accepted:
-        raise ValueError(f"{name}={value!r} is not known; accepted: {', '.join(map(repr, accepted))}")
-    return str(value)
-
-
 def data_and_metric(features: Tensor | None, distances: Tensor | None, metric: str) -> tuple[Tensor, str, bool]:
-    """The one tensor given, as a batch; its metric ("precomputed" for distances); and whether it was one item."""
+    """Return the one tensor given, as a batch; its metric ("precomputed" for distances); whether it was one item."""
     choice("metric", metric, METRICS)
     if (features is None) == (distances is None):
         given = "neither" if features is None else "both"
@@ -41,8 +37,15 @@ def data_and_metric(features: Tensor | None, distances: Tensor | None, metric: s
     return (data.unsqueeze(0) if single else data), (metric if name == "features" else "precomputed"), single
 
 
+def require_how(linkage: str, check: bool | None, backend: str | None) -> None:
+    """Raise for a linkage, a check or a backend that does not exist."""
+    choice("linkage", linkage, LINKAGES)
+    choice("check", check, (None, True, False))
+    choice("backend", backend, (None, *BACKENDS))
+
+
 def token_weights(weights: Tensor | None, data: Tensor, single: bool) -> Tensor | None:
-    """Weights (B, N) in float32 for data (B, N, ...), without gradient; `single` says that one item was given."""
+    """Return float32 weights (B, N) for data (B, N, ...), without gradient; `single`: one item was given."""
     if weights is None:
         return None
     if not isinstance(weights, Tensor):
@@ -60,22 +63,18 @@ def token_weights(weights: Tensor | None, data: Tensor, single: bool) -> Tensor 
 
 
 def group_count(k: int | Sequence[int] | Tensor, batch: int, n_tokens: int, device: torch.device) -> int | Tensor:
-    """k as one int, or one per item as an int64 tensor (B,) on the device; more than N means N."""
+    """Return k as one int, or one per item as an int64 tensor (B,) on the device; more than N means N."""
     if isinstance(k, Tensor) and k.dim() == 0 and k.device.type == "cpu":
         k = k.item()  # type: ignore[assignment]
-    if isinstance(k, (bool, float)):
-        raise ValueError(f"k={k!r} must be an int >= 1, or one int per batch item")
     if isinstance(k, Tensor):
         if k.is_floating_point() or k.dtype == torch.bool:
             raise ValueError(f"k must hold ints, got dtype {k.dtype}")
         ks = k
     elif isinstance(k, Sequence):
-        if not all(isinstance(item, int) and not isinstance(item, bool) for item in k):
-            raise ValueError(f"k={k!r} must be an int >= 1, or one int per batch item")
-        ks = torch.tensor(k, dtype=torch.int64)
+        ks = torch.tensor([number("k", each, whole=True, minimum=1) for each in k], dtype=torch.int64)
     else:
-        if k < 1:
-            raise ValueError(f"k={k} must be at least 1 (and at most the {n_tokens} tokens; more means no merging)")
+        if not isinstance(k, torch.SymInt):
+            k = number("k", k, whole=True, minimum=1)
         return min(k, n_tokens)
     if ks.shape != (batch,):
         raise ValueError(f"k must be one int, or one per batch item: shape ({batch},), got shape {tuple(ks.shape)}")
@@ -100,10 +99,8 @@ def require_clusterable_features(features: Tensor, metric: str) -> None:
             )
 
 
-def require_clusterable_distances(found: tuple[Tensor, Tensor, Tensor] | None, dtype: torch.dtype) -> None:
-    """Raise unless every item is finite and symmetric up to rounding, as a backend's `inspect` found; None is fine."""
-    if found is None:
-        return
+def require_clusterable_distances(found: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> None:
+    """Raise unless every item is finite and symmetric up to rounding, as a backend's `inspect` found."""
     finite, asymmetry, scale = found
     if not bool(finite.all()):
         raise ValueError(f"distances of batch item {_first(~finite)} hold NaN or infinity; they must be finite")
@@ -143,7 +140,7 @@ def require_sound_weights(weights: Tensor, data: Tensor, metric: str) -> None:
 
 
 def _farthest(data: Tensor, metric: str) -> Tensor:
-    """No distance of an item is larger than this, (B,)."""
+    """An upper bound (B,) of the distances of every item."""
     if metric == "cosine":
         return torch.full((len(data),), 2.0, device=data.device)
     magnitude = data.to(torch.float32).abs().flatten(1).amax(dim=1)

@@ -6,8 +6,8 @@ A backend is a module with two functions over float32 distances (B, N, N), whose
         k (B,) int64 groups per item, or every merge at or below threshold; the other one is None
     tree(distances, linkage, weights=None) -> (B, N-1, 4) float64 (float32 where the device has no float64)
 
-Weights (B, N) are float32. Both functions leave `distances` as it was. `reference` says what they must return;
-ties included.
+Weights (B, N) are float32. Both functions leave `distances` as it was. `linkage/reference.py` says what they must
+return, ties included.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from importlib import import_module
 from types import ModuleType
 
 import torch
+
+from agglo.checks import choice
 
 VARIABLE = "AGGLO_BACKEND"
 
@@ -45,16 +47,16 @@ def _triton_status() -> tuple[bool, str]:
 
 
 _MODULES = {
-    "reference": "agglo.clustering.reference",
-    "cpu": "agglo.clustering.cpu",
-    "torch": "agglo.clustering.torch_rounds",
-    "triton": "agglo.clustering.triton_rounds",
+    "reference": "agglo.clustering.linkage.reference",
+    "cpu": "agglo.clustering.linkage.cpu",
+    "torch": "agglo.clustering.linkage.torch",
+    "triton": "agglo.clustering.linkage.triton",
 }
 NAMES = tuple(_MODULES)
 
 
 def backends() -> list[BackendStatus]:
-    """Every backend, whether it is usable on this machine, and why not where it is not.
+    """List every backend, whether it is usable on this machine, and why not where it is not.
 
     >>> [status.name for status in backends()]
     ['reference', 'cpu', 'torch', 'triton']
@@ -68,7 +70,7 @@ def backends() -> list[BackendStatus]:
 
 
 def choose(backend: str | None, device: torch.device) -> str:
-    """The name of the backend for tensors on a device: as asked, as AGGLO_BACKEND says, or the fastest that runs."""
+    """Return the name of the backend for a device: as asked, as AGGLO_BACKEND says, or the fastest that runs."""
     asked_by = "backend"
     if backend is None and os.environ.get(VARIABLE):
         backend, asked_by = os.environ[VARIABLE], VARIABLE
@@ -76,11 +78,10 @@ def choose(backend: str | None, device: torch.device) -> str:
         if device.type == "cpu":
             return "cpu"
         return "triton" if device.type == "cuda" and _triton_status()[0] else "torch"
-    if backend not in NAMES:
-        raise ValueError(f"{asked_by}={backend!r} is not known; accepted: {', '.join(map(repr, NAMES))}")
+    choice(asked_by, backend, NAMES)
     status = next(status for status in backends() if status.name == backend)
     if not status.usable:
-        raise ValueError(f"{asked_by}={backend!r} cannot run here: {status.note}; see agglo.backends()")
+        raise ValueError(f"{asked_by}={backend!r} cannot run here: {status.note}; see agglo.clustering.backends()")
     if backend == "cpu" and device.type != "cpu":
         raise ValueError(f"{asked_by}='cpu' needs tensors on cpu, got {device}; 'torch' runs on every device")
     if backend == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -90,10 +91,10 @@ def choose(backend: str | None, device: torch.device) -> str:
 
 @cache
 def module(name: str) -> ModuleType:
-    """The backend's module, imported on first use so that nobody pays for what they do not run."""
+    """Import a backend's module on first use, so that nobody pays for what they do not run."""
     return import_module(_MODULES[name])
 
 
 def load(backend: str, device: torch.device) -> ModuleType:
-    """The module to run on a device; an empty name leaves the choice to `choose`."""
+    """Return the module to run on a device; an empty name leaves the choice to `choose`."""
     return module(choose(backend or None, device))

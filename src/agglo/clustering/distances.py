@@ -9,14 +9,13 @@ METRICS = ("cosine", "euclidean")
 
 
 def pairwise(features: Tensor, metric: str) -> Tensor:
-    """Distances (B, N, N) in float32 between the tokens of features (B, N, D).
+    """Return the distances (B, N, N), float32, between the tokens of features (B, N, D).
 
-    Half precision would round distinct distances to ties and change the tree, so autocast is switched
-    off around the product.
+    Half precision would round distinct distances to ties and change the tree, so autocast is switched off.
     """
     with torch.autocast(features.device.type, enabled=False):
-        features = features.detach().to(torch.float32)
         if metric == "euclidean":
+            features = features.detach().to(torch.float32)
             # The matrix-product formulation loses close neighbours to cancellation: the very pairs that merge first.
             return torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")
         # Written over the product, so that one matrix is alive and not two.
@@ -25,23 +24,23 @@ def pairwise(features: Tensor, metric: str) -> Tensor:
 
 
 def products(features: Tensor) -> Tensor:
-    """Cosines (B, N, N) between the tokens of features (B, N, D), in float32."""
+    """Return the cosines (B, N, N), float32, between the tokens of features (B, N, D)."""
     with torch.autocast(features.device.type, enabled=False):
         unit = unit_rows(features.detach().to(torch.float32))
         return torch.bmm(unit, unit.transpose(1, 2))
 
 
 def weighted(distances: Tensor, weights: Tensor) -> Tensor:
-    """Float32 distances (B, N, N), each times the larger one of the weights (B, N) of its two tokens."""
+    """Multiply float32 distances (B, N, N) by the larger one of the weights (B, N) of their two tokens."""
     return distances * torch.maximum(weights.unsqueeze(2), weights.unsqueeze(1))
 
 
 def unit_rows(features: Tensor) -> Tensor:
-    """Every token at length 1; the same numbers for every backend that runs on a device."""
+    """Scale every token to length 1; the same numbers for every backend that runs on a device."""
     if features.device.type == "cpu":
-        from agglo.clustering.cpu import cosine
+        from agglo.clustering import rows  # compiled kernels load when they are needed
 
-        return cosine.unit_rows(features)
+        return rows.unit_rows(features)
     # Scaled by the largest entry first, so that squares of tiny or huge features neither vanish nor overflow.
     features = features / features.abs().amax(dim=-1, keepdim=True)
     return features / features.norm(dim=-1, keepdim=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def number_by_first_member(group: Tensor) -> Tensor:
-    """Labels (B, N) in 0..count-1 from any group ids (B, N) in 0..M-1: the group of token 0 is 0, and so on."""
+    """Number groups by first member: labels (B, N) from any group ids (B, N) below 2N."""
     batch, n_tokens = group.shape
     position = torch.arange(n_tokens, device=group.device).expand(batch, n_tokens)
     n_ids = max(2 * n_tokens, 1)
@@ -20,7 +20,7 @@ def number_by_first_member(group: Tensor) -> Tensor:
 
 
 def cut(merges: Tensor, k: Tensor) -> Tensor:
-    """Labels (B, N) after the first N - k merges, of linkage matrices (B, N-1, 4) and k (B,)."""
+    """Return labels (B, N) after the first N - k merges of linkage matrices (B, N-1, 4) and k (B,)."""
     batch, n_merges, _ = merges.shape
     n_tokens = n_merges + 1
     device = merges.device

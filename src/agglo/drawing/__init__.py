@@ -1,1 +1,1 @@
-"""Pictures of groups, sheets of panels, charts."""
+"""Images of groups, sheets of panels, charts."""

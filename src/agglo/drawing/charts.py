@@ -1,4 +1,4 @@
-"""Charts: curves with the error of their points, bars with their range; every method in its one colour."""
+"""Charts: curves with the error of their points, bars with their range; every method in one colour."""
 
 from __future__ import annotations
 
@@ -17,24 +17,20 @@ _TITLE: dict[str, Any] = {"fontsize": 10, "color": INK}
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one method.
-
-    y_error: standard error of each y. x_range: the least and the most of each x. faint: drawn grey and without a name.
-    ringed: drawn as rings around points that other curves have, to point them out.
-    """
+    """Points of one method."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    y_error: Sequence[float] | None = None
-    x_range: Sequence[tuple[float, float]] | None = None
-    faint: bool = False
-    ringed: bool = False
+    y_error: Sequence[float] | None = None  # standard error of each y
+    x_range: Sequence[tuple[float, float]] | None = None  # the least and the most of each x
+    faint: bool = False  # drawn grey and without a name
+    ringed: bool = False  # drawn as rings around points that other curves have, to point them out
 
 
 @dataclass(frozen=True)
 class Level:
-    """The dense model: a height with its standard error, and a point on it where x has a place for it."""
+    """The height of the dense model, and its point on it where the x axis has one."""
 
     y: float
     y_error: float | None = None
@@ -44,8 +40,7 @@ class Level:
 
 @dataclass(frozen=True)
 class CurvePanel:
-    """One set of axes. y_limits: of what is shown; None shows all. x_log, y_log: logarithmic scales, for which all
-    values must be above zero; x to the base of two."""
+    """One set of axes with curves."""
 
     curves: Sequence[Curve]
     x_label: str
@@ -53,27 +48,27 @@ class CurvePanel:
     level: Level | None = None
     title: str = ""
     x_ticks: Sequence[float] | None = None
-    from_zero: bool = False
-    y_limits: tuple[float, float] | None = None
+    from_zero: bool = False  # of the x axis
+    y_limits: tuple[float, float] | None = None  # None shows all
     y_log: bool = False
-    x_log: bool = False
+    x_log: bool = False  # to the base of two
 
 
 @dataclass(frozen=True)
 class Bar:
-    """low, high: how far values went, or the standard error around the value. note: written at its end."""
+    """A bar with a range."""
 
     name: str
     value: float
-    low: float | None = None
+    low: float | None = None  # ends of the range of values, or of the standard error around the value
     high: float | None = None
-    note: str = ""
-    label: str | None = None
+    note: str = ""  # written at its end
+    label: str | None = None  # written beside the axis; None is the name
 
 
 @dataclass(frozen=True)
 class BarPanel:
-    """Bars from top to bottom, in groups that stand a little apart."""
+    """Horizontal bars from top to bottom, in groups that stand a little apart."""
 
     groups: Sequence[Sequence[Bar]]
     x_label: str
@@ -82,9 +77,9 @@ class BarPanel:
 
 @dataclass(frozen=True)
 class ColumnPanel:
-    """Upright bars side by side: series of as many values as there are places."""
+    """Vertical bars side by side: every series has a value for each tick."""
 
-    places: Sequence[str]
+    ticks: Sequence[str]
     series: dict[str, Sequence[float]]
     x_label: str
     y_label: str
@@ -100,9 +95,15 @@ def draw_curves(
     share_y: bool = False,
     columns: int | None = None,
 ) -> None:
-    """Panels side by side with one legend on their right. note: what the error bars mean, below.
+    """Draw panels side by side with one legend on their right.
 
-    columns: panels in one row, of several; None puts all into one.
+    Args:
+        panels: from left to right.
+        path: of the image.
+        title: above all panels.
+        note: below them, such as what the error bars mean.
+        share_y: one scale for all.
+        columns: panels in a row; None puts all into one.
     """
     curves = [curve for panel in panels for curve in panel.curves if not (curve.faint or curve.ringed)]
     names = in_order(curve.name for curve in curves)
@@ -110,76 +111,76 @@ def draw_curves(
     columns = columns or len(panels)
     rows = -(-len(panels) // columns)
     figure, axes = _figure(rows, columns, (5.2 * columns, max(4.2 * rows, 1.4 + 0.21 * len(names))), share_y=share_y)
-    for place in axes.flat[len(panels) :]:
-        place.set_visible(False)
-    for place, panel in zip(axes.flat, panels, strict=False):
-        _draw_level(place, panel)
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
+    for ax, panel in zip(axes.flat, panels, strict=False):
+        _draw_level(ax, panel)
         for curve in panel.curves:
             if curve.faint:
-                place.plot(curve.x, curve.y, color=FAINT, linewidth=0.9, zorder=1)
+                ax.plot(curve.x, curve.y, color=FAINT, linewidth=0.9, zorder=1)
                 continue
             if curve.ringed:
-                place.plot(curve.x, curve.y, zorder=4, **_RING)
+                ax.plot(curve.x, curve.y, zorder=4, **_RING)
                 continue
             errors = {"yerr": curve.y_error, "xerr": _whiskers(curve.x, curve.x_range)}
-            place.errorbar(curve.x, curve.y, **errors, elinewidth=0.8, zorder=3, **styled(chosen[curve.name]))
-        place.set_xlabel(panel.x_label)
-        place.set_title(panel.title, **_TITLE)
-        if not share_y or place is axes.flat[0]:
-            place.set_ylabel(panel.y_label)
+            ax.errorbar(curve.x, curve.y, **errors, elinewidth=0.8, zorder=3, **styled(chosen[curve.name]))
+        ax.set_xlabel(panel.x_label)
+        ax.set_title(panel.title, **_TITLE)
+        if not share_y or ax is axes.flat[0]:
+            ax.set_ylabel(panel.y_label)
         if panel.x_log:
-            place.set_xscale("log", base=2)
+            ax.set_xscale("log", base=2)
         if panel.x_ticks is not None:
-            place.set_xticks(panel.x_ticks, [f"{tick:g}" for tick in panel.x_ticks])
+            ax.set_xticks(panel.x_ticks, [f"{tick:g}" for tick in panel.x_ticks])
         if panel.from_zero:
-            place.set_xlim(left=0)
+            ax.set_xlim(left=0)
         if panel.y_limits is not None:
-            place.set_ylim(*panel.y_limits)
+            ax.set_ylim(*panel.y_limits)
         if panel.y_log:
-            _set_log_y(place)
+            _set_log_y(ax)
     _add_legend(figure, panels, names)
     _finish(figure, path, title, note)
 
 
-def _set_log_y(place: Any) -> None:
-    """Numbers as people write them, at 1, 2 and 5 of every power of ten."""
+def _set_log_y(ax: Any) -> None:
+    """Set a logarithmic scale with plain numbers at 1, 2 and 5 of every power of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    place.set_yscale("log")
-    place.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    place.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    place.yaxis.set_minor_formatter(NullFormatter())
-    place.tick_params(axis="y", which="minor", color=FAINT)
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.tick_params(axis="y", which="minor", color=FAINT)
 
 
 def draw_bars(panels: Sequence[Sequence[BarPanel]], path: Path, *, title: str = "", note: str = "") -> None:
-    """Rows of panels of horizontal bars."""
+    """Draw rows of panels of horizontal bars."""
     most = [max(sum(map(len, panel.groups)) + 0.6 * len(panel.groups) for panel in row) for row in panels]
     size = (8 if len(panels[0]) == 1 else 5 * len(panels[0]), 0.9 + sum(0.34 * count + 0.6 for count in most))
     figure, axes = _figure(len(panels), len(panels[0]), size, heights=most)
-    for place, panel in zip(axes.flat, (panel for row in panels for panel in row), strict=True):
-        _draw_bar_panel(place, panel)
+    for ax, panel in zip(axes.flat, (panel for row in panels for panel in row), strict=True):
+        _draw_bar_panel(ax, panel)
     _finish(figure, path, title, note)
 
 
 def draw_columns(panels: Sequence[ColumnPanel], path: Path, *, title: str = "", note: str = "") -> None:
-    """Panels of upright bars side by side."""
+    """Draw panels of vertical bars side by side."""
     figure, axes = _figure(1, len(panels), (6.2 * len(panels), 3.8))
     names = list(dict.fromkeys(name for panel in panels for name in panel.series))
     chosen = looks(names)
-    for place, panel in zip(axes.flat, panels, strict=True):
+    for ax, panel in zip(axes.flat, panels, strict=True):
         width = 0.84 / len(panel.series)
         for number, (name, values) in enumerate(panel.series.items()):
             shift = (number - (len(panel.series) - 1) / 2) * width
             at = [position + shift for position in range(len(values))]
-            drawn = place.bar(at, values, 0.92 * width, color=chosen[name].colour, label=name)
-            place.bar_label(drawn, fmt="%+.2g", fontsize=6, padding=2, color=INK)
-        place.axhline(0, color=INK, linewidth=0.8)
-        place.set_xticks(range(len(panel.places)), panel.places)
-        place.set(xlabel=panel.x_label, ylabel=panel.y_label)
-        place.set_title(panel.title, **_TITLE)
-        place.grid(visible=False, axis="x")
-        place.margins(y=0.12)
+            drawn = ax.bar(at, values, 0.92 * width, color=chosen[name].colour, label=name)
+            ax.bar_label(drawn, fmt="%+.2g", fontsize=6, padding=2, color=INK)
+        ax.axhline(0, color=INK, linewidth=0.8)
+        ax.set_xticks(range(len(panel.ticks)), panel.ticks)
+        ax.set(xlabel=panel.x_label, ylabel=panel.y_label)
+        ax.set_title(panel.title, **_TITLE)
+        ax.grid(visible=False, axis="x")
+        ax.margins(y=0.12)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, fontsize=9, loc="outside right center", labelcolor=INK)
     _finish(figure, path, title, note)
@@ -188,37 +189,37 @@ def draw_columns(panels: Sequence[ColumnPanel], path: Path, *, title: str = "", 
 def _figure(
     rows: int, columns: int, size: tuple[float, float], *, share_y: bool = False, heights: Sequence[float] = ()
 ) -> tuple[Any, Any]:
-    """A figure and its axes, (rows, columns)."""
+    """Return a figure and its axes (rows, columns)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharey=share_y, height_ratios=heights or None)
-    for place in axes.flat:
-        place.grid(color=GRID, linewidth=0.8)
-        place.set_axisbelow(True)
-        place.spines[["top", "right"]].set_visible(False)
-        place.spines[["left", "bottom"]].set_color(FAINT)
-        place.tick_params(color=FAINT, labelcolor=INK, labelsize=9)
-        place.xaxis.label.set_color(INK)
-        place.yaxis.label.set_color(INK)
+    for ax in axes.flat:
+        ax.grid(color=GRID, linewidth=0.8)
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.spines[["left", "bottom"]].set_color(FAINT)
+        ax.tick_params(color=FAINT, labelcolor=INK, labelsize=9)
+        ax.xaxis.label.set_color(INK)
+        ax.yaxis.label.set_color(INK)
     return figure, axes
 
 
-def _draw_level(place: Any, panel: CurvePanel) -> None:
+def _draw_level(ax: Any, panel: CurvePanel) -> None:
     level = panel.level
     if level is None:
         return
     colour = LOOKS[DENSE].colour
-    place.axhline(level.y, color=colour, linestyle="--", linewidth=1.1, zorder=2)
+    ax.axhline(level.y, color=colour, linestyle="--", linewidth=1.1, zorder=2)
     if level.y_error:
-        place.axhspan(level.y - level.y_error, level.y + level.y_error, color=colour, alpha=0.13, linewidth=0, zorder=0)
+        ax.axhspan(level.y - level.y_error, level.y + level.y_error, color=colour, alpha=0.13, linewidth=0, zorder=0)
     if level.x is not None:
         whiskers = _whiskers([level.x], None if level.x_range is None else [level.x_range])
-        place.errorbar([level.x], [level.y], xerr=whiskers, elinewidth=0.8, zorder=3, **styled(LOOKS[DENSE]))
+        ax.errorbar([level.x], [level.y], xerr=whiskers, elinewidth=0.8, zorder=3, **styled(LOOKS[DENSE]))
 
 
 def _add_legend(figure: Any, panels: Sequence[CurvePanel], names: Sequence[str]) -> None:
-    """Made by hand: every name once, whichever panels it is in, and lines without their error bars."""
+    """Add a legend by hand: every name once, whichever panels it is in, and lines without their error bars."""
     from matplotlib.lines import Line2D
 
     chosen = looks(names)
@@ -233,26 +234,24 @@ def _add_legend(figure: Any, panels: Sequence[CurvePanel], names: Sequence[str])
     figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside right center", labelcolor=INK)
 
 
-def _draw_bar_panel(place: Any, panel: BarPanel) -> None:
+def _draw_bar_panel(ax: Any, panel: BarPanel) -> None:
     bars = [(bar, number) for number, group in enumerate(panel.groups) for bar in group]
     positions = [index + 0.6 * number for index, (_, number) in enumerate(bars)]
     chosen = looks(bar.name for bar, _ in bars)
-    place.barh(positions, [b.value for b, _ in bars], height=0.78, color=[chosen[b.name].colour for b, _ in bars])
+    ax.barh(positions, [b.value for b, _ in bars], height=0.78, color=[chosen[b.name].colour for b, _ in bars])
     for position, (bar, _) in zip(positions, bars, strict=True):
         low = bar.value if bar.low is None else bar.low
         high = bar.value if bar.high is None else bar.high
         if high > low:
-            place.errorbar([bar.value], [position], xerr=[[bar.value - low], [high - bar.value]], **_RANGE)
-        place.annotate(
-            bar.note, (high, position), (6, 0), textcoords="offset points", va="center", fontsize=9, color=INK
-        )
-    place.set_yticks(positions, [bar.name if bar.label is None else bar.label for bar, _ in bars])
-    place.grid(visible=False, axis="y")
+            ax.errorbar([bar.value], [position], xerr=[[bar.value - low], [high - bar.value]], **_RANGE)
+        ax.annotate(bar.note, (high, position), (6, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
+    ax.set_yticks(positions, [bar.name if bar.label is None else bar.label for bar, _ in bars])
+    ax.grid(visible=False, axis="y")
     room = 1.2 if any(bar.note for bar, _ in bars) else 1.04
-    place.set_xlim(0, room * max(bar.value if bar.high is None else bar.high for bar, _ in bars))
-    place.set_ylim(positions[-1] + 0.7, -0.7)
-    place.set_xlabel(panel.x_label)
-    place.set_title(panel.title, **_TITLE)
+    ax.set_xlim(0, room * max(bar.value if bar.high is None else bar.high for bar, _ in bars))
+    ax.set_ylim(positions[-1] + 0.7, -0.7)
+    ax.set_xlabel(panel.x_label)
+    ax.set_title(panel.title, **_TITLE)
 
 
 def _whiskers(

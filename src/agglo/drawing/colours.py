@@ -1,4 +1,4 @@
-"""What each method looks like, on every chart: one colour and one marker, kin by kin."""
+"""The look of each method on every chart: one colour and one marker; related methods have related colours."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOKS: dict[str, Look] = {
     DENSE: Look("#8a8a8a", "o", "--"),
     SLICED: Look("#b3b3b3", "o", "--"),
     FREE: Look("#dcdcdc", "o"),
-    # merging hard
+    # hard merging
     "atc": Look("#2f6fb0", "D"),
     "atc single": Look("#86bbe8", "o"),
     "atc average": Look("#2f6fb0", "D"),
@@ -35,7 +35,7 @@ LOOKS: dict[str, Look] = {
     "dpc_knn": Look("#7d4fb0", "P"),
     "dpc_knn equal": Look("#b79ad6", "P"),
     "pool": Look("#2fb3cf", "X"),
-    # merging softly
+    # soft merging
     "sit": Look("#9c2763", "o"),
     "patch_merger": Look("#d0478f", "s"),
     "sinkhorn": Look("#ec9ac4", "D"),
@@ -50,7 +50,7 @@ LOOKS: dict[str, Look] = {
     "l1": Look("#d9c84a", "o"),
     "l2": Look("#a8951f", "s"),
     "linf": Look("#6b5d0e", "D"),
-    # letting tokens pass blocks by
+    # tokens that skip blocks
     "svit": Look("#8cc152", "o"),
     "evovit": Look("#3f7d1f", "s"),
 }
@@ -61,7 +61,7 @@ _KNOWN = re.compile("|".join(sorted(map(re.escape, LOOKS), key=len, reverse=True
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for every name of one chart.
+    """Return a look for every name of one chart.
 
     A name may go on after its method's: "tome, linear" and "kmedoids(weights='equal')" look like tome and kmedoids, and
     where a chart has several of one method, each further one has another line style. Methods that are not ours get
@@ -90,7 +90,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
 
 
 def method_of(name: str) -> str | None:
-    """The known method that a name begins with; None if it is another's.
+    """Return the known method that a name begins with; None if there is none.
 
     >>> method_of("atc average, linear"), method_of("l1:released=true"), method_of("l1norm"), method_of("mine")
     ('atc average', 'l1', None, None)
@@ -102,11 +102,11 @@ def method_of(name: str) -> str | None:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Every name once, in the order of LOOKS, so that all charts have one order; other methods come last."""
+    """Return every name once, in the order of LOOKS, so that all charts have one order; other methods come last."""
     order = {method: number for number, method in enumerate(LOOKS)}
     return sorted(dict.fromkeys(names), key=lambda name: order.get(method_of(name) or "", len(order)))
 
 
 def styled(look: Look) -> dict[str, Any]:
-    """A look as arguments of matplotlib's plot and errorbar."""
+    """Return a look as arguments of matplotlib's plot and errorbar."""
     return {"color": look.colour, "marker": look.marker, "linestyle": look.line, "markersize": 5, "linewidth": 1.4}

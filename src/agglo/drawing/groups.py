@@ -1,16 +1,16 @@
-"""Pictures of groups: the photo with every group washed in its mean colour, and one thin line between groups.
+"""Draw groups: the photo with every group washed in its mean colour, and one thin line between groups.
 
     with agglo.trace(model) as t:
         model(x)
-    agglo.draw(t, pictures).save("groups.png")
+    agglo.draw(t, images).save("groups.png")
 
 Patches that belong to no group any more, because a method dropped them, are greyed out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import reduce
+from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,96 +30,96 @@ DROPPED = -1  # the label of patches that belong to no group any more
 
 # How much of the mean colour lies over the photo, and of the lines over both: what is in a group can still be made out.
 WASH, _LINE, _HAIRLINE = 0.65, 0.9, 0.45
-_SMALL = 64  # pixels: pictures with shorter sides are enlarged to visible squares, others smoothly
+_SMALL = 64  # pixels: images with shorter sides are enlarged to visible squares, others smoothly
 
 
 def draw(
     trace: Trace,
-    pictures: Tensor,
+    images: Tensor,
     *,
     grid: tuple[int, int] | None = None,
     names: Sequence[str] | None = None,
     scale: int = 2,
 ) -> Image:
-    """One row per image of the latest pass: the picture, then its groups after each reduction.
+    """Draw one row per image of the latest pass: the image, then its groups after each reduction.
 
-    pictures: (B, 3, H, W) as the model saw them, before normalisation: floats in 0 to 1, or uint8.
-    grid: (rows, columns) of patches; None infers them from the shape of the pictures.
-    names: what to write above each row.
-    scale: how many times larger to draw.
+    Args:
+        trace: what the pass recorded.
+        images: (B, 3, H, W) as the model saw them, before normalisation: floats in 0 to 1, or uint8.
+        grid: (rows, columns) of patches; None infers them from the shape of the images.
+        names: what to write above each row.
+        scale: how many times larger to draw.
+
+    Returns:
+        A PIL image.
 
     >>> import timm
     >>> model = agglo.apply(timm.create_model("test_vit"), keep_rate=0.5, blocks=(2,))
-    >>> pictures = torch.rand(1, 3, 160, 160)
+    >>> images = torch.rand(1, 3, 160, 160)
     >>> with agglo.trace(model) as trace:
-    ...     _ = model(pictures)
-    >>> sheet = agglo.draw(trace, pictures)  # a PIL image: sheet.save("groups.png")
+    ...     _ = model(images)
+    >>> sheet = agglo.draw(trace, images)  # sheet.save("groups.png") writes it
     """
-    return compose(rows(trace, pictures, grid=grid, names=names, scale=scale))
+    return compose(rows(trace, images, grid=grid, names=names, scale=scale))
 
 
 def rows(
     trace: Trace,
-    pictures: Tensor,
+    images: Tensor,
     *,
     grid: tuple[int, int] | None = None,
     names: Sequence[str] | None = None,
     scale: int = 2,
 ) -> list[Row]:
-    """What `draw` draws, before it is laid out: to put more on one sheet."""
-    pixels = as_pixels(pictures)
+    """Return what `draw` draws before it is laid out, to put more on one sheet."""
+    pixels = as_pixels(images)
     if names is not None and len(names) != len(pixels):
-        raise ValueError(f"{len(names)} names do not fit {len(pixels)} pictures")
+        raise ValueError(f"{len(names)} names do not fit {len(pixels)} images")
     result = []
-    for index, (picture, maps) in enumerate(zip(pixels, stages_of(trace, pixels, grid), strict=True)):
+    for index, (image, maps) in enumerate(zip(pixels, stages_of(trace, pixels, grid), strict=True)):
         n_patches = f": {tokens(next(iter(maps.values())).size)}" if maps else ""
-        panels = [Panel(enlarged(picture, scale), f"input{n_patches}")]
+        panels = [Panel(enlarged(image, scale), f"input{n_patches}")]
         for block, labels in maps.items():
             title = f"block {block}: {tokens(count_groups(labels))}"
-            panels.append(Panel(draw_groups(picture, labels, scale=scale), title))
+            panels.append(Panel(draw_groups(image, labels, scale=scale), title))
         result.append(Row(panels, "" if names is None else names[index]))
     return result
 
 
 def stages_of(trace: Trace, pixels: Pixels, grid: tuple[int, int] | None = None) -> list[dict[int, Ints]]:
-    """For each picture of (B, H, W, 3), by block: the group of every patch after it, (h, w); see `patch_labels`."""
+    """Return the group of every patch (h, w) after each block, for each image of (B, H, W, 3); see `patch_labels`."""
     found = patch_labels(trace)
     for labels in found.values():
         if len(labels) != len(pixels):
-            raise ValueError(f"{len(pixels)} pictures do not fit a trace of {len(labels)} images")
+            raise ValueError(f"{len(pixels)} images do not fit a trace of {len(labels)} images")
+        rows, columns = grid or grid_of(labels.shape[1], pixels.shape[1:3])
+        if rows * columns != labels.shape[1]:
+            raise ValueError(f"grid={grid} does not hold the {labels.shape[1]} patches of the trace")
     return [
-        {block: _on_grid(labels[index], grid, picture) for block, labels in found.items()}
-        for index, picture in enumerate(pixels)
+        {block: labels[index].reshape(rows, columns) for block, labels in found.items()} for index in range(len(pixels))
     ]
 
 
 def count_groups(labels: Ints) -> int:
-    """How many groups there are, without what was dropped."""
+    """Return the number of groups, without what was dropped."""
     return len(np.unique(labels[labels != DROPPED]))
 
 
-def _on_grid(labels: Ints, grid: tuple[int, int] | None, picture: Pixels) -> Ints:
-    grid = grid_of(len(labels), picture.shape[:2]) if grid is None else grid
-    if grid[0] * grid[1] != len(labels):
-        raise ValueError(f"grid={grid} does not hold the {len(labels)} patches of the trace")
-    return labels.reshape(grid)
-
-
 def tokens(count: int) -> str:
-    """In words."""
+    """Return a label such as "24 tokens"."""
     return f"{count} token" if count == 1 else f"{count} tokens"
 
 
 def patch_labels(trace: Trace) -> dict[int, Ints]:
-    """By block: the group of every original patch after it, (B, N), named by its first member; prefix tokens left out.
+    """Return by block the group of every original patch after it, (B, N), without prefix tokens.
 
-    >>> # patches 0 and 2 together, 1 alone, 3 dropped: [0, 1, 0, -1]
+    A group is named by its first member. Patches 0 and 2 together, 1 alone and 3 dropped are [0, 1, 0, -1].
     """
     return {block: first_members(grouping.labels[:, grouping.prefix :]) for block, grouping in trace.groupings.items()}
 
 
 def first_members(labels: Tensor) -> Ints:
-    """Labels (B, N) renamed: every group by the lowest index of its members; dropped patches stay -1."""
+    """Return labels (B, N) with every group named by the lowest index of its members; dropped patches stay -1."""
     named = np.empty(labels.shape, dtype=np.int64)
     for target, row in zip(named, labels.cpu().numpy(), strict=True):
         _, first, inverse = np.unique(row, return_index=True, return_inverse=True)
@@ -128,7 +128,7 @@ def first_members(labels: Tensor) -> Ints:
 
 
 def grid_of(n_patches: int, shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of square patches that fill a picture of (height, width).
+    """Return rows and columns of square patches that fill an image of (height, width).
 
     >>> grid_of(180, (160, 288))
     (10, 18)
@@ -136,21 +136,28 @@ def grid_of(n_patches: int, shape: Sequence[int]) -> tuple[int, int]:
     height, width = shape[0], shape[1]
     n_rows = round((n_patches * height / width) ** 0.5)
     if n_rows < 1 or n_patches % n_rows or height * (n_patches // n_rows) != width * n_rows:
-        raise ValueError(f"{n_patches} patches are no grid of squares in a picture of {height}x{width}; give grid=")
+        raise ValueError(f"{n_patches} patches are no grid of squares in an image of {height}x{width}; give grid=")
     return n_rows, n_patches // n_rows
 
 
 def draw_groups(
-    picture: Pixels, labels: Ints, *, scale: int = 2, wash: float = WASH, thickness: int | None = None
+    image: Pixels, labels: Ints, *, scale: int = 2, wash: float = WASH, thickness: int | None = None
 ) -> Pixels:
-    """Groups (h, w) drawn over a picture (H, W, 3): (H * scale, W * scale, 3).
+    """Draw groups (h, w) over an image (H, W, 3).
 
-    wash: how much of a group's mean colour covers the photo, from 0, nothing, to 1, all.
-    thickness: of the light line on each side of a border, in pixels of the result; 0 draws none, None is a
-        thirty-second of a patch, at least 1. A dark hairline of one pixel runs beside it, so that it shows on light
-        ground too.
+    Args:
+        image: the pixels.
+        labels: the group of every patch.
+        scale: how many times larger to draw.
+        wash: how much of a group's mean colour covers the photo, from 0, nothing, to 1, all.
+        thickness: of the light line on each side of a border, in pixels of the result; 0 draws none, None is a
+            thirty-second of a patch, at least 1. A dark hairline of one pixel runs beside it, so that it shows on light
+            ground too.
+
+    Returns:
+        (H * scale, W * scale, 3).
     """
-    large = enlarged(picture, scale)
+    large = enlarged(image, scale)
     of_pixels = stretch(labels, large.shape[:2])
     drawn = np.where((of_pixels == DROPPED)[..., None], greyed(large), _mixed(large, fill(large, labels), wash))
     if thickness is None:
@@ -164,68 +171,58 @@ def draw_groups(
     return drawn
 
 
-def _mixed(under: Pixels, over: Pixels | int, share: float) -> Pixels:
-    return ((1 - share) * under + share * np.asarray(over)).round().astype(np.uint8)
+def _mixed(under: Pixels, over: Pixels | int, weight: float) -> Pixels:
+    return ((1 - weight) * under + weight * np.asarray(over)).round().astype(np.uint8)
 
 
-def fill(picture: Pixels, labels: Ints) -> Pixels:
-    """Every pixel of a picture (H, W, 3) replaced by the mean colour of its group, labels (h, w)."""
+def fill(image: Pixels, labels: Ints) -> Pixels:
+    """Replace every pixel of an image (H, W, 3) by the mean colour of its group, labels (h, w)."""
     names, of_patches = np.unique(labels, return_inverse=True)
-    groups = stretch(of_patches.reshape(labels.shape), picture.shape[:2]).reshape(-1)
+    groups = stretch(of_patches.reshape(labels.shape), image.shape[:2]).reshape(-1)
     sizes = np.bincount(groups, minlength=len(names)).clip(min=1)  # patches may be smaller than pixels
-    means = [np.bincount(groups, picture[..., channel].reshape(-1), len(names)) / sizes for channel in range(3)]
-    return np.stack(means, axis=-1).round().astype(np.uint8)[groups].reshape(picture.shape)
+    means = [np.bincount(groups, image[..., channel].reshape(-1), len(names)) / sizes for channel in range(3)]
+    return np.stack(means, axis=-1).round().astype(np.uint8)[groups].reshape(image.shape)
 
 
-def greyed(picture: Pixels) -> Pixels:
-    """A picture (H, W, 3) without colour and most of its contrast: what was there can still be made out."""
-    lightness = picture.mean(axis=-1, keepdims=True)
-    return np.broadcast_to(0.4 * lightness + 0.6 * 128, picture.shape).round().astype(np.uint8)
+def greyed(image: Pixels) -> Pixels:
+    """Return an image (H, W, 3) without colour and most of its contrast: what was there can still be made out."""
+    lightness = image.mean(axis=-1, keepdims=True)
+    return np.broadcast_to(0.4 * lightness + 0.6 * 128, image.shape).round().astype(np.uint8)
 
 
 def stretch(labels: Ints, shape: Sequence[int]) -> Ints:
-    """Labels (h, w) of patches as labels of the (H, W) pixels they cover."""
+    """Return labels (h, w) of patches as labels of the (H, W) pixels they cover."""
     row_of, column_of = (np.arange(pixels) * cells // pixels for pixels, cells in zip(shape, labels.shape, strict=True))
     return labels[row_of[:, None], column_of]
 
 
 def border(labels: Ints, thickness: int) -> NDArray[np.bool_]:
-    """Where labels (H, W) differ from any within `thickness` pixels, diagonals included; a picture's rim is none."""
-    # Somebody around is another if the least and the greatest around are two; rows first, then columns.
-    least = greatest = labels
-    for axis in range(2):
-        least = _around(least, thickness, axis, np.minimum)
-        greatest = _around(greatest, thickness, axis, np.maximum)
-    return least != greatest
+    """Return where labels (H, W) differ from any within `thickness` pixels, diagonals included; the rim is none."""
+    height, width = labels.shape
+    padded = np.pad(labels, thickness, mode="edge")
+    found = np.zeros(labels.shape, dtype=bool)
+    for down, across in product(range(2 * thickness + 1), repeat=2):
+        found |= padded[down : down + height, across : across + width] != labels
+    return found
 
 
-def _around(labels: Ints, reach: int, axis: int, take: Callable[[Ints, Ints], Ints]) -> Ints:
-    """The least or greatest of the labels (H, W) up to `reach` places before and after each, along one axis."""
-    widths = [(0, 0), (0, 0)]
-    widths[axis] = (reach, reach)
-    padded = np.pad(labels, widths, mode="edge")
-    length, places = labels.shape[axis], range(2 * reach + 1)
-    shifted = [padded[shift : shift + length] if axis == 0 else padded[:, shift : shift + length] for shift in places]
-    return reduce(take, shifted)
+def as_pixels(images: Tensor) -> Pixels:
+    """Return images (B, 3, H, W) as pixels (B, H, W, 3)."""
+    if images.dim() != 4 or images.shape[1] != 3:
+        raise ValueError(f"images must be (B, 3, H, W), got {tuple(images.shape)}")
+    if images.is_floating_point():
+        if images.numel() and not (images.min() >= 0 and images.max() <= 1):
+            raise ValueError("images must be between 0 and 1: undo the normalisation first")
+        images = images.float().mul(255).round()
+    return images.permute(0, 2, 3, 1).cpu().numpy().astype(np.uint8)
 
 
-def as_pixels(pictures: Tensor) -> Pixels:
-    """Pictures (B, 3, H, W) as pixels (B, H, W, 3)."""
-    if pictures.dim() != 4 or pictures.shape[1] != 3:
-        raise ValueError(f"pictures must be (B, 3, H, W), got {tuple(pictures.shape)}")
-    if pictures.is_floating_point():
-        if pictures.numel() and not (pictures.min() >= 0 and pictures.max() <= 1):
-            raise ValueError("pictures must be between 0 and 1: undo the normalisation first")
-        pictures = pictures.float().mul(255).round()
-    return pictures.permute(0, 2, 3, 1).cpu().numpy().astype(np.uint8)
-
-
-def enlarged(picture: Pixels, scale: int) -> Pixels:
-    """A picture (H, W, 3) so many times larger; pixels of a small one stay visible as squares."""
+def enlarged(image: Pixels, scale: int) -> Pixels:
+    """Return an image (H, W, 3) so many times larger; pixels of a small one stay visible as squares."""
     from PIL import Image
 
     if scale == 1:
-        return picture
-    height, width = picture.shape[:2]
+        return image
+    height, width = image.shape[:2]
     way = Image.Resampling.NEAREST if min(height, width) < _SMALL else Image.Resampling.BICUBIC
-    return np.asarray(Image.fromarray(picture).resize((width * scale, height * scale), way))
+    return np.asarray(Image.fromarray(image).resize((width * scale, height * scale), way))

@@ -17,16 +17,16 @@ _PAPER, _INK, _PALE_INK = (255, 255, 255), (35, 35, 35), (105, 105, 105)
 
 @dataclass(frozen=True)
 class Panel:
-    """pixels: (H, W, 3). title: above them. caption: below."""
+    """An image with a title above it and a caption below."""
 
-    pixels: NDArray[np.uint8]
+    pixels: NDArray[np.uint8]  # (H, W, 3)
     title: str
     caption: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
-    """name: written above the whole row."""
+    """Panels side by side, with a name above all of them."""
 
     panels: Sequence[Panel]
     name: str = ""
@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True)
 class _Layout:
-    """A row with its text in lines: of the name, of each title, of each caption."""
+    """A row with its texts wrapped into lines."""
 
     row: Row
     name: list[str]
@@ -43,7 +43,7 @@ class _Layout:
 
 
 def compose(rows: Sequence[Row]) -> Image:
-    """The sheet. All panels must have one size; rows may have different numbers of them."""
+    """Lay rows out on one sheet. All panels must have one size; rows may have different numbers of them."""
     from PIL import Image, ImageDraw
 
     if not rows or not any(row.panels for row in rows):
@@ -85,7 +85,7 @@ def compose(rows: Sequence[Row]) -> Image:
 
 
 class _Text:
-    """One font: what fits a line, and where lines go."""
+    """A font that wraps and writes text."""
 
     def __init__(self, size: int) -> None:
         from PIL import ImageFont
@@ -95,7 +95,7 @@ class _Text:
         self.font: Any = ImageFont.load_default(size)
 
     def wrapped(self, text: str, width: int) -> list[str]:
-        """Lines no wider than that, broken between words where possible; a word that is too long is broken inside."""
+        """Return lines no wider than that, broken between words where possible; words that are too long are broken."""
         lines: list[str] = []
         for word in text.split():
             if lines and self._fits(f"{lines[-1]} {word}", width):
@@ -105,7 +105,7 @@ class _Text:
         return lines
 
     def _broken(self, word: str, width: int) -> list[str]:
-        """A word in as many pieces as it needs, with at least one letter each."""
+        """Return a word in as many pieces as it needs, with at least one letter each."""
         pieces = [""]
         for letter in word:
             if pieces[-1] and not self._fits(pieces[-1] + letter, width):
@@ -116,7 +116,7 @@ class _Text:
     def write(
         self, pen: Any, lines: Sequence[str], corner: tuple[int, int], colour: tuple[int, int, int], anchor: str = "ma"
     ) -> None:
-        """anchor: "la" writes to the right of the corner, "ma" around it."""
+        """Write lines to the right of a corner, anchor "la", or centred on it, "ma"."""
         for number, line in enumerate(lines):
             pen.text((corner[0], corner[1] + number * self.line), line, font=self.font, fill=colour, anchor=anchor)
 

@@ -1,7 +1,7 @@
 """The embedded detector: garments in scenes made from Fashion-MNIST, boxes and masks; 1.5 million parameters.
 
 Its weights are part of the package in half precision, trained by `make mini-detection`. What detector they are of
-stands in the file; `agglo.detection` builds it: `open_detector("embedded")`.
+stands in the file; `agglo.lab.tasks.detection` builds it: `open_detector("embedded")`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,6 @@ def required() -> Path:
         raise ValueError(
             f"model={NAME!r}: its weights, {WEIGHTS.name}, are not in this copy of agglo; train it with "
             "`agglo detect train miniature --set class_token=true --data FASHION_MNIST --output runs/detector`, and "
-            "put it there with `python tools/embed_detector.py --run runs/detector`"
+            "put it there with `python -m tools.embed detector --run runs/detector`"
         )
     return WEIGHTS

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agglo.hosts.diffusion import generation
+from agglo.hosts.diffusers import generation
 
 NAME = "agglo_fashion_dit"
 WEIGHTS = Path(__file__).with_name("agglo_fashion_dit.safetensors")

@@ -1,5 +1,5 @@
 """Hosts: the libraries whose models agglo makes faster."""
 
-from agglo.hosts.swap import UnsupportedModelError
+from agglo.hosts.common.swap import UnsupportedModelError
 
 __all__ = ["UnsupportedModelError"]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from agglo.hosts.refusals import because
-from agglo.hosts.swap import ReducedModule, UnsupportedModelError
-from agglo.hosts.vit.adapter import AdapterViT
-from agglo.hosts.vit.base import Host
-from agglo.hosts.vit.open_clip import OpenClipViT
-from agglo.hosts.vit.timm import TimmViT
-from agglo.hosts.vit.timm_loop import TimmLoop
-from agglo.hosts.vit.torchvision import TorchvisionViT
-from agglo.hosts.vit.transformers import TransformersViT
+from agglo.hosts.common.base import Host
+from agglo.hosts.common.refusals import because
+from agglo.hosts.common.swap import ReducedModule, UnsupportedModelError
+from agglo.hosts.open_clip import OpenClipViT
+from agglo.hosts.timm.host import OtherTimmViT, TimmViT
+from agglo.hosts.torchvision import TorchvisionViT
+from agglo.hosts.transformers.host import TransformersViT
+from agglo.hosts.vit_adapter import AdapterViT
 
-HOSTS: tuple[Host, ...] = (TimmViT(), TimmLoop(), TorchvisionViT(), OpenClipViT(), TransformersViT(), AdapterViT())
+HOSTS: tuple[Host, ...] = (TimmViT(), OtherTimmViT(), TorchvisionViT(), OpenClipViT(), TransformersViT(), AdapterViT())
 
 _TOWER_NAMES = ("visual", "vision_tower", "vision_model", "trunk")
 
@@ -24,7 +23,7 @@ def register_host(host: Host) -> Host:
 
     docs/hosts.md builds one from the beginning. Here timm's own is told to take a class of another package too:
 
-    >>> from agglo.hosts.vit.timm import TimmViT
+    >>> from agglo.hosts.timm.host import TimmViT
     >>> class MyHost(TimmViT):
     ...     model_classes = ("mypackage.MyViT",)
     >>> host = agglo.register_host(MyHost())
@@ -48,7 +47,7 @@ def find_tower(model: nn.Module, tower: str | nn.Module | None = None) -> tuple[
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"a torch.nn.Module is needed, got {type(model).__name__}")
-    inside = model if tower is None else model.get_submodule(tower) if isinstance(tower, str) else tower
+    inside = model if tower is None else _submodule(model, tower)
     found: list[tuple[str, nn.Module, Host]] = []
     for name, module in inside.named_modules():  # outer ones first
         host = host_of(module)
@@ -65,6 +64,14 @@ def find_tower(model: nn.Module, tower: str | nn.Module | None = None) -> tuple[
         raise ValueError(f"{type(inside).__name__} holds {len(found)} towers: {names}; choose one with tower=")
     _, module, host = found[0]
     return module, host
+
+
+def _submodule(model: nn.Module, tower: str | nn.Module) -> nn.Module:
+    """The submodule that was given, itself or by its name."""
+    for name, module in model.named_modules(remove_duplicate=False):
+        if module is tower or (isinstance(tower, str) and name == tower):
+            return module
+    raise ValueError(f"tower={tower!r} must be a submodule of {type(model).__name__}, or the name of one")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

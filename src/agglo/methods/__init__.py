@@ -5,15 +5,7 @@ from pkgutil import iter_modules
 
 from agglo.methods.atc import ATC
 from agglo.methods.base import Grid, LearnedMethod, Method, ModelShape, Outcome, RememberingMethod, View
-from agglo.methods.helpers.text import (
-    method_table,
-    method_text,
-    option_text,
-    option_value,
-    parse_method,
-    split_method_text,
-)
-from agglo.methods.registry import MethodInfo, create, import_methods, list_methods, register
+from agglo.methods.registry import MethodInfo, create, import_methods, list_methods, parse_method, register
 from agglo.methods.tome import ToMe
 
 for _file in iter_modules(__path__):
@@ -33,11 +25,6 @@ __all__ = [
     "create",
     "import_methods",
     "list_methods",
-    "method_table",
-    "method_text",
-    "option_text",
-    "option_value",
     "parse_method",
     "register",
-    "split_method_text",
 ]

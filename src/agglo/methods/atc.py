@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from agglo.checks import choice, number
 from agglo.clustering import cluster
 from agglo.clustering.arguments import LINKAGES
 from agglo.clustering.distances import pairwise, weighted
-from agglo.grouping import Grouping, Mean, require_mean
-from agglo.methods.base import Method, ModelShape, Outcome, View
-from agglo.methods.helpers.exporting import refuse_onnx
-from agglo.methods.helpers.features import FEATURES, patch_features
-from agglo.methods.helpers.importance import IMPORTANCE, MOST_EXPONENT, patch_weights
+from agglo.clustering.grid.operators import CONNECTIVITIES, SPREADS, window_sides
+from agglo.grouping import MEANS, Grouping, Mean
+from agglo.methods.base import Method, ModelShape, Outcome, View, refuse_onnx, require_grid
+from agglo.methods.helpers.features import FEATURES, IMPORTANCE, MOST_EXPONENT, patch_features, patch_weights
 from agglo.methods.helpers.per_reduction import at_reduction, entries, one_or_each, require_one_per_reduction
 from agglo.methods.registry import register
 
@@ -28,16 +28,20 @@ _OUT_OF_REACH = 1.5  # times the farthest
 class ATC(Method):
     """Exact bottom-up clustering of the patch tokens by cosine distance; any count from N down to 1.
 
-    linkage: how far apart two groups are: "average", "single" or "complete" (mean, least, greatest distance).
+    linkage: the distance of two groups: "average", "single" or "complete" (mean, least, greatest distance of members).
     features: what tokens are compared by: "keys", "keys_per_head", "tokens" or "values".
-    sizes: "counted", a merged token is the mean of its patches; or "ignored", it is the plain mean of the tokens at
-        hand and attention does not know of sizes, as the released code has it without proportional attention.
-    importance: which tokens are farther from all others than they look, so that they merge late: those that the "class"
-        token attends to, or that "received" attention from all tokens; None for no such thing, as in the paper.
+    sizes: "counted", a merged token is the mean of its patches; or "ignored", it is the plain mean of the merged tokens
+        and attention does not use sizes, as in the released code without proportional attention.
+    importance: which tokens are moved away from all others, so that they merge late: those that the "class" token
+        attends to, or that "received" attention from all tokens; None for none, as in the paper.
         The distance of two tokens is then d(i, j) max(w_i, w_j), w = (a / mean of a) ** exponent, a the attention to
         each patch token of an image, to all patches of a merged one together. A threshold is for these distances.
     exponent: of importance.
     mean: "plain", or "preserve_norm": a merged token is as long as its members are on average (`Grouping.merge`).
+    window: cluster within windows of the token grid: tokens per side, an int or (rows, columns). For thousands of
+        tokens, where clustering all of them at once costs more than attention saves.
+    connectivity: "grid" merges neighbouring groups only, in place of a window.
+    spread: how groups are divided among windows: "even", or by "need".
 
     linkage, features and importance may be lists, with an entry for each reduction.
     """
@@ -54,32 +58,48 @@ class ATC(Method):
         importance: str | Sequence[str | None] | None = None,
         exponent: float = 0.5,
         mean: Mean = "plain",
+        window: int | tuple[int, int] | None = None,
+        connectivity: str | None = None,
+        spread: str | None = None,
     ) -> None:
         self.linkage = one_or_each("linkage", linkage, LINKAGES)
         self.features = one_or_each("features", features, FEATURES)
         self.importance = one_or_each("importance", importance, IMPORTANCE)
-        if sizes not in SIZES:
-            raise ValueError(f"sizes={sizes!r} are not known; accepted: {', '.join(map(repr, SIZES))}")
-        if not 0 < exponent <= MOST_EXPONENT:
-            raise ValueError(f"exponent={exponent!r} must be above 0 and at most {MOST_EXPONENT}")
-        require_mean(mean)
-        self.sizes, self.exponent, self.mean = sizes, exponent, mean
+        choice("mean", mean, MEANS)
+        self.sizes, self.mean = choice("sizes", sizes, SIZES), mean
+        self.exponent = number("exponent", exponent, above=0, maximum=MOST_EXPONENT)
         self.proportional = sizes == "counted"
         self.needs_class_attention = "class" in entries(self.importance)
         self.needs_attention_received = "received" in entries(self.importance)
+        if window is not None:
+            window_sides(window)
+        self.window = window
+        self.connectivity = choice("connectivity", connectivity, (None, *CONNECTIVITIES))
+        self.spread = choice("spread", spread, (None, *SPREADS))
+        self.reads_grid = window is not None or connectivity is not None
+        if window is not None and connectivity is not None:
+            raise ValueError(f"window={window!r} and connectivity={connectivity!r}: give one of them")
+        if spread is not None and window is None:
+            raise ValueError(f"spread={spread!r} is about windows: give window= too")
+        if self.reads_grid and any(entry is not None for entry in entries(self.importance)):
+            raise ValueError(f"importance={importance!r} does not go with window= and connectivity=")
 
     def check(self, shape: ModelShape) -> None:
         super().check(shape)
         require_one_per_reduction(self, shape)
-        if shape.acts == "before block" and 0 in shape.blocks and entries(self.importance)[0] is not None:
+        if self.reads_grid and len(shape.blocks) > 1:
+            raise ValueError(
+                f"window={self.window!r}, connectivity={self.connectivity!r}: after one reduction tokens make no grid, "
+                f"and this schedule reduces at {len(shape.blocks)} blocks"
+            )
+        if shape.place == "before_block" and 0 in shape.blocks and entries(self.importance)[0] is not None:
             raise ValueError(
                 f"importance={self.importance!r} asks for the attention of the block before, and there is none before "
                 "block 0: begin at block 1, or act after attention"
             )
 
     def compared(self, view: View) -> tuple[Tensor, str, Tensor | None]:
-        """What `cluster` and `linkage` are given at a block: features (B, N, D), the linkage, and weights (B, N) if
-        tokens have any."""
+        """Return the features (B, N, D), the linkage, and the weights (B, N), if any, of a block's tokens."""
         linkage = at_reduction("linkage", self.linkage, view.stage)
         features = patch_features(view, at_reduction("features", self.features, view.stage))
         importance = at_reduction("importance", self.importance, view.stage)
@@ -91,6 +111,8 @@ class ATC(Method):
         # Unchecked: NaN in a model means NaN out of it, as without reduction, and a loss scaler skips such a step. The
         # labels are then without meaning, but must be labels.
         features, linkage, weights = self.compared(view)
+        if self.reads_grid:
+            return self._outcome(view, self._on_grid(view, features, linkage))
         if view.target is not None:
             labels = cluster(features, view.target, linkage, weights=weights, check=False)
             labels = labels.clamp(max=view.target - 1)
@@ -104,8 +126,16 @@ class ATC(Method):
         widest = int(counts.max())
         return self._outcome(view, Grouping.of(labels.clamp(max=widest - 1), widest, view.prefix, view.sizes, counts))
 
+    def _on_grid(self, view: View, features: Tensor, linkage: str) -> Grouping:
+        if view.target is None:
+            raise ValueError("a threshold does not go with window= and connectivity=: give keep_rate")
+        chosen = {"window": self.window, "connectivity": self.connectivity, "spread": self.spread}
+        where: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        grid = require_grid(self, view.grid, int(features.shape[1]))
+        labels: Tensor = cluster(features, view.target, linkage, grid=grid, check=False, **where)
+        return Grouping.of(labels.clamp(max=view.target - 1), view.target, view.prefix, view.sizes)
+
     def _outcome(self, view: View, grouping: Grouping) -> Outcome:
-        """The groups stand for as many patches as they do, whatever their tokens become."""
         if self.sizes == "counted" or view.sizes is None:
             return Outcome(grouping, mean=self.mean)
         one_each = (view.sizes > 0).float()  # padding counts for nothing
@@ -118,7 +148,7 @@ class ATC(Method):
 def _without_padding(
     features: Tensor, weights: Tensor | None, n_real: Tensor, linkage: str, threshold: float
 ) -> tuple[Tensor, Tensor]:
-    """Labels (B, N) and counts (B,) after all merges up to a threshold; padding, always last, joins nobody.
+    """Return labels (B, N) and counts (B,) after all merges up to a threshold, of which padding, always last, has none.
 
     n_real: (B,), tokens of each image that are no padding.
     """

@@ -15,8 +15,7 @@ from agglo.methods.registry import register
 
 @register
 class ATS(Method):
-    """Patches are sampled by the inverse of their cumulative significance, so that an image of few significant ones
-    keeps fewer.
+    """Patches are sampled by the inverse of their cumulative significance: images of few significant ones keep fewer.
 
     The significance of a patch is the class token's attention to it times the length of its value, summed over heads.
     The released code samples the rows of attention; dropping tokens after it leaves the same ones with the same values.
@@ -25,7 +24,7 @@ class ATS(Method):
     name: ClassVar[str] = "ats"
     needs_class_attention: bool = True
     proportional: bool = False
-    varies: ClassVar[Varies] = "at most"
+    varies: ClassVar[Varies] = "at_most"
     kind: ClassVar[Kind] = "prunes"
     reach: ClassVar[str] = "any keep rate, as an upper bound: counts differ from image to image"
     reference: ClassVar[str] = "Fayyaz et al., Adaptive Token Sampling, ECCV 2022"
@@ -41,7 +40,9 @@ class ATS(Method):
 
 
 def sample(weights: Tensor, n_samples: int, counts: Tensor | None = None) -> Tensor:
-    """Which patches (B, N) bool are nearest, on the cumulative sum of the normalised weights (B, N), to any of
+    """Return which patches (B, N) bool are sampled.
+
+    They are the nearest, on the cumulative sum of the normalised weights (B, N), to any of
 
         u_j = (2 j + 1) / (2 (n_samples + 1)),   j = 0 ... n_samples - 1
 

@@ -1,12 +1,12 @@
-"""What a method sees and what it answers: the one interface of every token-reduction method.
+"""The interface of every token-reduction method.
 
-A method is asked once per reducing block. It answers with a `Grouping` of the tokens it was shown (which may drop some
-of them), wrapped in an `Outcome` that may also carry tokens mixed in a way of its own, masks for the blocks that
-follow, and an extra loss. Methods whose tokens return drop them for a block or a stage only: these pass by unchanged
-and are back at their places afterwards, to be asked about anew. Methods without parameters are plain objects and add
-nothing to `state_dict`. Methods that learn inherit from `LearnedMethod`; they are registered under the model they are
-applied to, so that optimisers and checkpoints see them. No method keeps anything of a forward pass on itself: what it
-remembers from block to block travels with the pass.
+A method is called once per reducing block. It returns a `Grouping` of the tokens in its `View` (which may drop some of
+them), wrapped in an `Outcome` that may also carry new tokens, masks for the blocks that follow, and an extra loss.
+Methods whose tokens return drop them for a block or a stage only: these skip it unchanged and are back at their
+positions afterwards. Methods without parameters are plain objects and add nothing to `state_dict`. Methods that learn
+inherit from `LearnedMethod`; they are registered under the model they are applied to, so that optimisers and
+checkpoints see them. No method keeps anything of a forward pass on itself: what it remembers from block to block
+travels with the pass.
 
 A method is a file in this directory with a class marked `@register` (see `registry.py`).
 """
@@ -20,17 +20,20 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
+from agglo.compiling import constant_result
 from agglo.grouping import Grouping, Mean
 from agglo.schedule import Rates, Schedule, Stages
+from agglo.text import format_call
 
 Grid = tuple[int, int]
 Kind = Literal["prunes", "merges hard", "merges soft", "skips"]
-Return = Literal["never", "after block", "after stage"]
-Varies = Literal["no", "at most", "about"]
-Place = Literal["after attention", "before block"]
-PLACES: tuple[Place, ...] = ("after attention", "before block")
+Return = Literal["never", "after_block", "after_stage"]
+Varies = Literal["no", "at_most", "about"]
+Place = Literal["after_attention", "before_block"]
+PLACES: tuple[Place, ...] = ("after_attention", "before_block")
 _CATCH_ALL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -44,9 +47,9 @@ class ModelShape:
     heads: of attention.
     prefix: tokens in front that must stay as they are.
     blocks: where the method will be asked.
-    acts: whether it will be asked there between attention and MLP, or before the block.
+    place: whether it will be asked there between attention and MLP, or before the block.
 
-    >>> agglo.ModelShape(stages=((196, 98), (98, 49)), width=192, heads=3, prefix=1, blocks=(4, 8)).stages[0]
+    >>> agglo.methods.ModelShape(stages=((196, 98), (98, 49)), width=192, heads=3, prefix=1, blocks=(4, 8)).stages[0]
     (196, 98)
     """
 
@@ -55,12 +58,12 @@ class ModelShape:
     heads: int
     prefix: int
     blocks: tuple[int, ...] = ()
-    acts: Place = "after attention"
+    place: Place = "after_attention"
 
 
 @dataclass(frozen=True)
 class View:
-    """The tokens of a batch at one block, prefix tokens first, as a method sees them.
+    """The tokens of a batch at one block, prefix tokens first.
 
     tokens: (B, T, C), after the block's attention (before the block for methods that act there).
     keys, values: (B, H, T, d) of the block's attention, keys before any rotation; None before the block.
@@ -81,53 +84,27 @@ class View:
     grid: (rows, columns) of the patches before any reduction; None if the host knows of none.
     memory: (B, T), what the method remembers of each token; None unless it remembers.
 
-    >>> nothing = dict(keys=None, values=None, class_attention=None, sizes=None, counts=None, threshold=None)
-    >>> view = agglo.View(torch.zeros(2, 197, 8), prefix=1, target=98, stage=0, training=False, **nothing)
+    >>> view = agglo.methods.View(torch.zeros(2, 197, 8), prefix=1, target=98)
     >>> view.patches.shape
     torch.Size([2, 196, 8])
     """
 
     tokens: Tensor
-    keys: Tensor | None
-    values: Tensor | None
-    class_attention: Tensor | None
-    sizes: Tensor | None
-    counts: Tensor | None
-    prefix: int
-    target: int | None
-    threshold: float | None
-    stage: int
-    training: bool
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    class_attention: Tensor | None = None
+    sizes: Tensor | None = None
+    counts: Tensor | None = None
+    prefix: int = 0
+    target: int | None = None
+    threshold: float | None = None
+    stage: int = 0
+    training: bool = False
     attention_received: Tensor | None = None
     policy: Tensor | None = None
     tokens_before: tuple[int, ...] = ()
     grid: Grid | None = None
     memory: Tensor | None = None
-
-    @staticmethod
-    def of_patches(
-        tokens: Tensor,
-        target: int,
-        grid: Grid | None,
-        training: bool,
-        keys: Tensor | None = None,
-        values: Tensor | None = None,
-    ) -> View:
-        """A view of patches (B, N, C) alone, one token each, of which `target` are to be left, once."""
-        return View(
-            tokens=tokens,
-            keys=keys,
-            values=values,
-            class_attention=None,
-            sizes=None,
-            counts=None,
-            prefix=0,
-            target=target,
-            threshold=None,
-            stage=0,
-            training=training,
-            grid=grid,
-        )
 
     @property
     def patches(self) -> Tensor:
@@ -145,13 +122,13 @@ class Outcome:
     policy: (B, G), 1 for tokens that attention may see from here on and 0 for others, prefix tokens 1; may carry
         gradients. None leaves attention as it is.
     processed: (B, G), 1 for tokens that the blocks update from here on, prefix tokens 1, and 0 for those that pass them
-        by: m block(x) + (1 - m) x. They are seen by nobody either, unless a policy says how. Dropping them is the same
-        decision without gradients. For methods that act before a block.
+        by: m block(x) + (1 - m) x. No other token attends to these either, unless a policy says how. Dropping them is
+        the same decision without gradients. For methods that act before a block.
     weights: (B, K, N), how much of each patch token is in the new ones, for soft methods.
     mean: how the tokens of a group become one, see `Grouping.merge`; means nothing where tokens are given.
 
-    >>> pairs = agglo.Grouping.of(torch.tensor([[0, 0, 1]]), n_groups=2)
-    >>> agglo.Outcome(pairs).new_tokens(torch.tensor([[[1.0], [3.0], [5.0]]]))
+    >>> pairs = agglo.grouping.Grouping.of(torch.tensor([[0, 0, 1]]), n_groups=2)
+    >>> agglo.methods.Outcome(pairs).new_tokens(torch.tensor([[[1.0], [3.0], [5.0]]]))
     tensor([[[2.],
              [5.]]])
     """
@@ -175,7 +152,7 @@ class Method(ABC):
     A method is a value: two of the same class with the same options are equal. Those with parameters are not, since
     each learns its own.
 
-    acts: where: between a block's attention and its MLP, or before the block. `may_act_before` says whether users may
+    place: where: between a block's attention and its MLP, or before the block. `may_act_before` says whether users may
         move it there.
     needs_class_attention, needs_attention_received: what to compute for its views; an instance whose options ask for
         more than its class says so itself.
@@ -187,25 +164,27 @@ class Method(ABC):
         which its schedule gives fewer tokens than all), or one stage (then where its stages begin).
     kind, reach, reference: for `agglo.list_methods()`; the description is the first sentence of the class's docstring.
 
-    >>> agglo.parse_method("tome") == agglo.parse_method({"method": "tome"})
-    True
+    >>> print(agglo.methods.parse_method("tome:features=tokens"))
+    tome:features=tokens
     >>> class Half(agglo.Method):
     ...     name = "half"
     ...
     ...     def reduce(self, view):
     ...         labels = torch.arange(view.patches.shape[1]) * view.target // view.patches.shape[1]
     ...         labels = labels.expand(len(view.tokens), -1)
-    ...         return agglo.Outcome(agglo.Grouping.of(labels, view.target, view.prefix, view.sizes))
+    ...         return agglo.methods.Outcome(agglo.grouping.Grouping.of(labels, view.target, view.prefix, view.sizes))
     >>> import timm
     >>> model = agglo.apply(timm.create_model("test_vit"), Half(), keep_rate=0.5)
     """
 
     name: ClassVar[str]
-    acts: ClassVar[Place] = "after attention"
+    place: ClassVar[Place] = "after_attention"
     needs_class_attention: bool = False
     needs_attention_received: bool = False
     takes_threshold: ClassVar[bool] = False
-    reads_grid: ClassVar[bool] = False  # whether it goes by where patches are
+    reads_grid: bool = False  # whether it goes by where patches are
+    listed: ClassVar[bool] = True  # whether `list_methods` shows it: a benchmark's ceiling is no method to use
+    for_diffusion: ClassVar[bool] = False  # whether it is for the self-attention of diffusion models alone
     proportional: bool = True
     varies: ClassVar[Varies] = "no"
     tokens_return: ClassVar[Return] = "never"
@@ -215,18 +194,27 @@ class Method(ABC):
 
     @property
     def mixes(self) -> bool:
-        """Whether several tokens may become one, so that padding could get into tokens that show a picture."""
+        """Whether several tokens may become one, so that padding could get into tokens that show an image."""
         return self.kind in ("merges hard", "merges soft")
 
     @property
     def may_act_before(self) -> bool:
-        """Whether `apply(acts="before block")` may let it act there, which takes a method that can do without keys,
-        values and, before the first block, attention."""
+        """Whether users may let it act before a block.
+
+        That takes a method that can do without keys, values and, before the first block, attention.
+        """
         return self.kind == "merges hard"
 
     def reachable(self, n_tokens: int, target: int) -> int:
         """How many of n_tokens patch tokens are really left when target are asked for; ValueError if out of reach."""
         return target
+
+    def least(self, n_tokens: int) -> int:
+        """Return the fewest of n_tokens patch tokens that one reduction can leave.
+
+        A forward pass asks for no fewer, whatever the schedule says: its images may be smaller than the model's own.
+        """
+        return 1
 
     def stages(self, n_tokens: int, asked: Sequence[int], grid: Grid | None) -> list[int]:
         """Patch tokens really left after each reduction, starting from n_tokens, when `asked` are asked for."""
@@ -249,8 +237,11 @@ class Method(ABC):
             )
 
     def build(self, shape: ModelShape) -> None:  # noqa: B027 most have nothing to build
-        """Make parameters whose shapes depend on the model. Called by `agglo.apply`, once per instance: one that is
-        applied again keeps what was made, if building anew would give the same shapes, and is refused if not."""
+        """Make parameters whose shapes depend on the model.
+
+        Called by `agglo.apply`, once per instance: one that is applied again keeps what was made, if building anew
+        would give the same shapes, and is refused if not.
+        """
 
     @abstractmethod
     def reduce(self, view: View) -> Outcome:
@@ -267,8 +258,8 @@ class Method(ABC):
         missing = [name for name in self.defaults() if not hasattr(self, name)]
         if missing:
             raise TypeError(
-                f"{type(self).__name__} takes {missing[0]!r} and has no attribute of that name, so that nobody can "
-                f"tell its options: keep it as self.{missing[0]}, or override options()"
+                f"{type(self).__name__} takes {missing[0]!r} and has no attribute of that name, so that its options "
+                f"are unknown: keep it as self.{missing[0]}, or override options()"
             )
         return {name: getattr(self, name) for name in self.defaults()}
 
@@ -283,6 +274,11 @@ class Method(ABC):
             return object.__hash__(self)
         return hash((type(self), tuple(sorted((name, _hashable(value)) for name, value in self.options().items()))))
 
+    def __str__(self) -> str:
+        """Return the text that `parse_method` reads: the name, and the options that are not the defaults."""
+        options = {name: value for name, value in self.options().items() if value != self.defaults()[name]}
+        return format_call(self.name, (), options)
+
     def __repr__(self) -> str:
         """The call that makes an equal one."""
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.options().items())})"
@@ -295,7 +291,7 @@ def _hashable(value: Any) -> Any:
 class RememberingMethod(Method):
     """A method that remembers something of every token from block to block, which its views then hold.
 
-    >>> class Seen(agglo.RememberingMethod):
+    >>> class Seen(agglo.methods.RememberingMethod):
     ...     name = "seen"
     ...
     ...     def remember(self, class_attention, memory):
@@ -304,22 +300,25 @@ class RememberingMethod(Method):
     ...
     ...     def reduce(self, view):
     ...         kept = view.memory[:, view.prefix :].topk(view.target, dim=1).indices
-    ...         return agglo.Outcome(agglo.Grouping.select(kept, view.patches.shape[1], view.prefix, view.sizes))
+    ...         groups = agglo.grouping.Grouping.select(kept, view.patches.shape[1], view.prefix, view.sizes)
+    ...         return agglo.methods.Outcome(groups)
     >>> import timm
     >>> model = agglo.apply(timm.create_model("deit_tiny_patch16_224"), Seen(), keep_rate=0.5)
     """
 
     @abstractmethod
     def remember(self, class_attention: Tensor, memory: Tensor | None) -> Tensor:
-        """What to remember (B, T) of the tokens at hand, from how the class token attends to them (B, H, T) and what
-        was remembered of them. Called without gradients at every block from the one before the first reduction on;
-        of tokens that pass by, the memory stays."""
+        """Return what to remember (B, T) of the tokens.
+
+        It follows from how the class token attends to them (B, H, T) and what was remembered of them. Called without
+        gradients at every block from the one before the first reduction on; of tokens that pass by, the memory stays.
+        """
 
 
 class LearnedMethod(Method, nn.Module):
     """A method with parameters. `build` creates them; stage m of a view is entry m of the model's stages.
 
-    >>> class Scored(agglo.LearnedMethod):
+    >>> class Scored(agglo.methods.LearnedMethod):
     ...     name = "scored"
     ...
     ...     def build(self, shape):
@@ -327,7 +326,8 @@ class LearnedMethod(Method, nn.Module):
     ...
     ...     def reduce(self, view):
     ...         kept = self.score(view.patches)[..., 0].topk(view.target, dim=1).indices
-    ...         return agglo.Outcome(agglo.Grouping.select(kept, view.patches.shape[1], view.prefix, view.sizes))
+    ...         groups = agglo.grouping.Grouping.select(kept, view.patches.shape[1], view.prefix, view.sizes)
+    ...         return agglo.methods.Outcome(groups)
     >>> import timm
     >>> model = agglo.apply(timm.create_model("test_vit"), Scored(), keep_rate=0.5)
     >>> [name for name in model.state_dict() if "score" in name]
@@ -336,14 +336,26 @@ class LearnedMethod(Method, nn.Module):
 
 
 def require_grid(method: Method, grid: Grid | None, n_tokens: int) -> Grid:
-    """The grid of n_tokens patches; ValueError if they do not make one."""
+    """Return the grid of n_tokens patches; ValueError if they do not make one."""
     if grid is None or grid[0] * grid[1] != n_tokens:
         known = "in no order that the host knows" if grid is None else f"not {grid[0]} x {grid[1]}"
         raise ValueError(f"{method.name} needs a grid of patches: these {n_tokens} are {known}")
     return grid
 
 
+@constant_result
+def _is_exporting_onnx() -> bool:
+    """Asked outside the graph, where torch.compile takes it for False, since the exporter tries that road too."""
+    return torch.onnx.is_in_onnx_export()
+
+
+def refuse_onnx(operation: str) -> None:
+    """Raise RuntimeError while a model is exported to ONNX, which has no operator for this operation."""
+    if _is_exporting_onnx():
+        raise RuntimeError(f"ONNX has no operator for {operation}; a model with method='tome' exports")
+
+
 def square(n_tokens: int) -> Grid | None:
-    """The square grid of n_tokens patches, if there is one."""
+    """Return the square grid of n_tokens patches, if there is one."""
     side = isqrt(n_tokens)
     return (side, side) if side * side == n_tokens else None

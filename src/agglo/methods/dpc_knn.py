@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from agglo.checks import choice, number
 from agglo.clustering.centres import density_peaks, euclidean_distances
 from agglo.grouping import Grouping
-from agglo.methods.base import LearnedMethod, ModelShape, Outcome, View
-from agglo.methods.helpers.exporting import refuse_onnx
+from agglo.methods.base import LearnedMethod, ModelShape, Outcome, View, refuse_onnx
 from agglo.methods.helpers.soft import linear
 from agglo.methods.registry import register
 
@@ -27,17 +27,14 @@ class DPCKNN(LearnedMethod):
     """
 
     name: ClassVar[str] = "dpc_knn"
-    acts = "before block"
+    place = "before_block"
     proportional: bool = False
     reference: ClassVar[str] = "Zeng et al., Not All Tokens Are Equal: Token Clustering Transformer, CVPR 2022"
 
     def __init__(self, weights: str = "learned", neighbours: int = 5) -> None:
         super().__init__()
-        if weights not in WEIGHTS:
-            raise ValueError(f"weights={weights!r} are not known; accepted: {', '.join(map(repr, WEIGHTS))}")
-        if neighbours < 1:
-            raise ValueError(f"neighbours={neighbours!r} must be 1 or more: a token is its own first neighbour")
-        self.weights, self.neighbours = weights, neighbours
+        self.weights = choice("weights", weights, WEIGHTS)
+        self.neighbours = number("neighbours", neighbours, whole=True, minimum=1)
         self.scorers = nn.ModuleList()
 
     def build(self, shape: ModelShape) -> None:
@@ -61,7 +58,7 @@ class DPCKNN(LearnedMethod):
 
 
 def softmax_within(scores: Tensor, labels: Tensor, n_groups: int) -> Tensor:
-    """Weights (B, T) that sum to 1 in every group of labels (B, T): softmax of scores (B, T) over its members."""
+    """Return weights (B, T): the softmax of scores (B, T) over the members of every group of labels (B, T)."""
     batch = len(scores)
     lowest = scores.new_full((batch, n_groups), -torch.inf)
     top = lowest.scatter_reduce(1, labels, scores.detach(), "amax")

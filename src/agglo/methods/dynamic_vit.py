@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from agglo.checks import number
 from agglo.grouping import Grouping
 from agglo.methods.base import Kind, LearnedMethod, ModelShape, Outcome, View
 from agglo.methods.helpers.selection import keep_best
@@ -22,8 +23,10 @@ from agglo.methods.registry import register
 
 
 class Predictor(nn.Module):
-    """Log-probabilities (B, N, 2) to keep and to drop each of the tokens (B, N, C), half from the token itself, half
-    from the mean of those still kept, by their mask (B, N)."""
+    """Predicts log-probabilities (B, N, 2) to keep and to drop each of the tokens (B, N, C).
+
+    Half of the input is the token itself, half the mean of those still kept, by their mask (B, N).
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -56,7 +59,7 @@ class DynamicViT(LearnedMethod):
     """
 
     name: ClassVar[str] = "dynamicvit"
-    acts: ClassVar[Literal["after attention", "before block"]] = "before block"
+    place: ClassVar[Literal["after_attention", "before_block"]] = "before_block"
     proportional: bool = False
     kind: ClassVar[Kind] = "prunes"
     reference: ClassVar[str] = "Rao et al., DynamicViT, NeurIPS 2021"
@@ -64,7 +67,7 @@ class DynamicViT(LearnedMethod):
 
     def __init__(self, ratio_weight: float = 2.0) -> None:
         super().__init__()
-        self.ratio_weight = ratio_weight
+        self.ratio_weight = number("ratio_weight", ratio_weight, minimum=0)
         self.predictors = nn.ModuleList()
 
     def build(self, shape: ModelShape) -> None:
@@ -113,8 +116,9 @@ def distillation_loss(
     logits_weight: float = 0.5,
     tokens_weight: float = 0.5,
 ) -> Tensor:
-    """What keeps a student near its dense teacher: 0.5 KL(teacher, student) of the classes, and 0.5 mean squared error
-    of the patch tokens that are still kept.
+    """Return the loss that keeps a student near its dense teacher.
+
+    0.5 KL(teacher, student) of the classes, and 0.5 mean squared error of the patch tokens that are still kept.
 
     logits, teacher_logits: (B, classes).
     tokens, teacher_tokens: (B, N, C), patch tokens after the last norm.

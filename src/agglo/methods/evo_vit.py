@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from agglo.checks import flag, number
 from agglo.methods.base import Kind, ModelShape, Outcome, RememberingMethod, Return, View
 from agglo.methods.helpers.selection import keep_best
 from agglo.methods.registry import register
@@ -29,17 +30,16 @@ class EvoViT(RememberingMethod):
     """
 
     name: ClassVar[str] = "evovit"
-    acts: ClassVar[Literal["after attention", "before block"]] = "before block"
+    place: ClassVar[Literal["after_attention", "before_block"]] = "before_block"
     proportional: bool = False
-    tokens_return: ClassVar[Return] = "after stage"
+    tokens_return: ClassVar[Return] = "after_stage"
     kind: ClassVar[Kind] = "skips"
     reference: ClassVar[str] = "Xu et al., Evo-ViT: Slow-Fast Token Evolution for Dynamic Vision Transformer, AAAI 2022"
 
     def __init__(self, momentum: float = 0.5, per_block: bool = False) -> None:
-        if not 0 < momentum <= 1:
-            raise ValueError(f"momentum={momentum!r} must be above 0 and up to 1")
-        self.momentum, self.per_block = momentum, per_block
-        self.tokens_return = "after block" if per_block else "after stage"  # type: ignore[misc]
+        self.momentum = number("momentum", momentum, above=0, maximum=1)
+        self.per_block = flag("per_block", per_block)
+        self.tokens_return = "after_block" if per_block else "after_stage"  # type: ignore[misc]
 
     def schedule(self, keep_rate: Rates, blocks: Sequence[int] | None) -> Schedule:
         return Stages(keep_rate, blocks, returning=True)

@@ -1,4 +1,4 @@
-"""Fixed patterns: rings of patches around the image's centre, the study's yardsticks that look at nothing.
+"""Fixed patterns: rings of patches around the image's centre, the study's baselines that ignore the image.
 
 The study hid the outer patches from a block's attention by a mask; they are dropped before the block here, which leaves
 the others the same.
@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from agglo.checks import flag
 from agglo.compiling import constant_result
 from agglo.grouping import Grouping
 from agglo.methods.base import Grid, Kind, Method, Outcome, View, require_grid
@@ -34,15 +35,15 @@ class FixedPattern(Method):
         rings: of 14 x 14 patches l1 can keep 68 or 92 then, and not only 60, 84 or 112. False keeps rings whole.
     """
 
-    acts = "before block"
+    place = "before_block"
     proportional: bool = False
-    reads_grid: ClassVar[bool] = True
+    reads_grid: bool = True
     kind: ClassVar[Kind] = "prunes"
     reach: ClassVar[str] = "rings around the centre, some split by rounding; the nearest count is taken"
     reference: ClassVar[str] = "Haurum et al., Which Tokens to Use?, ICCV workshops 2023"
 
     def __init__(self, released: bool = True) -> None:
-        self.released = released
+        self.released = flag("released", released)
 
     def stages(self, n_tokens: int, asked: Sequence[int], grid: Grid | None) -> list[int]:
         nearest_first = sorted(ring_distances(self.name, require_grid(self, grid, n_tokens), self.released))
@@ -65,7 +66,7 @@ class FixedPattern(Method):
 
 @constant_result
 def ring_distances(norm: str, grid: Grid, released: bool) -> list[float]:
-    """Of every patch from the centre, row by row: in patches as the study spaced them, or in half patches, exactly."""
+    """Return the distance of every patch from the centre, row by row: as the study spaced them, or in half patches."""
 
     def coordinates(n: int) -> Tensor:
         if released:

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from agglo.checks import choice, flag, number
 from agglo.clustering.centres import euclidean_distances, farthest_points, k_medoids
 from agglo.grouping import Grouping
-from agglo.methods.base import Method, ModelShape, Outcome, View
-from agglo.methods.helpers.exporting import refuse_onnx
+from agglo.methods.base import Method, ModelShape, Outcome, View, refuse_onnx
 from agglo.methods.registry import register
 
 WEIGHTS = ("attention", "equal")
@@ -30,16 +30,14 @@ class KMedoids(Method):
     """
 
     name: ClassVar[str] = "kmedoids"
-    acts = "before block"
+    place = "before_block"
     proportional: bool = False
     reference: ClassVar[str] = "Marin et al., Token Pooling in Vision Transformers for Image Classification, WACV 2023"
 
     def __init__(self, weights: str = "attention", iterations: int = 3, released: bool = False) -> None:
-        if weights not in WEIGHTS:
-            raise ValueError(f"weights={weights!r} are not known; accepted: {', '.join(map(repr, WEIGHTS))}")
-        if iterations < 0:
-            raise ValueError(f"iterations={iterations!r} must be 0 or more")
-        self.weights, self.iterations, self.released = weights, iterations, released
+        self.weights = choice("weights", weights, WEIGHTS)
+        self.iterations = number("iterations", iterations, whole=True, minimum=0)
+        self.released = flag("released", released)
         self.needs_attention_received = weights == "attention"
 
     def check(self, shape: ModelShape) -> None:

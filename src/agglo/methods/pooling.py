@@ -1,4 +1,4 @@
-"""Plain 2-D pooling of tokens: the yardstick that every merging method has to beat."""
+"""Plain 2-D pooling of tokens: the baseline of every merging method."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from agglo.grouping import Grouping, Mean, require_mean
+from agglo.checks import choice
+from agglo.grouping import MEANS, Grouping, Mean
 from agglo.methods.base import Grid, Method, Outcome, View, require_grid
 from agglo.methods.registry import register
 
@@ -20,15 +21,15 @@ class Pooling(Method):
     """
 
     name: ClassVar[str] = "pool"
-    reads_grid: ClassVar[bool] = True
+    reads_grid: bool = True
     reach: ClassVar[str] = "coarser grids of the same shape; the one nearest to the keep rate is taken"
 
     def __init__(self, mean: Mean = "plain") -> None:
-        require_mean(mean)
+        choice("mean", mean, MEANS)
         self.mean = mean
 
     def stages(self, n_tokens: int, asked: Sequence[int], grid: Grid | None) -> list[int]:
-        """Of equally near counts the smaller. Of 14 x 14 patches 98 are asked for, 10 x 10 are left."""
+        """Take the nearest count, of two equally near ones the smaller: of 14 x 14 patches 98 become 10 x 10."""
         counts = list(_coarser(require_grid(self, grid, n_tokens)))
         return [min(counts, key=lambda count: (abs(count - target), count)) for target in asked]
 
@@ -44,7 +45,7 @@ class Pooling(Method):
 
 
 def _cells(lengths: list[int]) -> list[int]:
-    """Along one axis of lengths[0] patches: which of lengths[-1] cells each of the lengths[-2] cells before it joins.
+    """Return which of lengths[-1] cells each of the lengths[-2] cells before joins, on an axis of lengths[0] patches.
 
     A cell joins the one its centre lies in, moved as little as it takes for none to stay empty, so that cells cover
     about the same number of patches however many poolings came before.
@@ -67,7 +68,7 @@ def _cells(lengths: list[int]) -> list[int]:
 
 
 def _coarser(grid: Grid) -> dict[int, Grid]:
-    """The grids from one row up to the given one, in its shape as nearly as can be, by their counts, which all differ.
+    """Return the grids from one row up to the given one, of nearly its shape, by their counts, which all differ.
 
     >>> _coarser((2, 3))
     {2: (1, 2), 6: (2, 3)}

@@ -1,4 +1,4 @@
-"""Random dropping: the yardstick that every pruning method has to beat."""
+"""Random dropping: the baseline of every pruning method."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 
+from agglo.checks import number
 from agglo.methods.base import Kind, Method, Outcome, View
 from agglo.methods.helpers.selection import keep_best
 from agglo.methods.registry import register
@@ -23,14 +24,14 @@ class RandomDropping(Method):
     kind: ClassVar[Kind] = "prunes"
 
     def __init__(self, seed: int | None = None) -> None:
-        self.seed = seed
+        self.seed = None if seed is None else number("seed", seed, whole=True)
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
         device = view.tokens.device
         generator = None
         if self.seed is not None:
-            # Of its own for each call, since two threads may run one model.
+            # One for each call, since two threads may run one model.
             generator = torch.Generator(device).manual_seed(self.seed + view.stage)
         scores = torch.rand(view.patches.shape[:2], device=device, generator=generator)
         return Outcome(keep_best(view, scores, view.target))

@@ -16,14 +16,15 @@ import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar, cast
 
 from torch import nn
 
+from agglo.checks import choice
 from agglo.methods.base import Kind, Method, RememberingMethod
+from agglo.text import parse_call
 
 T = TypeVar("T", bound=type[Method])
 
@@ -34,9 +35,9 @@ _loaded: set[EntryPoint] = set()
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """A method in words: what `agglo.list_methods()` lists.
+    """The description of a method, as `agglo.list_methods()` lists it.
 
-    learns: whether it has parameters of its own to train.
+    learns: whether it has parameters to train.
     kind: whether it prunes tokens, lets them skip blocks and come back, or merges them, each into one group (hard) or
         into several (soft).
     reach: the keep rates it can reach at a stage.
@@ -68,7 +69,8 @@ def register(method: T) -> T:
     ...
     ...     def reduce(self, view):
     ...         kept = torch.arange(view.target).expand(len(view.tokens), -1)
-    ...         return agglo.Outcome(agglo.Grouping.select(kept, view.patches.shape[1], view.prefix, view.sizes))
+    ...         groups = agglo.grouping.Grouping.select(kept, view.patches.shape[1], view.prefix, view.sizes)
+    ...         return agglo.methods.Outcome(groups)
     >>> import timm
     >>> model = agglo.apply(timm.create_model("test_vit"), "first", keep_rate=0.5)
     """
@@ -85,18 +87,14 @@ def register(method: T) -> T:
 
 
 def find(name: str) -> type[Method]:
-    """The class of that name; ValueError that lists the known ones if there is none."""
-    if name not in _METHODS:
+    """Return the class of that name; ValueError that lists the known ones if there is none."""
+    if not isinstance(name, str) or name not in _METHODS:
         _load_plugins()
-    if name not in _METHODS:
-        close = " or ".join(map(repr, get_close_matches(name, _METHODS)))
-        hint = f"did you mean {close}? " if close else ""
-        raise ValueError(f"method={name!r} is not known; {hint}accepted: {', '.join(map(repr, sorted(_METHODS)))}")
-    return _METHODS[name]
+    return _METHODS[choice("method", name, sorted(_METHODS))]
 
 
 def create(method: str | Method, **options: Any) -> Method:
-    """A method from its name and options, or the instance given."""
+    """Return a method from its name and options, or the instance given."""
     if isinstance(method, Method):
         if options:
             raise ValueError(f"options {sorted(options)} go with a method's name, not with the instance {method!r}")
@@ -109,14 +107,30 @@ def create(method: str | Method, **options: Any) -> Method:
     return found(**options)
 
 
-def list_methods() -> list[MethodInfo]:
-    """Every method that `agglo.apply` knows by name: what it does, whether it learns, what it needs and can reach.
+def parse_method(text: str) -> Method:
+    """Create the method that a text describes: its name, or `name:option=value,option=value`.
+
+    >>> parse_method("atc:linkage=single") == create("atc", linkage="single")
+    True
+    """
+    name, values, options = parse_call(text)
+    if values:
+        raise ValueError(f"method={text!r}: options are written option=value, not {values[0]!r}")
+    return create(name, **options)
+
+
+def list_methods(*, diffusion: bool = False) -> list[MethodInfo]:
+    """List every method that `agglo.apply` knows by name.
+
+    Args:
+        diffusion: List the methods that are for diffusion models alone, in place of all others.
 
     >>> [info.kind for info in list_methods() if info.name == "atc"]
     ['merges hard']
     """
     _load_plugins()
-    return [_info(_METHODS[name]) for name in sorted(_METHODS)]
+    shown = (each for each in _METHODS.values() if each.listed and each.for_diffusion == diffusion)
+    return [_info(method) for method in sorted(shown, key=lambda method: method.name)]
 
 
 def import_methods(modules: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from agglo.checks import number
 from agglo.methods.helpers.soft import Mixer, SoftMethod
 from agglo.methods.registry import register
 
@@ -25,11 +26,8 @@ class Sinkhorn(SoftMethod):
 
     def __init__(self, iterations: int = 3, temperature: float = 1.0) -> None:
         super().__init__()
-        if iterations < 1:
-            raise ValueError(f"iterations={iterations!r} must be 1 or more")
-        if not temperature > 0:
-            raise ValueError(f"temperature={temperature!r} must be greater than 0")
-        self.iterations, self.temperature = iterations, temperature
+        self.iterations = number("iterations", iterations, whole=True, minimum=1)
+        self.temperature = number("temperature", temperature, above=0)
 
     def mixer(self, width: int, n_out: int) -> TransportMixer:
         return TransportMixer(width, n_out, self.iterations, self.temperature)
@@ -57,7 +55,7 @@ class TransportMixer(Mixer):
 
 
 def transport_plan(scores: Tensor, iterations: int) -> Tensor:
-    """Weights (B, K, N) from scores (B, K, N): exp(scores), rows and then columns scaled to equal sums, in turns.
+    """Return weights (B, K, N): exp(scores), rows and then columns scaled to equal sums, in turns.
 
     Columns come last and sum to 1: every token is spread over the centres. So with any uniform marginals, 1 / (K + N)
     on both sides and the plan times K + N among them: constants cancel in the next step.

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from agglo.checks import flag, number
 from agglo.grouping import Grouping
 from agglo.methods.base import Kind, LearnedMethod, ModelShape, Outcome, Return, Varies, View
 from agglo.methods.helpers.selection import chosen_first
@@ -19,7 +20,7 @@ from agglo.methods.registry import register
 
 
 class Gate(nn.Module):
-    """Log-probabilities (B, N, 2), in float32, to process each of the tokens (B, N, C) and to let it pass by."""
+    """Predicts log-probabilities (B, N, 2), in float32, to process and to skip each of the tokens (B, N, C)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -43,10 +44,10 @@ class SViT(LearnedMethod):
     """
 
     name: ClassVar[str] = "svit"
-    acts: ClassVar[Literal["after attention", "before block"]] = "before block"
+    place: ClassVar[Literal["after_attention", "before_block"]] = "before_block"
     proportional: bool = False
     varies: ClassVar[Varies] = "about"
-    tokens_return: ClassVar[Return] = "after block"
+    tokens_return: ClassVar[Return] = "after_block"
     kind: ClassVar[Kind] = "skips"
     reach: ClassVar[str] = "any keep rate, as what training aims at: counts differ from image to image"
     reference: ClassVar[str] = (
@@ -55,7 +56,8 @@ class SViT(LearnedMethod):
 
     def __init__(self, loss_weight: float = 4.0, sample: bool = False) -> None:
         super().__init__()
-        self.loss_weight, self.sample = loss_weight, sample
+        self.loss_weight = number("loss_weight", loss_weight, minimum=0)
+        self.sample = flag("sample", sample)
         self.gates = nn.ModuleList()
 
     def build(self, shape: ModelShape) -> None:

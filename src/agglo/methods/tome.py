@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agglo.grouping import Grouping, Mean, require_mean
+from agglo.checks import choice
+from agglo.grouping import MEANS, Grouping, Mean
 from agglo.methods.base import Method, ModelShape, Outcome, View
 from agglo.methods.helpers.features import FEATURES, patch_features
 from agglo.methods.helpers.per_reduction import at_reduction, one_or_each, require_one_per_reduction
@@ -20,8 +21,9 @@ ORDERS = ("released", "position")
 
 @register
 class ToMe(Method):
-    """Tokens at even positions (class token first) look for their most similar token at an odd position; the most
-    similar pairs merge. At most half of the tokens can go at one block.
+    """Tokens at even positions (class token first) merge with their most similar token at an odd one, best pairs first.
+
+    At most half of the tokens can go at one block.
 
     features: what tokens are compared by, as in ATC; a list has an entry for each reduction.
     order: of the tokens afterwards, on which the next block's split into even and odd depends. "released" is that of
@@ -36,10 +38,8 @@ class ToMe(Method):
 
     def __init__(self, features: str | Sequence[str] = "keys", order: str = "released", mean: Mean = "plain") -> None:
         self.features = one_or_each("features", features, FEATURES)
-        if order not in ORDERS:
-            raise ValueError(f"order={order!r} is not known; accepted: {', '.join(map(repr, ORDERS))}")
-        require_mean(mean)
-        self.order, self.mean = order, mean
+        choice("mean", mean, MEANS)
+        self.order, self.mean = choice("order", order, ORDERS), mean
 
     def check(self, shape: ModelShape) -> None:
         super().check(shape)
@@ -47,13 +47,16 @@ class ToMe(Method):
 
     def reachable(self, n_tokens: int, target: int) -> int:
         """Half of an odd count rounds up: 49 tokens become 25, not 24. Fewer than half is out of reach."""
-        half = n_tokens // 2
-        if target < half:
+        least = self.least(n_tokens)
+        if target < n_tokens - least:
             raise ValueError(
                 f"tome cannot go from {n_tokens} to {target} patch tokens at one block: it merges pairs, so at least "
-                f"{n_tokens - half} stay. Use keep rates of 0.5 or more, more blocks, or method='atc'"
+                f"{least} stay. Use keep rates of 0.5 or more, more blocks, or method='atc'"
             )
-        return max(target, n_tokens - half)
+        return max(target, least)
+
+    def least(self, n_tokens: int) -> int:
+        return n_tokens - n_tokens // 2
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
@@ -67,7 +70,7 @@ class ToMe(Method):
 
 
 def match(features: Tensor, n_merges: int, first_seeker: int = 0, order: str = "released") -> Tensor:
-    """Labels (B, N) after bipartite matching of unit features (B, N, D).
+    """Return labels (B, N) after bipartite matching of unit features (B, N, D).
 
     Seekers are every second token from first_seeker on, the others stay. The n_merges seekers with the most similar
     stayer join it.

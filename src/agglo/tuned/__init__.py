@@ -1,31 +1,37 @@
-"""What `agglo tune` found, read back: from a file, or by the name of one that lies in this folder.
+"""Results of `agglo tune`, read from a file, or by the name of a ready-made one, which lie in this folder.
 
-A file is JSON. Under "apply" it holds the keyword arguments of `agglo.apply`, or null while the search goes on;
-everything else is about the search (docs/tune.md).
+A file is JSON. Under "config" it holds a `ReductionConfig`, or null while the search is not finished; everything else
+is about the search (docs/tune.md).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-FORMAT = "agglo tuned 1"
-_FOLDER = Path(__file__).parent
+from agglo.config import ReductionConfig
 
-Source = str | PathLike[str] | Mapping[str, Any]
+FORMAT = "agglo tuned 2"
+_FOLDER = Path(__file__).parent
 
 
 def names() -> list[str]:
-    """The ready-made results that come with agglo."""
+    """Return the names of the ready-made results that come with agglo."""
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
 def read(source: str | PathLike[str]) -> dict[str, Any]:
-    """All that a file holds: source is its path, or the name of a ready-made one; ValueError if it is no such file."""
+    """Return all that a result holds.
+
+    Args:
+        source: Its file, or the name of a ready-made one.
+
+    Raises:
+        ValueError: There is no such result, or it is of another format.
+    """
     path = _found(source)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -37,17 +43,17 @@ def read(source: str | PathLike[str]) -> dict[str, Any]:
     return dict(content)
 
 
-def arguments(source: Source) -> dict[str, Any]:
-    """The keyword arguments of `agglo.apply` in a result, a file or a ready-made one."""
-    if isinstance(source, Mapping):
-        return dict(source)
-    found = read(source)["apply"]
+def config(source: str | PathLike[str]) -> ReductionConfig:
+    """Return the config of a result; see `read`."""
+    found = read(source)["config"]
     if found is None:
-        raise ValueError(f"tuned={str(source)!r} is a search that was stopped: type the same command again to go on")
-    return dict(found)
+        raise ValueError(f"tuned={str(source)!r} is a search that was stopped; the same call or command continues it")
+    return ReductionConfig.from_dict(found)
 
 
 def _found(source: str | PathLike[str]) -> Path:
+    if not isinstance(source, (str, PathLike)):
+        raise ValueError(f"tuned={source!r} must be a file that agglo tune wrote, or the name of a ready-made result")
     path = Path(source)
     if path.is_file():
         return path

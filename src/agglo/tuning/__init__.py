@@ -1,7 +1,8 @@
-"""Name a speed or an accuracy, get the schedule: a search over schedules and options of a method, without labels."""
+"""The search behind `agglo.tune`: a speed, an accuracy or GFLOPs in, a `ReductionConfig` out, without labels."""
 
 from agglo.tuning.api import tune
-from agglo.tuning.outputs import submodule_output
+from agglo.tuning.objectives import submodule_output
 from agglo.tuning.result import Tuned
+from agglo.tuning.settings import TuneSettings
 
-__all__ = ["Tuned", "submodule_output", "tune"]
+__all__ = ["TuneSettings", "Tuned", "submodule_output", "tune"]

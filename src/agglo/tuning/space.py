@@ -1,26 +1,28 @@
-"""What is searched: every option with the values that are tried, in one place.
+"""What is searched: the options of each method, the families of schedules, and the values that are tried of each.
 
-A value is a few keyword arguments of `agglo.apply`. The first value of an axis is where the search begins. A value with
-a name that neither the method nor `apply` knows is left out, and so is one that the model refuses: the same table
-serves every method, every host, and methods that gain an option later.
+A value is a few arguments of `ReductionConfig.of`, or of `counts_at` for the schedule. The first value of an axis is
+where the search begins. A value with a name that neither the method nor `ReductionConfig` knows is left out, and so is
+one that the model refuses: the same table serves every method, every host, and methods that gain an option later.
 """
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from math import prod
 from typing import Any
 
-from agglo.hosts.diffusion import apply as apply_to_diffusion
-from agglo.hosts.swap import UnsupportedModelError
+from agglo.checks import choice, number
+from agglo.config import ReductionConfig
+from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.methods.registry import find
-from agglo.patching import apply
+from agglo.schedule import Counts, Schedule, Stages
 
 Values = tuple[dict[str, Any], ...]
 
-# Of each method, by what a person would call the axis. A method that is not listed runs with its defaults.
+# The options of each method, by the name of the axis. A method that is not listed runs with its defaults.
 OPTIONS: Mapping[str, Mapping[str, Values]] = {
     "atc": {
         "features": ({"features": "tokens"}, {"features": "keys"}, {"features": "keys_per_head"}),
@@ -36,29 +38,96 @@ OPTIONS: Mapping[str, Mapping[str, Values]] = {
         "mean": ({"mean": "preserve_norm"}, {}),
     },
     "tome": {"features": ({"features": "keys"}, {"features": "keys_per_head"}, {"features": "tokens"})},
+    "tomesd": {"features": ({"features": "tokens"}, {"features": "keys"}, {"features": "keys_per_head"})},
 }
-# Of `agglo.apply`, for every method.
-PLACES: Mapping[str, Values] = {"acts": ({}, {"acts": "before block"})}
+# Fields of `ReductionConfig` that every method has, on models that take a schedule.
+PLACES: Mapping[str, Values] = {"place": ({}, {"place": "before_block"})}
 # What changes no output and only saves time is taken wherever the model allows it.
-EXACT: Values = ({"unread": "drop"},)
-# Of the schedule (`schedules.py`).
+EXACT: Values = ({"last_block": "class_token"},)
 CURVES = ("geometric", "constant", "linear")
 STRIDES = (1, 2, 3)
+SCHEDULE_AXES = ("curve", "start", "last", "stride")
+
+
+class NothingToReduceError(ValueError):
+    """A schedule was asked for that leaves all tokens."""
+
+
+def counts_at(curve: str, start: int, last: int, stride: int, amount: float, n_tokens: int) -> dict[int, int]:
+    """Return the patch tokens left after each block that reduces.
+
+    Args:
+        curve: "geometric" keeps the same fraction at every reduction, "constant" removes the same number, "linear"
+            removes most at the first and ever fewer, as the schedule of that name.
+        start: The first block that reduces.
+        last: The last block that may.
+        stride: Every so many blocks reduce.
+        amount: Fraction of n_tokens that is left in the end, in (0, 1].
+        n_tokens: Patch tokens of an image.
+
+    >>> counts_at("geometric", 3, 9, 3, 0.125, 196), counts_at("constant", 0, 3, 1, 0.5, 8)
+    ({3: 98, 6: 49, 9: 24}, {0: 7, 1: 6, 2: 5, 3: 4})
+    """
+    choice("curve", curve, CURVES)
+    number("amount", amount, above=0, maximum=1)
+    blocks = range(start, last + 1, stride)
+    if not blocks:
+        raise ValueError(f"a schedule from block {start} to block {last} has no block")
+    counts = {}
+    for nth, block in enumerate(blocks, start=1):
+        share = nth / len(blocks)
+        if curve == "geometric":
+            left = amount**share
+        elif curve == "constant":
+            left = 1 - (1 - amount) * share
+        else:
+            left = 1 - (1 - amount) * (1 - (1 - share) ** 2)
+        counts[block] = max(1, int(n_tokens * left + 1e-9))
+    return counts
+
+
+def schedule_of(
+    counts: Mapping[int, int], n_tokens: int, *, any_size: bool, snap: Callable[[int], int] = lambda count: count
+) -> Schedule:
+    """Return the schedule that leaves such counts, without the blocks at which nothing would be removed.
+
+    Args:
+        counts: Patch tokens left after each block that reduces.
+        n_tokens: Patch tokens of an image.
+        any_size: Whether the schedule is one of fractions, for any number of tokens, which leave these of n_tokens.
+        snap: Moves each count.
+
+    >>> schedule_of({3: 98, 6: 98, 9: 24}, 196, any_size=False)
+    Counts((98, 24), blocks=(3, 9))
+    """
+    falling: dict[int, int] = {}
+    left = n_tokens
+    for block, count in counts.items():
+        moved = max(1, snap(count))
+        if moved < left:
+            falling[block] = left = moved
+    if not falling:
+        raise NothingToReduceError(f"a schedule that leaves all of {n_tokens} tokens reduces nothing")
+    blocks = tuple(falling)
+    if not any_size:
+        return Counts(tuple(falling.values()), blocks=blocks)
+    rates = (after / before for before, after in pairwise([n_tokens, *falling.values()]))
+    return Stages(tuple(rates), blocks=blocks)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """first: the value where the search begins. ordered: whether neighbours are alike, so that small steps are."""
+    """A dimension of the space: the values that are tried of it."""
 
     name: str
     values: Values
-    first: int = 0
-    ordered: bool = False
+    first: int = 0  # index of the value where the search begins
+    ordered: bool = False  # whether neighbouring values are alike, so that mutations move by one
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to reduce a model, except for how far: picks are the numbers of the values of each axis of its space."""
+    """One way to reduce a model, except for how far: `picks` are the indices of the values of each axis."""
 
     method: str
     picks: tuple[int, ...]
@@ -67,8 +136,7 @@ class Candidate:
 class Space:
     """Everything that is tried of one method.
 
-    always: keyword arguments that all candidates have.
-    left_out: values that this model refuses, each with the reason.
+    All candidates have the values of `always`; `left_out` holds what the model refuses, each with the reason.
     """
 
     def __init__(
@@ -78,74 +146,83 @@ class Space:
 
     @property
     def size(self) -> int:
-        total = 1
-        for axis in self.axes:
-            total *= len(axis.values)
-        return total
+        """How many candidates there are."""
+        return prod(len(axis.values) for axis in self.axes)
 
     def values(self, candidate: Candidate) -> dict[str, Any]:
-        """All that a candidate says: arguments of `apply`, and start, last, curve and stride of its schedule."""
+        """Return the values of a candidate: arguments of `ReductionConfig.of` and of `counts_at`."""
         found = {"method": self.method, **self.always}
         for axis, pick in zip(self.axes, candidate.picks, strict=True):
             found.update(axis.values[pick])
         return found
 
+    def traits(self, candidate: Candidate) -> tuple[str, ...]:
+        """Return the method, and each option that is not the first of its axis; see `solver.Timed`."""
+        options = [
+            f"{self.method} {axis.name} {pick}"
+            for axis, pick in zip(self.axes, candidate.picks, strict=True)
+            if axis.name not in SCHEDULE_AXES and pick != axis.first
+        ]
+        return (self.method, *options)
+
     def first(self) -> Candidate:
-        """Where the search begins."""
+        """Return the candidate where the search begins."""
         return Candidate(self.method, tuple(axis.first for axis in self.axes))
 
     def around(self, candidate: Candidate) -> list[Candidate]:
-        """All candidates that differ from one in a single axis."""
+        """Return all candidates that differ from one in a single axis."""
         return [
-            self._with(candidate, number, pick)
-            for number, axis in enumerate(self.axes)
+            self._with(candidate, index, pick)
+            for index, axis in enumerate(self.axes)
             for pick in range(len(axis.values))
-            if pick != candidate.picks[number]
+            if pick != candidate.picks[index]
         ]
 
     def sample(self, chance: random.Random) -> Candidate:
+        """Draw a candidate."""
         return Candidate(self.method, tuple(chance.randrange(len(axis.values)) for axis in self.axes))
 
     def mutant(self, candidate: Candidate, chance: random.Random) -> Candidate:
-        """Another value in one axis, a neighbouring one where they are in order; sometimes in two axes."""
-        movable = [number for number, axis in enumerate(self.axes) if len(axis.values) > 1]
+        """Draw another value in one axis, sometimes in two; a neighbouring one where values are ordered."""
+        movable = [index for index, axis in enumerate(self.axes) if len(axis.values) > 1]
         if not movable:
             return candidate
         changed = candidate
-        for number in chance.sample(movable, min(len(movable), chance.choice((1, 1, 2)))):
-            pick, count = candidate.picks[number], len(self.axes[number].values)
-            if self.axes[number].ordered:
-                near = [other for other in (pick - 1, pick + 1) if 0 <= other < count]
-                changed = self._with(changed, number, chance.choice(near))
-            else:
-                changed = self._with(changed, number, chance.choice([n for n in range(count) if n != pick]))
+        for index in chance.sample(movable, min(len(movable), chance.choice((1, 1, 2)))):
+            axis, pick = self.axes[index], candidate.picks[index]
+            others = [other for other in range(len(axis.values)) if other != pick]
+            if axis.ordered:
+                others = [other for other in others if abs(other - pick) == 1]
+            changed = self._with(changed, index, chance.choice(others))
         return changed
 
-    def _with(self, candidate: Candidate, number: int, pick: int) -> Candidate:
+    def _with(self, candidate: Candidate, index: int, pick: int) -> Candidate:
         picks = list(candidate.picks)
-        picks[number] = pick
+        picks[index] = pick
         return Candidate(self.method, tuple(picks))
 
 
-def space_of(method: str, *, depth: int | None, diffusion: bool, tries: Callable[[dict[str, Any]], None]) -> Space:
-    """The space of a method on one model.
+def space_of(method: str, *, depth: int | None, tries: Callable[[ReductionConfig], None]) -> Space:
+    """Return the space of a method on one model.
 
-    depth: blocks that a schedule may reduce at; None where a model takes one keep rate.
-    tries: raises ValueError where the model refuses such keyword arguments (of the method and `apply`, no schedule).
+    Args:
+        method: Its name.
+        depth: Blocks that a schedule may reduce at; None for diffusion models, which take one keep rate.
+        tries: Raises ValueError where the model refuses a config.
     """
-    accepted = {*find(method).defaults(), *_named(apply_to_diffusion if diffusion else apply)}
+    accepted = {*find(method).defaults(), *(each.name for each in fields(ReductionConfig))}
+    little = {"keep_rate": 0.9} if depth is None else {"keep_rate": 0.9, "blocks": [max(1, depth // 2)]}
     left_out: list[str] = []
-    axes: list[Axis] = []
-    always = {"method": method}
+    always: dict[str, Any] = {}
 
     def fits(value: Mapping[str, Any], *beside: Mapping[str, Any]) -> bool:
-        """Whether the model takes a value beside one of these at least."""
+        """Whether the model accepts a value, at least beside one of several others."""
         if not accepted.issuperset(value):
             return False
         reason: Exception | None = None
         for others in beside or ({},):
             try:
-                tries({**always, **others, **value})
+                tries(ReductionConfig.of(method, **{**always, **others, **value, **little}))
                 return True
             except (ValueError, UnsupportedModelError) as error:
                 reason = reason or error
@@ -153,24 +230,22 @@ def space_of(method: str, *, depth: int | None, diffusion: bool, tries: Callable
         left_out.append(f"{method}, {written or 'its defaults'}: {reason}")
         return False
 
-    for value in EXACT:
-        if fits(value):
-            always.update(value)
-    for name, values in OPTIONS.get(method, {}).items():
-        axes.append(Axis(name, tuple(value for value in values if fits(value))))
-    # Where a method acts goes with some of its options and not with others.
-    options = [value for axis in axes for value in axis.values]
-    for name, values in PLACES.items():
-        axes.append(Axis(name, tuple(value for value in values if fits(value, {}, *options))))
-    axes = [axis for axis in axes if axis.values]
-    del always["method"]
     if depth is not None:
+        for value in EXACT:
+            if fits(value):
+                always.update(value)
+    axes = [Axis(name, tuple(filter(fits, values))) for name, values in OPTIONS.get(method, {}).items()]
+    if depth is not None:
+        # Where a method acts goes with some of its options and not with others.
+        options = [value for axis in axes for value in axis.values]
+        for name, values in PLACES.items():
+            axes.append(Axis(name, tuple(value for value in values if fits(value, {}, *options))))
         axes += _schedule_axes(depth)
-    return Space(method, axes, always, left_out)
+    return Space(method, [axis for axis in axes if axis.values], always, left_out)
 
 
 def _schedule_axes(depth: int) -> list[Axis]:
-    """A quarter of the depth is where the paper begins, and the end of it is where nothing is left to save."""
+    """Return the axes of the schedule, which begin at a quarter of the depth, where the paper does."""
     starts = range(max(1, 3 * depth // 4))
     lasts = [depth - 1, depth - 2, *range(depth - 3, depth // 2 - 1, -2)]
     return [
@@ -179,8 +254,3 @@ def _schedule_axes(depth: int) -> list[Axis]:
         Axis("curve", tuple({"curve": curve} for curve in CURVES)),
         Axis("stride", tuple({"stride": stride} for stride in STRIDES if stride < max(2, depth)), ordered=True),
     ]
-
-
-def _named(function: Callable[..., Any]) -> set[str]:
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name for name, parameter in inspect.signature(function).parameters.items() if parameter.kind in kinds}

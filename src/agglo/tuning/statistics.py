@@ -1,10 +1,10 @@
-"""What images can show: means and their standard errors, paired differences, and who is dominated by whom."""
+"""What images can show: means and their standard errors, paired differences, and the Pareto front."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -13,10 +13,15 @@ SURE = 2.0  # standard errors that make a promise
 
 @dataclass(frozen=True)
 class Quality:
-    """Sums over images, which add up: of the distance to the dense output, and where there is a decision to compare.
+    """How near a reduced model's outputs are to the dense model's: sums over images, so that parts add up.
 
-    differing: images whose decision is not the dense model's; None where outputs are no decisions.
-    lost, gained: images that only the dense model, and only the reduced one, got right; None without labels.
+    Attributes:
+        images: Number of images.
+        total: Sum of the distances to the dense outputs.
+        squares: Sum of their squares.
+        differing: Images whose top class is not the dense model's; None if outputs are not logits.
+        lost: Images that only the dense model classifies correctly; None without labels.
+        gained: Images that only the reduced model classifies correctly; None without labels.
     """
 
     images: int
@@ -35,7 +40,8 @@ class Quality:
 
     @property
     def distance(self) -> float:
-        return self.total / self.images
+        """The mean distance to the dense output; never below 0, where rounding can take a KL divergence."""
+        return max(self.total / self.images, 0.0)
 
     @property
     def distance_error(self) -> float:
@@ -54,16 +60,20 @@ class Quality:
 
     @property
     def disagreement(self) -> Drop | None:
-        """Decisions that changed: no more accuracy can be lost than that. None where outputs are no decisions."""
+        """Decisions that changed, an upper bound of the accuracy lost; None if outputs are not logits."""
         return None if self.differing is None else Drop.paired(self.differing, 0, self.images)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    @property
+    def loss(self) -> Drop:
+        """What `max_drop` is about: accuracy where there are labels, otherwise decisions that changed."""
+        found = self.drop or self.disagreement
+        assert found is not None
+        return found
 
 
 @dataclass(frozen=True)
 class Drop:
-    """points: of accuracy lost, in percent of the images. error: its standard error."""
+    """Accuracy lost on a number of images, with its standard error, both in percentage points."""
 
     points: float
     error: float
@@ -71,8 +81,11 @@ class Drop:
 
     @classmethod
     def paired(cls, lost: int, gained: int, images: int) -> Drop:
-        """Each image lost, gained or neither: the error is that of the mean of -1, 0 and 1, and at least what it would
-        be had one image been lost, since images on which nothing happened do not prove that nothing can."""
+        """Return the drop of images that are each lost, gained or neither.
+
+        The error is that of the mean of -1, 0 and 1, and at least what it would be had one image been lost: images on
+        which nothing happened do not prove that nothing can.
+        """
         mean = (lost - gained) / images
         variance = max((lost + gained) / images - mean**2, 1 / images - 1 / images**2)
         return cls(100 * mean, 100 * math.sqrt(variance / images), images)
@@ -81,13 +94,13 @@ class Drop:
         return f"{self.points:.2f} +- {self.error:.2f} points"
 
     def within(self, most: float) -> bool | None:
-        """Whether no more than so many points are lost, two standard errors away from doubt; None if in doubt."""
+        """Return whether at most so many points are lost, by two standard errors; None if neither is shown."""
         if self.points + SURE * self.error <= most:
             return True
         return False if self.points - SURE * self.error > most else None
 
     def images_needed(self, most: float) -> int | None:
-        """So many images would show that no more is lost, if it stays at these points; None if it is lost already."""
+        """Return how many images would show that no more is lost, at the same drop; None if more is lost already."""
         room = most - self.points
         if room <= 0:
             return None
@@ -95,15 +108,9 @@ class Drop:
 
 
 def pareto(points: Iterable[T], *, gain: Callable[[T], float], loss: Callable[[T], float]) -> list[T]:
-    """The points that no other one beats in one and equals or beats in the other, by rising gain; of equal ones the
-    first."""
+    """Return the points that no other one dominates, by rising gain; of equal ones the first."""
     found: list[T] = []
     for point in sorted(points, key=lambda point: (-gain(point), loss(point))):
         if not found or loss(point) < loss(found[-1]):
             found.append(point)
     return found[::-1]
-
-
-def quality_from(content: Mapping[str, Any]) -> Quality:
-    """A quality from what its `as_dict` gave."""
-    return Quality(**{field.name: content[field.name] for field in fields(Quality)})

@@ -11,7 +11,7 @@ from torch import Tensor
 import agglo
 from tests.hosts.vlm.test_late import features, logits
 from tests.support import vlms
-from tests.support.vlms import VLM, VLMS, picture
+from tests.support.vlms import VLM, VLMS, every_vlm, image
 
 tf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -20,7 +20,6 @@ POINTWISE = [vlm for vlm in VLMS if vlm.pointwise]
 ON_A_GRID = [vlm for vlm in VLMS if not vlm.pointwise]
 pointwise = pytest.mark.parametrize("vlm", POINTWISE, ids=lambda vlm: vlm.name)
 on_a_grid = pytest.mark.parametrize("vlm", ON_A_GRID, ids=lambda vlm: vlm.name)
-of_every_kind = pytest.mark.parametrize("vlm", [*POINTWISE, *ON_A_GRID], ids=lambda vlm: vlm.name)
 
 
 def applied(vlm: VLM, **options: Any) -> tuple[Any, Any]:
@@ -42,7 +41,7 @@ def labels_of(model: Any, inputs: Any, deepest: int) -> Tensor:
 def test_the_groups_of_the_tower_pass_the_connector(vlm: VLM) -> None:
     """As with every position restored, of which all but one of each group are left out."""
     model, processor = applied(vlm)
-    inputs = vlm.inputs(processor, [[picture(1)], [picture(2), picture(3)]])
+    inputs = vlm.inputs(processor, [[image(1)], [image(2), image(3)]])
     deepest = 7 if vlm.name == "paligemma" else 6  # LLaVA reads what comes before the last block
     n_groups = int(64 * 0.7**3)
     assert agglo.image_tokens(model) == n_groups
@@ -77,19 +76,19 @@ def test_a_connector_on_a_grid_gets_every_position_and_its_outputs_are_merged_as
     model, processor = applied(vlm)
     n_groups = int(16 * 0.7**3)
     assert agglo.image_tokens(model, 16) == n_groups
-    inputs = vlm.inputs(processor, [[picture(1)], [picture(2), picture(3)]])
+    inputs = vlm.inputs(processor, [[image(1)], [image(2), image(3)]])
     merged = torch.cat([each.reshape(-1, n_groups, 32) for each in features(model, inputs)])
     agglo.apply(model, keep_rate=0.7)
     restored = torch.cat([each.reshape(-1, 16, 32) for each in features(model, inputs)])
     labels = agglo.cluster(restored, n_groups)
-    expected = agglo.Grouping.of(labels, n_groups).merge(restored)
+    expected = agglo.grouping.Grouping.of(labels, n_groups).merge(restored)
     torch.testing.assert_close(merged, expected, atol=1e-5, rtol=0)
 
 
-@of_every_kind
+@every_vlm
 def test_keep_rate_1_is_dense_and_removal_exact(vlm: VLM) -> None:
     model, processor = vlm.model(), vlm.processor()
-    inputs = vlm.inputs(processor, [[picture(1)], [picture(2), picture(3)]])
+    inputs = vlm.inputs(processor, [[image(1)], [image(2), image(3)]])
     dense = logits(model, inputs)
     agglo.apply(model, keep_rate=1.0, output="merged")
     torch.testing.assert_close(logits(model, inputs), dense, atol=1e-5, rtol=0)
@@ -99,13 +98,13 @@ def test_keep_rate_1_is_dense_and_removal_exact(vlm: VLM) -> None:
     assert torch.equal(logits(model, inputs), dense)
 
 
-@of_every_kind
+@every_vlm
 def test_generate_works_unchanged(vlm: VLM) -> None:
     model, processor = applied(vlm)
     settings = {"max_new_tokens": 3, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
-    pictures = [[picture(1)], [picture(2), picture(3)]]
-    batch = torch.stack(model.generate(**vlm.inputs(processor, pictures), **settings).logits)
-    for row, each in enumerate(pictures):
+    images = [[image(1)], [image(2), image(3)]]
+    batch = torch.stack(model.generate(**vlm.inputs(processor, images), **settings).logits)
+    for row, each in enumerate(images):
         alone = model.generate(**vlm.inputs(processor, [each]), **settings)
         torch.testing.assert_close(torch.stack(alone.logits)[:, 0], batch[:, row], atol=2e-4, rtol=0)
 
@@ -114,7 +113,7 @@ def test_generate_works_unchanged(vlm: VLM) -> None:
 def test_other_methods_leave_the_tower_merged_too(method: str) -> None:
     model, processor = applied(VLMS[0], method=method)
     n_tokens = agglo.image_tokens(model)
-    inputs = VLMS[0].inputs(processor, [[picture(1), picture(2)]])
+    inputs = VLMS[0].inputs(processor, [[image(1), image(2)]])
     assert [len(each) for each in features(model, inputs)] == [n_tokens, n_tokens]
     assert n_tokens < 64
     assert not logits(model, inputs).isnan().any()
@@ -123,7 +122,7 @@ def test_other_methods_leave_the_tower_merged_too(method: str) -> None:
 def test_what_was_dropped_does_not_come_back() -> None:
     """The tokens that random dropping leaves are those that restoring shows at the same places."""
     model, processor = applied(VLMS[2], method="random", seed=1)
-    inputs = VLMS[2].inputs(processor, [[picture(1)]])
+    inputs = VLMS[2].inputs(processor, [[image(1)]])
     merged = features(model, inputs)[0]
     agglo.apply(model, method="random", seed=1, keep_rate=0.7)
     restored, labels = features(model, inputs)[0], labels_of(model, inputs, 7)[0]
@@ -134,9 +133,9 @@ def test_what_was_dropped_does_not_come_back() -> None:
 def test_the_class_token_is_handed_on_where_the_configuration_says_so(strategy: str) -> None:
     model = vlms._llava(vision_feature_select_strategy=strategy).eval()
     processor = vlms._llava_processor(vision_feature_select_strategy=strategy)
-    dense = (VLMS[0].inputs(processor, [[picture(1)]])["input_ids"] == 4).sum()
+    dense = (VLMS[0].inputs(processor, [[image(1)]])["input_ids"] == 4).sum()
     agglo.apply(model, keep_rate=0.5, output="merged")
-    inputs = VLMS[0].inputs(agglo.adapt_processor(processor, model), [[picture(1)]])
+    inputs = VLMS[0].inputs(agglo.adapt_processor(processor, model), [[image(1)]])
     count = (inputs["input_ids"] == 4).sum()
     assert (int(dense), int(count)) == ((64, 8) if strategy == "default" else (65, 9))
     logits(model, inputs)
@@ -145,7 +144,7 @@ def test_the_class_token_is_handed_on_where_the_configuration_says_so(strategy: 
 def test_a_count_by_hand_at_the_layer_that_is_read() -> None:
     """Late in the tower, by the keys of the block that is read, to a number of one's own."""
     model, processor = applied(VLMS[0], keep_rate=None, schedule=agglo.Counts((10,), blocks=(6,)))
-    inputs = VLMS[0].inputs(processor, [[picture(1)]])
+    inputs = VLMS[0].inputs(processor, [[image(1)]])
     assert agglo.image_tokens(model) == 10 == int((inputs["input_ids"] == 4).sum())
     logits(model, inputs)
     agglo.apply(model, schedule=agglo.Counts((10,), blocks=(7,)), output="merged")  # after what is read
@@ -155,12 +154,12 @@ def test_a_count_by_hand_at_the_layer_that_is_read() -> None:
 def test_apply_replaces_what_was_applied_before() -> None:
     vlm = VLMS[0]
     model, processor = applied(vlm)
-    agglo.apply(model, keep_rate=0.5, output="merged late")
-    inputs = vlm.inputs(agglo.adapt_processor(processor, model), [[picture(1)]])
+    agglo.apply(model, keep_rate=0.5, output="merged_late")
+    inputs = vlm.inputs(agglo.adapt_processor(processor, model), [[image(1)]])
     assert int((inputs["input_ids"] == 4).sum()) == agglo.image_tokens(model) == 32
     logits(model, inputs)
     agglo.apply(model, keep_rate=0.5)
-    inputs = vlm.inputs(agglo.adapt_processor(processor, model), [[picture(1)]])
+    inputs = vlm.inputs(agglo.adapt_processor(processor, model), [[image(1)]])
     assert int((inputs["input_ids"] == 4).sum()) == 64
     logits(model, inputs)
     with pytest.raises(ValueError, match="as many tokens as ever"):
@@ -169,14 +168,14 @@ def test_apply_replaces_what_was_applied_before() -> None:
 
 def test_the_report_says_how_many_tokens_leave() -> None:
     model, _ = applied(VLMS[0])
-    found = agglo.reduction(model)
+    found = agglo.report(model)
     assert found is not None
     assert found.image_tokens == (64, 21)
     assert "64 -> 21 image tokens" in str(found)
-    agglo.apply(model, keep_rate=0.5, output="merged late")
-    found = agglo.reduction(model)
+    agglo.apply(model, keep_rate=0.5, output="merged_late")
+    found = agglo.report(model)
     assert found is not None
     assert found.image_tokens == (64, 32)
     assert found.gflops_after == found.gflops_before
     agglo.remove(model)
-    assert agglo.reduction(model) is None
+    assert agglo.report(model) is None

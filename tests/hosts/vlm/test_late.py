@@ -1,4 +1,4 @@
-"""output="merged late": the tower runs whole and its tokens are merged once, in every family."""
+"""output="merged_late": the tower runs whole and its tokens are merged once, in every family."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from scipy.cluster.hierarchy import cut_tree, linkage
 from torch import Tensor
 
 import agglo
-from tests.support.vlms import VLM, VLMS, every_vlm, picture
+from tests.support.vlms import VLM, VLMS, every_vlm, image
 
 tf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 KEEP_RATE = 0.3
-PICTURES = [[picture(1)], [], [picture(2), picture(3)]]
+IMAGES = [[image(1)], [], [image(2), image(3)]]
 
 
 def features(model: Any, inputs: Any) -> list[Tensor]:
-    """What the language model is given of every picture or tile, one behind the other."""
+    """What the language model is given of every image or tile, one behind the other."""
     names = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
     with torch.no_grad():
         given = model.model.get_image_features(**{name: inputs[name] for name in names if name in inputs}).pooler_output
@@ -40,7 +40,7 @@ def by_hand(tokens: Tensor, n_groups: int) -> tuple[Tensor, list[int]]:
 
 def applied(vlm: VLM, keep_rate: float = KEEP_RATE, **options: Any) -> tuple[Any, Any]:
     model, processor = vlm.model(), vlm.processor()
-    agglo.apply(model, keep_rate=keep_rate, output="merged late", **options)
+    agglo.apply(model, keep_rate=keep_rate, output="merged_late", **options)
     return model, agglo.adapt_processor(processor, model)
 
 
@@ -50,36 +50,35 @@ def logits(model: Any, inputs: Any, **others: Any) -> Tensor:
     return given
 
 
-def without_pictures(vlm: VLM) -> list[list[Any]]:
-    """Processors that take pictures of all prompts or none cannot have a prompt without."""
-    return [each for each in PICTURES if each] if vlm.name in ("paligemma", "gemma3") else PICTURES
+def without_images(vlm: VLM) -> list[list[Any]]:
+    """Processors that take images of all prompts or none cannot have a prompt without."""
+    return [each for each in IMAGES if each] if vlm.name in ("paligemma", "gemma3") else IMAGES
 
 
 @every_vlm
 def test_the_language_model_gets_the_means_of_the_groups_at_the_right_places(vlm: VLM) -> None:
     model, processor = applied(vlm)
-    pictures = without_pictures(vlm)
-    inputs = vlm.inputs(processor, pictures)
+    images = without_images(vlm)
+    inputs = vlm.inputs(processor, images)
     merged = torch.cat([each.reshape(-1, each.shape[-1]) for each in features(model, inputs)])
     reduced = logits(model, inputs)
 
     agglo.remove(model)
-    dense_inputs = vlm.inputs(agglo.remove(processor), pictures)
+    dense_inputs = vlm.inputs(agglo.remove(processor), images)
     dense = torch.cat([each.reshape(-1, each.shape[-1]) for each in features(model, dense_inputs)])
     n_groups = int(KEEP_RATE * vlm.dense)
     found = [by_hand(tokens, n_groups) for tokens in dense.split(vlm.dense)]
     expected = torch.cat([means for means, _ in found])
     torch.testing.assert_close(merged, expected, atol=2e-5, rtol=0)
 
-    n_pictures = len(dense) // vlm.dense
+    n_images = len(dense) // vlm.dense
     is_image = inputs["input_ids"] == 4
-    assert int(is_image.sum()) == n_pictures * n_groups
+    assert int(is_image.sum()) == n_images * n_groups
     was_image = dense_inputs["input_ids"] == 4
     assert inputs["input_ids"].shape[1] < dense_inputs["input_ids"].shape[1]
-    for row in range(len(pictures)):  # everything but placeholders and padding stays
-        texts = [ids[row][(ids[row] != 4) & (ids[row] != 0)].tolist()
-                 for ids in (inputs["input_ids"], dense_inputs["input_ids"])]  # fmt: skip
-        assert texts[0] == texts[1]
+    for row in range(len(images)):  # everything but placeholders and padding stays
+        short, long = inputs["input_ids"][row], dense_inputs["input_ids"][row]
+        assert short[(short != 4) & (short != 0)].tolist() == long[(long != 4) & (long != 0)].tolist()
 
     # The library's own model, given the embeddings of the short prompt.
     embeds = model.get_input_embeddings()(inputs["input_ids"].where(~is_image, 0)).detach()
@@ -147,18 +146,18 @@ def deepstack_by_hand(model: Any, dense_inputs: Any, is_image: Tensor, labels: l
 @every_vlm
 def test_keep_rate_1_is_the_dense_model_and_removal_is_exact(vlm: VLM) -> None:
     model, processor = vlm.model(), vlm.processor()
-    inputs = vlm.inputs(processor, [[picture(1)], [picture(2), picture(3)]])
+    inputs = vlm.inputs(processor, [[image(1)], [image(2), image(3)]])
     dense, keys = logits(model, inputs), list(model.state_dict())
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
     classes = [type(module) for module in model.modules()]
 
-    agglo.apply(model, keep_rate=1.0, output="merged late")
-    same = vlm.inputs(agglo.adapt_processor(processor, model), [[picture(1)], [picture(2), picture(3)]])
+    agglo.apply(model, keep_rate=1.0, output="merged_late")
+    same = vlm.inputs(agglo.adapt_processor(processor, model), [[image(1)], [image(2), image(3)]])
     assert torch.equal(same["input_ids"], inputs["input_ids"])
     assert torch.equal(logits(model, inputs), dense)
     assert agglo.image_tokens(model, vlm.dense) == vlm.dense
 
-    agglo.apply(model, keep_rate=KEEP_RATE, output="merged late")
+    agglo.apply(model, keep_rate=KEEP_RATE, output="merged_late")
     assert list(model.state_dict()) == keys
     agglo.remove(model)
     assert [type(module) for module in model.modules()] == classes
@@ -173,19 +172,19 @@ def test_generate_works_unchanged(vlm: VLM) -> None:
     """Alone and in a batch, with and without cache, and with beams."""
     model, processor = applied(vlm)
     settings = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
-    pictures = without_pictures(vlm)
-    together = model.generate(**vlm.inputs(processor, pictures), **settings)
+    images = without_images(vlm)
+    together = model.generate(**vlm.inputs(processor, images), **settings)
     batch = torch.stack(together.logits)
-    for row, each in enumerate(pictures):
+    for row, each in enumerate(images):
         if not each and vlm.name in ("idefics3", "smolvlm"):
-            continue  # their processors take a prompt without a picture in a batch only
+            continue  # their processors take a prompt without an image in a batch only
         inputs = vlm.inputs(processor, [each])
         alone = model.generate(**inputs, **settings)
         torch.testing.assert_close(torch.stack(alone.logits)[:, 0], batch[:, row], atol=2e-4, rtol=0)
         assert alone.past_key_values.get_seq_length() == inputs["input_ids"].shape[1] + 3
         slow = model.generate(**inputs, **settings, use_cache=False)
         torch.testing.assert_close(torch.stack(slow.logits), torch.stack(alone.logits), atol=2e-4, rtol=0)
-    inputs = vlm.inputs(processor, [each for each in pictures if each])
+    inputs = vlm.inputs(processor, [each for each in images if each])
     beams = model.generate(**inputs, max_new_tokens=2, num_beams=2, do_sample=False)
     assert beams.shape == (2, inputs["input_ids"].shape[1] + 2)
 
@@ -193,15 +192,15 @@ def test_generate_works_unchanged(vlm: VLM) -> None:
 @every_vlm
 def test_a_prompt_of_the_dense_model_is_told_what_helps(vlm: VLM) -> None:
     model, processor = vlm.model(), vlm.processor()
-    agglo.apply(model, keep_rate=KEEP_RATE, output="merged late")
+    agglo.apply(model, keep_rate=KEEP_RATE, output="merged_late")
     with pytest.raises(ValueError, match=r"agglo\.adapt_processor\(processor, model\)"):
-        logits(model, vlm.inputs(processor, [[picture(1)]]))
+        logits(model, vlm.inputs(processor, [[image(1)]]))
 
 
 @every_vlm
 def test_random_dropping_hands_on_some_of_the_tokens_as_they_are(vlm: VLM) -> None:
     model, processor = applied(vlm, method="random", seed=3)
-    inputs = vlm.inputs(processor, [[picture(1), picture(2)]])
+    inputs = vlm.inputs(processor, [[image(1), image(2)]])
     kept = [each for part in features(model, inputs) for each in part.reshape(-1, int(KEEP_RATE * vlm.dense), 32)]
     agglo.remove(model)
     given = [each for part in features(model, inputs) for each in part.reshape(-1, vlm.dense, 32)]
@@ -215,7 +214,7 @@ def test_random_dropping_hands_on_some_of_the_tokens_as_they_are(vlm: VLM) -> No
 def test_copies_and_pickles_are_reduced_too(vlm: VLM) -> None:
     model, processor = applied(vlm)
     others = (copy.deepcopy(model), pickle.loads(pickle.dumps(model)))
-    inputs, dense_inputs = (vlm.inputs(each, [[picture(1)]]) for each in (processor, vlm.processor()))
+    inputs, dense_inputs = (vlm.inputs(each, [[image(1)]]) for each in (processor, vlm.processor()))
     expected = logits(model, inputs)
     dense = logits(vlm.model(), dense_inputs)
     for other in others:
@@ -227,7 +226,7 @@ def test_copies_and_pickles_are_reduced_too(vlm: VLM) -> None:
 @every_vlm
 def test_a_trace_shows_the_groups(vlm: VLM) -> None:
     model, processor = applied(vlm)
-    inputs = vlm.inputs(processor, [[picture(1)]])
+    inputs = vlm.inputs(processor, [[image(1)]])
     with agglo.trace(model) as trace:
         merged = torch.cat([each.reshape(-1, 32) for each in features(model, inputs)])
     agglo.remove(model)
@@ -239,6 +238,6 @@ def test_a_trace_shows_the_groups(vlm: VLM) -> None:
 @pytest.mark.parametrize("vlm", [VLMS[0], VLMS[2], VLMS[-1]], ids=lambda vlm: vlm.name)
 def test_gradients_reach_the_tower(vlm: VLM) -> None:
     model, processor = applied(vlm)
-    model(**vlm.inputs(processor, [[picture(1)]])).logits.sum().backward()
+    model(**vlm.inputs(processor, [[image(1)]])).logits.sum().backward()
     tower = [parameter for name, parameter in model.named_parameters() if "vis" in name and parameter.grad is not None]
     assert any(parameter.grad.abs().sum() > 0 for parameter in tower)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import agglo
-from tests.support.vlms import QWEN, VLM, picture
+from tests.support.vlms import QWEN, VLM, image
 
 tf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -18,13 +18,13 @@ ASKED = ("input_ids", "mm_token_type_ids", "image_grid_thw", "attention_mask")
 
 @every_qwen
 def test_text_has_the_positions_of_the_dense_prompt(vlm: VLM) -> None:
-    """Before a picture is seen, and what `generate` adds for later tokens."""
+    """Before an image is seen, and what `generate` adds for later tokens."""
     model, processor = vlm.model(), vlm.processor()
-    pictures = [[picture(1, 64, 64)], [], [picture(2, 32, 96), picture(3, 128, 64)]]
-    dense = vlm.inputs(processor, pictures)
+    images = [[image(1, 64, 64)], [], [image(2, 32, 96), image(3, 128, 64)]]
+    dense = vlm.inputs(processor, images)
     expected, deltas = model.model.get_rope_index(**{name: dense[name] for name in ASKED})
-    agglo.apply(model, keep_rate=0.25, output="merged late")
-    inputs = vlm.inputs(agglo.adapt_processor(processor, model), pictures)
+    agglo.apply(model, keep_rate=0.25, output="merged_late")
+    inputs = vlm.inputs(agglo.adapt_processor(processor, model), images)
     found, reduced_deltas = model.model.get_rope_index(**{name: inputs[name] for name in ASKED})
     for row in range(3):
         of_dense = (dense["input_ids"][row] != 4) & dense["attention_mask"][row].bool()
@@ -36,10 +36,10 @@ def test_text_has_the_positions_of_the_dense_prompt(vlm: VLM) -> None:
 
 
 @every_qwen
-def test_a_text_generated_after_the_picture_goes_on_from_there(vlm: VLM) -> None:
+def test_a_text_generated_after_the_image_goes_on_from_there(vlm: VLM) -> None:
     """A token that is given in the prompt and one that was generated have the same position."""
-    model = agglo.apply(vlm.model(), keep_rate=0.3, output="merged late")
-    inputs = vlm.inputs(agglo.adapt_processor(vlm.processor(), model), [[picture(1, 64, 96)]])
+    model = agglo.apply(vlm.model(), keep_rate=0.3, output="merged_late")
+    inputs = vlm.inputs(agglo.adapt_processor(vlm.processor(), model), [[image(1, 64, 96)]])
     settings = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     generated = model.generate(**inputs, max_new_tokens=3, **settings)
     longer = {name: inputs[name] for name in ("pixel_values", "image_grid_thw")}
@@ -53,8 +53,8 @@ def test_a_text_generated_after_the_picture_goes_on_from_there(vlm: VLM) -> None
 
 @every_qwen
 def test_features_computed_beforehand_take_their_positions_along(vlm: VLM) -> None:
-    model = agglo.apply(vlm.model(), keep_rate=0.3, output="merged late")
-    inputs = vlm.inputs(agglo.adapt_processor(vlm.processor(), model), [[picture(1), picture(2)]])
+    model = agglo.apply(vlm.model(), keep_rate=0.3, output="merged_late")
+    inputs = vlm.inputs(agglo.adapt_processor(vlm.processor(), model), [[image(1), image(2)]])
     with torch.no_grad():
         expected = model(**inputs).logits
         pixels = {name: inputs[name] for name in ("pixel_values", "image_grid_thw")}
@@ -73,28 +73,28 @@ def test_videos_stay_as_they_are(vlm: VLM) -> None:
     inputs["video_grid_thw"] = torch.tensor([[2, 8, 8]])
     with torch.no_grad():
         expected = model.model.get_video_features(**inputs).pooler_output
-        agglo.apply(model, keep_rate=0.25, output="merged late")
+        agglo.apply(model, keep_rate=0.25, output="merged_late")
         found = model.model.get_video_features(**inputs).pooler_output
     assert [len(each) for each in found] == [32]
     assert torch.equal(torch.cat(found), torch.cat(expected))
 
 
 @every_qwen
-def test_a_picture_beside_a_video(vlm: VLM) -> None:
+def test_a_image_beside_a_video(vlm: VLM) -> None:
     """Keep rate 1 takes the same way as any other, and is the dense model."""
     model = vlm.model()
-    image = vlm.inputs(vlm.processor(), [[picture(1)]])
+    shown = vlm.inputs(vlm.processor(), [[image(1)]])
     frames = [[9] * 16, [9] * 16] if vlm.name == "qwen3" else [[9] * 32]
     ids = [12, *[4] * 16, 13, *[token for frame in frames for token in (10, *frame, 11)], 14]
     inputs = {
         "input_ids": torch.tensor([ids]),
         "mm_token_type_ids": torch.tensor([[{4: 1, 9: 2}.get(token, 0) for token in ids]]),
-        "pixel_values": image["pixel_values"],
-        "image_grid_thw": image["image_grid_thw"],
+        "pixel_values": shown["pixel_values"],
+        "image_grid_thw": shown["image_grid_thw"],
         "pixel_values_videos": torch.randn(2 * 64, 384),
         "video_grid_thw": torch.tensor([[2, 8, 8]]),
     }
     with torch.no_grad():
         dense = model(**inputs).logits
-        agglo.apply(model, keep_rate=1.0, output="merged late")
+        agglo.apply(model, keep_rate=1.0, output="merged_late")
         assert torch.equal(model(**inputs).logits, dense)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import agglo
-from tests.support.vlms import QWEN, VLM, VLMS, every_vlm, picture
+from tests.support.vlms import QWEN, VLM, VLMS, every_vlm, image
 
 tf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -19,7 +19,7 @@ LLAVA, GEMMA3, INTERNVL, IDEFICS3, SMOLVLM = (VLMS[index] for index in (0, 3, 4,
 
 
 def late(vlm: VLM, keep_rate: float = 0.25) -> Any:
-    return agglo.apply(vlm.model(), keep_rate=keep_rate, output="merged late")
+    return agglo.apply(vlm.model(), keep_rate=keep_rate, output="merged_late")
 
 
 def n_placeholders(inputs: Any) -> list[int]:
@@ -31,7 +31,7 @@ def n_placeholders(inputs: Any) -> list[int]:
 def test_a_processor_is_itself_again(vlm: VLM) -> None:
     model, processor = late(vlm), vlm.processor()
     cls, before, written = type(processor), dict(vars(processor)), processor.to_dict()
-    expected = vlm.inputs(processor, [[picture(1)]])
+    expected = vlm.inputs(processor, [[image(1)]])
     agglo.adapt_processor(processor, model)
     assert type(processor).__name__ == cls.__name__
     assert isinstance(processor, cls)
@@ -39,27 +39,27 @@ def test_a_processor_is_itself_again(vlm: VLM) -> None:
     assert agglo.remove(processor) is processor
     assert type(processor) is cls
     assert vars(processor) == before
-    assert torch.equal(vlm.inputs(processor, [[picture(1)]])["input_ids"], expected["input_ids"])
+    assert torch.equal(vlm.inputs(processor, [[image(1)]])["input_ids"], expected["input_ids"])
 
 
 @every_vlm
 def test_it_fits_the_model_as_it_is_now(vlm: VLM) -> None:
     model, processor = late(vlm), vlm.processor()
-    dense = n_placeholders(vlm.inputs(processor, [[picture(1)]]))[0]
+    dense = n_placeholders(vlm.inputs(processor, [[image(1)]]))[0]
     for keep_rate in (0.25, 0.5, 0.5):
-        agglo.apply(model, keep_rate=keep_rate, output="merged late")
+        agglo.apply(model, keep_rate=keep_rate, output="merged_late")
         agglo.adapt_processor(processor, model)
-        assert n_placeholders(vlm.inputs(processor, [[picture(1)]])) == [dense * keep_rate]
+        assert n_placeholders(vlm.inputs(processor, [[image(1)]])) == [dense * keep_rate]
     agglo.adapt_processor(processor, agglo.remove(model))
-    assert n_placeholders(vlm.inputs(processor, [[picture(1)]])) == [dense]
+    assert n_placeholders(vlm.inputs(processor, [[image(1)]])) == [dense]
 
 
 @every_vlm
 def test_copies_and_pickles_are_adapted_and_files_are_not(vlm: VLM, tmp_path: Any) -> None:
     processor = agglo.adapt_processor(vlm.processor(), late(vlm))
-    counts = n_placeholders(vlm.inputs(processor, [[picture(1)]]))
+    counts = n_placeholders(vlm.inputs(processor, [[image(1)]]))
     for other in (copy.deepcopy(processor), pickle.loads(pickle.dumps(processor))):
-        assert n_placeholders(vlm.inputs(other, [[picture(1)]])) == counts
+        assert n_placeholders(vlm.inputs(other, [[image(1)]])) == counts
     processor.save_pretrained(tmp_path)
     text = "".join(path.read_text() for path in tmp_path.glob("*.json"))
     assert "agglo" not in text
@@ -77,7 +77,7 @@ def test_the_number_is_known_from_the_size_alone(vlm: VLM) -> None:
     sizes = [[64, 64], [64, 128], [128, 64], [96, 160]]
 
     def counted() -> tuple[list[int], list[int]]:
-        prompts = [vlm.inputs(processor, [[picture(1, *size)]])["input_ids"] for size in sizes]
+        prompts = [vlm.inputs(processor, [[image(1, *size)]])["input_ids"] for size in sizes]
         asked = processor._get_num_multimodal_tokens(image_sizes=sizes).num_image_tokens
         return list(map(int, asked)), [ids.shape[1] for ids in prompts]
 
@@ -89,25 +89,25 @@ def test_the_number_is_known_from_the_size_alone(vlm: VLM) -> None:
     assert [before - after for before, after in zip(dense, reduced, strict=True)] == shorter
 
 
-def test_every_tile_of_a_picture_has_its_number() -> None:
+def test_every_tile_of_a_image_has_its_number() -> None:
     for vlm, tiles in ((INTERNVL, 3), (IDEFICS3, 9), (SMOLVLM, 9)):
-        dense = n_placeholders(vlm.inputs(vlm.processor(), [[picture(1, 64, 64), picture(2, 64, 128)]]))[0]
+        dense = n_placeholders(vlm.inputs(vlm.processor(), [[image(1, 64, 64), image(2, 64, 128)]]))[0]
         assert dense % 16 == 0
         tiles = dense // 16
         assert tiles > 2
         model, processor = late(vlm), vlm.processor()
-        inputs = vlm.inputs(agglo.adapt_processor(processor, model), [[picture(1, 64, 64), picture(2, 64, 128)]])
+        inputs = vlm.inputs(agglo.adapt_processor(processor, model), [[image(1, 64, 64), image(2, 64, 128)]])
         assert n_placeholders(inputs) == [tiles * 4]
         with torch.no_grad():
             model(**inputs)
 
 
 @pytest.mark.parametrize("vlm", QWEN, ids=lambda vlm: vlm.name)
-def test_pictures_of_different_sizes_have_different_numbers(vlm: VLM) -> None:
+def test_images_of_different_sizes_have_different_numbers(vlm: VLM) -> None:
     model = late(vlm)
     processor = agglo.adapt_processor(vlm.processor(), model)
-    pictures = [[picture(1, 64, 64)], [picture(2, 32, 96), picture(3, 128, 64)]]
-    inputs = vlm.inputs(processor, pictures)
+    images = [[image(1, 64, 64)], [image(2, 32, 96), image(3, 128, 64)]]
+    inputs = vlm.inputs(processor, images)
     assert n_placeholders(inputs) == [4, 3 + 8]
     assert [agglo.image_tokens(model, dense) for dense in (16, 12, 32)] == [4, 3, 8]
     with torch.no_grad():
@@ -117,15 +117,15 @@ def test_pictures_of_different_sizes_have_different_numbers(vlm: VLM) -> None:
 
 
 @pytest.mark.parametrize("vlm", QWEN, ids=lambda vlm: vlm.name)
-def test_pooling_knows_the_grid_of_every_picture(vlm: VLM) -> None:
-    model = agglo.apply(vlm.model(), "pool", keep_rate=0.25, output="merged late")
-    inputs = vlm.inputs(agglo.adapt_processor(vlm.processor(), model), [[picture(1, 64, 128), picture(2, 128, 128)]])
+def test_pooling_knows_the_grid_of_every_image(vlm: VLM) -> None:
+    model = agglo.apply(vlm.model(), "pool", keep_rate=0.25, output="merged_late")
+    inputs = vlm.inputs(agglo.adapt_processor(vlm.processor(), model), [[image(1, 64, 128), image(2, 128, 128)]])
     assert n_placeholders(inputs) == [2 * 4 + 4 * 4]
     with torch.no_grad():
         model(**inputs)
 
 
-def test_videos_of_models_that_take_frames_for_pictures() -> None:
+def test_videos_of_models_that_take_frames_for_images() -> None:
     processor = agglo.adapt_processor(INTERNVL.processor(), late(INTERNVL))
     frames = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8)
     settings = {"do_sample_frames": False, "size": {"height": 64, "width": 64}}
@@ -145,4 +145,4 @@ def test_a_processor_made_for_other_sizes_is_told() -> None:
     processor = INTERNVL.processor()
     processor.image_seq_length = 17
     with pytest.raises(ValueError, match=r"writes 17 placeholders.*takes 16"):
-        INTERNVL.inputs(agglo.adapt_processor(processor, late(INTERNVL)), [[picture(1)]])
+        INTERNVL.inputs(agglo.adapt_processor(processor, late(INTERNVL)), [[image(1)]])

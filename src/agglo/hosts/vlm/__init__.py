@@ -1,22 +1,20 @@
 """Vision-language models: fewer tokens leave the vision tower, and the prompt has fewer placeholders."""
 
-from agglo.hosts.vlm.applying import OUTPUTS, image_tokens, late_outlet, merged_plan, require_output, tower_outlet
-from agglo.hosts.vlm.outlet import Outlet
+from agglo.hosts.vlm.applying import image_tokens, late_reduction, merged_plan, tower_reduction
+from agglo.hosts.vlm.families import find
 from agglo.hosts.vlm.processors import AdaptedProcessor, adapted, restored
-from agglo.hosts.vlm.registry import find, outlet_of, outlets
+from agglo.hosts.vlm.reduction import VLMReduction, reduced_vlms, vlm_reduction_of
 
 __all__ = [
-    "OUTPUTS",
     "AdaptedProcessor",
-    "Outlet",
+    "VLMReduction",
     "adapted",
     "find",
     "image_tokens",
-    "late_outlet",
+    "late_reduction",
     "merged_plan",
-    "outlet_of",
-    "outlets",
-    "require_output",
+    "reduced_vlms",
     "restored",
-    "tower_outlet",
+    "tower_reduction",
+    "vlm_reduction_of",
 ]

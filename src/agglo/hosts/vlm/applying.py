@@ -1,4 +1,4 @@
-"""From what `agglo.apply` was asked for to what goes into a vision-language model."""
+"""The reduction that `agglo.apply` puts into a vision-language model."""
 
 from __future__ import annotations
 
@@ -7,72 +7,75 @@ from typing import Any
 
 from torch import nn
 
-from agglo.hosts.swap import ReducedModule, UnsupportedModelError
-from agglo.hosts.vit.base import Host, Layout
-from agglo.hosts.vlm.family import Family
-from agglo.hosts.vlm.outlet import Outlet, at_connector, require_known_count
-from agglo.hosts.vlm.registry import outlet_of, outlets
+from agglo.checks import number
+from agglo.config import ReductionConfig
+from agglo.hosts.common.base import Host, Layout
+from agglo.hosts.common.swap import ReducedModule, UnsupportedModelError
+from agglo.hosts.vlm.families import Family
+from agglo.hosts.vlm.reduction import VLMReduction, reduced_vlms, vlm_reduction_of
 from agglo.methods import Method
 from agglo.methods.pooling import Pooling
 from agglo.plan import Plan
 
-OUTPUTS = ("restored", "merged", "merged late", "smaller picture")
+
+def late_reduction(model: nn.Module, family: Family, config: ReductionConfig, method: Method) -> VLMReduction:
+    """Return the reduction of a model whose tower runs whole.
+
+    The connector's outputs are merged once, or the image is made smaller.
+    """
+    rate = config.keep_rate
+    schedule = config.schedule if rate is None else method.schedule(rate, None)
+    plan = Plan(schedule, config.threshold, proportional=False)
+    _require_known_count(method, plan)
+    shrink = family.shrink(model) if config.output == "smaller_image" else None
+    by = _at_connector(method) if shrink is None else Pooling()
+    each = family.side(model) ** 2
+    return _tried(VLMReduction(config, _owner(model), family.dense(model), plan, 1, None, by, None, each, shrink))
 
 
-def require_output(output: str) -> None:
-    if output not in OUTPUTS:
-        raise ValueError(f"output={output!r} is not known; accepted: {', '.join(map(repr, OUTPUTS))}")
+def tower_reduction(
+    model: nn.Module, family: Family, layout: Layout, plan: Plan, config: ReductionConfig, method: Method
+) -> VLMReduction:
+    """Return the reduction of a model whose tower runs reduced.
 
-
-def late_outlet(model: nn.Module, family: Family, plan: Plan, method: Method, output: str) -> Outlet:
-    """For a tower that runs whole: what the connector gives is merged once, or the picture is made smaller."""
-    require_known_count(method, plan)
-    shrink = family.shrink(model) if output == "smaller picture" else None
-    by = at_connector(method) if shrink is None else Pooling()
-    each = family.patches_per_token(model)
-    return _tried(Outlet(_owner(model), family.dense(model), plan, 1, None, by, None, each, shrink))
-
-
-def tower_outlet(model: nn.Module, family: Family, layout: Layout, plan: Plan, method: Method) -> Outlet:
-    """For a tower that runs reduced: its groups are handed on, or the connector's outputs are merged as far."""
-    require_known_count(method, plan)
-    dense = family.dense(model)
+    The tower's groups pass a pointwise connector; the outputs of others are merged to the same fraction.
+    """
+    _require_known_count(method, plan)
+    owner, dense = _owner(model), family.dense(model)
     if not family.pointwise:
-        each = family.patches_per_token(model)
-        merging = at_connector(method)
-        return _tried(Outlet(_owner(model), dense, plan, layout.depth, None, merging, method, each))
-    deepest = max(plan.read_blocks)
-    left = plan.counts(method, layout.patches, layout.depth, layout.grid)[deepest]
-    return Outlet(_owner(model), dense, plan, layout.depth, handed_on=family.handed_on(model, layout, left))
+        each = family.side(model) ** 2
+        return _tried(VLMReduction(config, owner, dense, plan, layout.depth, None, _at_connector(method), method, each))
+    left = plan.counts(method, layout.patches, layout.depth, layout.grid)[max(plan.read_blocks)]
+    return VLMReduction(config, owner, dense, plan, layout.depth, family.handed_on(model, layout, left))
 
 
 def merged_plan(plan: Plan, model: Any, family: Family, depth: int, host: Host) -> Plan:
-    """The plan of the tower of a model that is given fewer tokens."""
+    """Return the plan of the tower of a model that is given fewer tokens."""
     if not family.pointwise:
         return plan
     if not host.may_stay_merged:
         raise UnsupportedModelError(
             f"the tower of this {type(model).__name__} is none of transformers' own, which alone can hand on merged "
-            "tokens: output='merged late' merges them afterwards"
+            "tokens: output='merged_late' merges them afterwards"
         )
     return replace(plan, merged=True, read_blocks=family.read_blocks(model, depth))
 
 
 def image_tokens(model: nn.Module, dense: int | None = None) -> int:
     """See `agglo.image_tokens`."""
-    found = outlets(model)
+    found = reduced_vlms(model)
     if not found:
         raise ValueError(
             f"this {type(model).__name__} gives as many tokens as ever: call "
             "agglo.apply(model, ..., output='merged') first"
         )
-    outlet = outlet_of(found[0])
-    assert outlet is not None
-    if dense is not None and (isinstance(dense, bool) or not isinstance(dense, int) or dense < 1):
-        raise ValueError(f"dense={dense!r} must be a whole number of tokens, 1 or more")
-    if None not in (dense, outlet.dense) and dense != outlet.dense:
-        raise ValueError(f"dense={dense!r}: every picture of this model takes {outlet.dense} tokens without reduction")
-    return outlet.count(dense)
+    reduction = vlm_reduction_of(found[0])
+    assert reduction is not None
+    if dense is not None:
+        dense = number("dense", dense, whole=True, minimum=1)
+    if None not in (dense, reduction.dense) and dense != reduction.dense:
+        raise ValueError(f"dense={dense!r}: every image of this model takes {reduction.dense} tokens without reduction")
+    return reduction.count(dense)
 
 
 def _owner(model: nn.Module) -> type[nn.Module]:
@@ -85,8 +88,38 @@ def _owner(model: nn.Module) -> type[nn.Module]:
     return owner
 
 
-def _tried(outlet: Outlet) -> Outlet:
-    """An impossible request raises here, before anything changes, where the model says how many tokens it makes."""
-    if outlet.dense is not None:
-        outlet.count()
-    return outlet
+def _tried(reduction: VLMReduction) -> VLMReduction:
+    """Raise ValueError for an impossible request, where the model says how many tokens it makes."""
+    if reduction.dense is not None:
+        reduction.count(strict=True)
+    return reduction
+
+
+def _at_connector(method: Method) -> Method:
+    """Return the method as it merges the connector's outputs: by the tokens themselves, since there are no keys.
+
+    Of options with an entry for each reduction the last one holds. ValueError for a method that cannot.
+    """
+    if isinstance(method, nn.Module):
+        raise ValueError(f"{method.name} learns for the tower's tokens, and this model merges the connector's")
+    if method.needs_class_attention or method.needs_attention_received:
+        raise ValueError(f"{method.name} needs attention weights, and there are none after the connector")
+    if method.kind not in ("merges hard", "prunes"):
+        raise ValueError(f"{method.name} {method.kind}; the connector's outputs can be merged hard or pruned")
+    options = {name: value[-1] if isinstance(value, list) else value for name, value in method.options().items()}
+    if "features" in options:
+        options["features"] = "tokens"
+    return type(method)(**options)
+
+
+def _require_known_count(method: Method, plan: Plan) -> None:
+    """Raise ValueError unless every image keeps the same number of tokens, known before it is seen."""
+    if plan.schedule is None:
+        raise ValueError(
+            f"threshold={plan.threshold!r} leaves another number of tokens of every image, and a prompt is written "
+            "before it is seen: give keep_rate or schedule"
+        )
+    if method.varies != "no" or method.tokens_return != "never":
+        raise ValueError(
+            f"{method.name} does not leave a number of tokens that is known beforehand, which a prompt needs"
+        )

@@ -9,31 +9,30 @@ from typing import Any
 
 from torch import nn
 
-from agglo.hosts.swap import ReducedModule, UnsupportedModelError, reduced_class
-from agglo.hosts.vlm.family import Family
-from agglo.hosts.vlm.outlet import Outlet
-from agglo.hosts.vlm.registry import find, outlet_of
+from agglo.hosts.common.swap import ReducedModule, UnsupportedModelError, reduced_class
+from agglo.hosts.vlm.families import Family, find
+from agglo.hosts.vlm.reduction import VLMReduction, vlm_reduction_of
 from agglo.methods import Grid
 
 
 @dataclass(frozen=True)
 class Placeholders:
-    """How many placeholders of a text are to stay."""
+    """The number of placeholders that stay in a text."""
 
     family: Family
-    outlet: Outlet
+    reduction: VLMReduction
 
     def count(self, dense: int, grid: Grid | None = None) -> int:
-        """Instead of so many placeholders one behind the other. They may be of several tiles."""
-        each = self.outlet.dense
+        """Return the number in place of so many placeholders one behind the other, perhaps of several tiles."""
+        each = self.reduction.dense
         if each is None:
-            return self.outlet.count(dense, grid)
+            return self.reduction.count(dense, grid)
         if dense % each:
             raise ValueError(
-                f"the processor writes {dense} placeholders one behind the other, and a picture of this model takes "
+                f"the processor writes {dense} placeholders one behind the other, and an image of this model takes "
                 f"{each}: they are not made for each other"
             )
-        return dense // each * self.outlet.count()
+        return dense // each * self.reduction.count()
 
     def shorten(self, processor: Any, text: str, grid: Grid | None = None) -> str:
         placeholder = self.family.placeholder(processor)
@@ -45,7 +44,7 @@ class Placeholders:
 
 
 class AdaptedProcessor(ReducedModule):
-    """Overrides of a processor of transformers: what stands for a picture, and how many tokens that is."""
+    """The overrides of a processor of transformers."""
 
     agglo_placeholders: Placeholders
 
@@ -60,25 +59,25 @@ class AdaptedProcessor(ReducedModule):
         return placeholders.shorten(self, text, placeholders.family.grid(self, image_inputs, image_idx))
 
     def replace_video_token(self: Any, video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
-        # Some models take the frames of a video for pictures.
+        # Some models take the frames of a video for images.
         text = self.agglo_original.replace_video_token(self, video_inputs, video_idx, **kwargs)
         return self.agglo_placeholders.shorten(self, text)
 
     def to_dict(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What is saved: the processor as it was."""
+        """Return the processor as it was, which is what is saved."""
         plain: dict[str, Any] = restored(copy.copy(self)).to_dict(*args, **kwargs)
         return plain
 
 
 def _count_tokens(self: Any, image_sizes: Any = None, **kwargs: Any) -> Any:
-    """`_get_num_multimodal_tokens`, which serving engines ask before they see a picture."""
+    """Override `_get_num_multimodal_tokens`, which serving engines call before they see an image."""
     data = self.agglo_original._get_num_multimodal_tokens(self, image_sizes=image_sizes, **kwargs)
     if image_sizes is not None:
         placeholders: Placeholders = self.agglo_placeholders
-        each = placeholders.outlet.dense
+        each = placeholders.reduction.dense
         counted = zip(data.num_image_tokens, data.num_image_patches, strict=True)
         data.num_image_tokens = [
-            placeholders.count(tokens) if each is None else tokens - tiles * (each - placeholders.outlet.count())
+            placeholders.count(tokens) if each is None else tokens - tiles * (each - placeholders.reduction.count())
             for tokens, tiles in counted
         ]
     return data
@@ -90,7 +89,7 @@ def adapted(processor: Any, model: nn.Module) -> Any:
     if not family.fits(processor):
         raise ValueError(
             f"{type(processor).__name__} is no processor of {type(module).__name__} that agglo can adapt; "
-            f"accepted: {', '.join(family.processor_classes)}"
+            f"accepted: {', '.join(family.processors)}"
         )
     if not hasattr(processor, "replace_image_token"):
         import transformers
@@ -99,18 +98,18 @@ def adapted(processor: Any, model: nn.Module) -> Any:
             f"processors of transformers {transformers.__version__} write placeholders in a way of their own; "
             "agglo adapts those with a replace_image_token, as 5.22 has them"
         )
-    outlet = outlet_of(module)
+    reduction = vlm_reduction_of(module)
     restored(processor)
-    if outlet is not None:
-        processor.agglo_placeholders = Placeholders(family, outlet)
+    if reduction is not None:
+        processor.agglo_placeholders = Placeholders(family, reduction)
         processor.__class__ = reduced_class(AdaptedProcessor, type(processor))
     return processor
 
 
 def restored(processor: Any) -> Any:
-    """A processor as its library made it."""
-    adapted_before: Any = processor if isinstance(processor, AdaptedProcessor) else None
-    if adapted_before is not None:
-        adapted_before.__class__ = adapted_before.agglo_original
-        del adapted_before.agglo_placeholders
+    """Return a processor to the state in which its library made it."""
+    if isinstance(processor, AdaptedProcessor):
+        changed: Any = processor
+        changed.__class__ = changed.agglo_original
+        del changed.agglo_placeholders
     return processor

@@ -1,63 +1,67 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pictures of any size, packed one behind the other.
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images of any size, packed one behind the other.
 
 The connector (the library's "merger") makes one token of 2 x 2 patches, at the end of the tower. Its outputs are
-merged, each picture's to a number that follows from its size; those of Qwen3-VL's deeper connectors (DeepStack) by the
+merged, each image's to a number that follows from its size; those of Qwen3-VL's deeper connectors (DeepStack) by the
 very same groups. Videos stay as they are.
+
+M-RoPE has positions on three axes: time, row and column. Every text token has the position that it has in the prompt
+without reduction, and a merged token the mean position of its members, rounded. Positions are needed before an image is
+seen: `evenly_spread` gives those of tokens spread evenly over the image, the first of them its first. When it has been
+seen, `at_means` puts the right ones in their place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from agglo.grouping import Grouping
-from agglo.hosts.swap import ReducedModule, UnsupportedModelError, begins_pass
-from agglo.hosts.vit.reading import StandIn
-from agglo.hosts.vlm import positions
-from agglo.hosts.vlm.family import Family
-from agglo.hosts.vlm.mixin import ReducedVLM, as_asked, merged_features
-from agglo.hosts.vlm.outlet import Outlet, Picture, Shrink
+from agglo.hosts.common.swap import StandIn, begins_pass
+from agglo.hosts.vlm.mixins import ReducedVLM, as_asked, merged_features
+from agglo.hosts.vlm.reduction import MergedImage, VLMReduction
 from agglo.methods import Grid
+
+IMAGE = 1  # of transformers' mm_token_type_ids
 
 
 class ReducedQwen(ReducedVLM):
-    """Besides the features, the positions of M-RoPE."""
+    """A Qwen-VL, of which the positions of M-RoPE are overridden besides the features."""
 
     @begins_pass
     def get_image_features(
-        self: Any, outlet: Outlet, pixel_values: Tensor, image_grid_thw: Tensor | None = None, **kwargs: Any
+        self: Any, reduction: VLMReduction, pixel_values: Tensor, image_grid_thw: Tensor | None = None, **kwargs: Any
     ) -> Any:
-        return as_asked(self, _features(self, outlet, pixel_values, image_grid_thw, **kwargs), kwargs)
+        return as_asked(self, _features(self, reduction, pixel_values, image_grid_thw, **kwargs), kwargs)
 
     @begins_pass
-    def get_video_features(self: Any, outlet: Outlet, *args: Any, **kwargs: Any) -> Any:
+    def get_video_features(self: Any, reduction: VLMReduction, *args: Any, **kwargs: Any) -> Any:
         # Qwen3-VL's calls get_image_features.
-        whole = StandIn(self, get_image_features=partial(outlet.owner.get_image_features, self))  # type: ignore[attr-defined]
-        return outlet.owner.get_video_features(whole, *args, **kwargs)  # type: ignore[attr-defined]
+        whole = StandIn(self, get_image_features=partial(reduction.owner.get_image_features, self))  # type: ignore[attr-defined]
+        return reduction.owner.get_video_features(whole, *args, **kwargs)  # type: ignore[attr-defined]
 
     @begins_pass
     def get_rope_index(
         self: Any,
-        outlet: Outlet,
+        reduction: VLMReduction,
         input_ids: Tensor,
         mm_token_type_ids: Tensor,
         image_grid_thw: Tensor | None = None,
         attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        original = partial(outlet.owner.get_rope_index, self, image_grid_thw=image_grid_thw)  # type: ignore[attr-defined]
+        original = partial(reduction.owner.get_rope_index, self, image_grid_thw=image_grid_thw)  # type: ignore[attr-defined]
         grids = _grids(self, image_grid_thw)
-        counts = [(outlet.count(rows * columns, (rows, columns)), rows * columns) for rows, columns in grids]
-        return positions.spread(original, counts, input_ids, mm_token_type_ids, attention_mask, **kwargs)
+        counts = [(reduction.count(rows * columns, (rows, columns)), rows * columns) for rows, columns in grids]
+        return evenly_spread(original, counts, input_ids, mm_token_type_ids, attention_mask, **kwargs)
 
     @begins_pass
     def forward(
         self: Any,
-        outlet: Outlet,
+        reduction: VLMReduction,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
@@ -66,20 +70,20 @@ class ReducedQwen(ReducedVLM):
         **kwargs: Any,
     ) -> Any:
         original = partial(
-            outlet.owner.forward,
+            reduction.owner.forward,
             self,
             input_ids=input_ids,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
         )
-        # What was merged must be known before the positions of a picture's tokens.
-        kwargs = _encoded(self, outlet, kwargs)
+        # What was merged must be known before the positions of an image's tokens.
+        kwargs = _encoded(self, reduction, kwargs)
         image = (kwargs.get("mm_encoder_outputs") or {}).get("image")
         if image is None or input_ids is None:
             return original(position_ids=position_ids, **kwargs)
         if position_ids is None:
-            asked = {name: kwargs[name] for name in _OF_POSITIONS if kwargs.get(name) is not None}
+            asked = {name: kwargs[name] for name in _POSITION_ARGUMENTS if kwargs.get(name) is not None}
             position_ids = self.compute_3d_position_ids(
                 input_ids=input_ids,
                 inputs_embeds=inputs_embeds,
@@ -89,75 +93,152 @@ class ReducedQwen(ReducedVLM):
             )
         if position_ids is not None:
             is_image = input_ids == self.config.image_token_id
-            position_ids = positions.of_groups(position_ids, is_image, image.pooler_output)
+            position_ids = at_means(position_ids, is_image, image.pooler_output)
         return original(position_ids=position_ids, **kwargs)
 
 
-_OF_POSITIONS = ("image_grid_thw", "video_grid_thw", "mm_token_type_ids", "second_per_grid_ts")
-_OF_FORWARD = (*_OF_POSITIONS, "pixel_values", "pixel_values_videos", "mm_encoder_outputs", "use_cache")
+_POSITION_ARGUMENTS = ("image_grid_thw", "video_grid_thw", "mm_token_type_ids", "second_per_grid_ts")
+_FORWARD_ARGUMENTS = (*_POSITION_ARGUMENTS, "pixel_values", "pixel_values_videos", "mm_encoder_outputs", "use_cache")
 
 
-def _encoded(model: Any, outlet: Outlet, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `forward` with what tower and connector give in place of pixels, where a picture is shown."""
+def _encoded(model: Any, reduction: VLMReduction, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `forward` with the outputs of tower and connector in place of pixels, if any."""
     if kwargs.get("pixel_values") is None or kwargs.get("mm_encoder_outputs"):
         return kwargs
     pixels, video = kwargs["pixel_values"], kwargs.get("pixel_values_videos")
-    others = {name: value for name, value in kwargs.items() if name not in _OF_FORWARD}
-    encoded = {"image": _features(model, outlet, pixels, kwargs.get("image_grid_thw"), **others)}
+    others = {name: value for name, value in kwargs.items() if name not in _FORWARD_ARGUMENTS}
+    encoded = {"image": _features(model, reduction, pixels, kwargs.get("image_grid_thw"), **others)}
     if video is not None:
         encoded["video"] = model.get_video_features(video, kwargs.get("video_grid_thw"), return_dict=True, **others)
     return {**kwargs, "pixel_values": None, "pixel_values_videos": None, "mm_encoder_outputs": encoded}
 
 
-def _features(model: Any, outlet: Outlet, pixel_values: Tensor, image_grid_thw: Tensor | None, **kwargs: Any) -> Any:
+def _features(
+    model: Any, reduction: VLMReduction, pixel_values: Tensor, image_grid_thw: Tensor | None, **kwargs: Any
+) -> Any:
     grids = _grids(model, image_grid_thw)
-    outputs, pictures = merged_features(model, outlet, grids, pixel_values, image_grid_thw, **kwargs)
-    # Pictures are handed about one by one; each takes along where its tokens are.
-    placed = zip(pictures, grids, strict=True)
-    outputs.pooler_output = tuple(positions.with_cells(each.tokens, each.labels, grid) for each, grid in placed)
+    outputs, images = merged_features(model, reduction, grids, pixel_values, image_grid_thw, **kwargs)
+    # Images are handed about one by one; each takes along where its tokens are.
+    placed = zip(images, grids, strict=True)
+    outputs.pooler_output = tuple(with_cells(each.tokens, each.labels, grid) for each, grid in placed)
     deeper = getattr(outputs, "deepstack_features", None)
     if deeper is not None:
         outputs.deepstack_features = [
-            tuple(_by_groups(tokens, picture) for tokens, picture in zip(layer, pictures, strict=True))
-            for layer in deeper
+            tuple(_by_groups(tokens, image) for tokens, image in zip(layer, images, strict=True)) for layer in deeper
         ]
     return outputs
 
 
-def _by_groups(tokens: Tensor, picture: Picture) -> Tensor:
-    """Other tokens (M, D) of a picture, merged as its own were."""
-    if picture.labels is None:
+def _by_groups(tokens: Tensor, image: MergedImage) -> Tensor:
+    """Merge other tokens (M, D) of an image as its own were."""
+    if image.labels is None:
         return tokens
-    groups = Grouping.of(picture.labels.unsqueeze(0), len(picture.tokens), drops=bool((picture.labels < 0).any()))
+    groups = Grouping.of(image.labels.unsqueeze(0), len(image.tokens), drops=bool((image.labels < 0).any()))
     return groups.merge(tokens.unsqueeze(0))[0]
 
 
 def _grids(model: Any, grid_thw: Tensor | None) -> list[Grid]:
-    """(rows, columns) of every picture's tokens. Frames, of which a picture has one, would be below each other."""
+    """Return (rows, columns) of every image's tokens. An image has one frame."""
     if grid_thw is None:
         return []
     side = model.config.vision_config.spatial_merge_size
     return [(frames * rows // side, columns // side) for frames, rows, columns in grid_thw.tolist()]
 
 
-class QwenVL(Family):
-    model_classes: ClassVar[tuple[str, ...]] = ("Qwen2VLModel", "Qwen2_5_VLModel", "Qwen3VLModel")
-    processor_classes: ClassVar[tuple[str, ...]] = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor")
-    mixin: ClassVar[type[ReducedModule]] = ReducedQwen
+def evenly_spread(
+    rope_index: Callable[..., tuple[Tensor, Tensor]],
+    counts: Sequence[tuple[int, int]],
+    input_ids: Tensor,
+    mm_token_type_ids: Tensor,
+    attention_mask: Tensor | None,
+    **others: Any,
+) -> tuple[Tensor, Tensor]:
+    """Return positions (3, B, L) of a prompt's tokens and what to add to later ones (B, 1), before images are seen.
 
-    def dense(self, model: Any) -> int | None:
-        return None
+    Args:
+        rope_index: The model's own function, for prompts without reduction.
+        counts: For each image of the batch, tokens in this prompt and without reduction.
+        input_ids, mm_token_type_ids, attention_mask, others: The arguments of that function.
+    """
+    batch, device = len(input_ids), input_ids.device
+    there = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    rest = iter(counts)
+    rows = [_unreduced(mm_token_type_ids[row][there[row]].tolist(), rest) for row in range(batch)]
+    longest = max(len(types) for types, _ in rows)
+    types = torch.zeros(batch, longest, dtype=mm_token_type_ids.dtype, device=device)
+    ids, mask = torch.zeros(batch, longest, dtype=input_ids.dtype, device=device), torch.zeros_like(types)
+    for row, (unreduced, _) in enumerate(rows):
+        types[row, : len(unreduced)] = torch.tensor(unreduced, dtype=types.dtype, device=device)
+        mask[row, : len(unreduced)] = 1
+    dense, deltas = rope_index(ids, mm_token_type_ids=types, attention_mask=mask, **others)
+    positions = torch.zeros(3, *input_ids.shape, dtype=dense.dtype, device=device)
+    longer = []
+    for row, (unreduced, indices) in enumerate(rows):
+        positions[:, row, there[row]] = dense[:, row, torch.tensor(indices, device=device)]
+        longer.append(len(unreduced) - len(indices))
+    return positions, deltas + torch.tensor(longer, dtype=deltas.dtype, device=deltas.device).unsqueeze(1)
 
-    def patches_per_token(self, model: Any) -> int:
-        return int(model.config.vision_config.spatial_merge_size) ** 2
 
-    def shrink(self, model: Any) -> Shrink:
-        raise UnsupportedModelError(
-            "Qwen-VL takes pictures of any size: for smaller ones give its processor another size, as in "
-            "processor(..., size={'shortest_edge': ..., 'longest_edge': ...}), both in pixels of area"
-        )
+def _unreduced(types: list[int], counts: Any) -> tuple[list[int], list[int]]:
+    """Return the types of a prompt's tokens without reduction, and the index in them of each token of the prompt."""
+    unreduced: list[int] = []
+    indices: list[int] = []
+    done = 0
+    while done < len(types):
+        if types[done] != IMAGE:
+            indices.append(len(unreduced))
+            unreduced.append(types[done])
+            done += 1
+            continue
+        count, dense = next(counts, (0, 0))
+        if count == 0 or types[done : done + count] != [IMAGE] * count:
+            raise ValueError(
+                f"the prompt has {sum(kind == IMAGE for kind in types)} placeholders for images, of which this one "
+                f"takes {count or 'none'}: call agglo.adapt_processor(processor, model) before preparing prompts"
+            )
+        indices += [len(unreduced) + token * dense // count for token in range(count)]
+        unreduced += [IMAGE] * dense
+        done += count
+    return unreduced, indices
 
-    def grid(self, processor: Any, image_inputs: Mapping[str, Any], index: int) -> Grid | None:
-        side = processor.image_processor.merge_size
-        frames, rows, columns = torch.as_tensor(image_inputs["image_grid_thw"][index]).tolist()
-        return frames * rows // side, columns // side
+
+def with_cells(tokens: Tensor, labels: Tensor | None, grid: Grid) -> Tensor:
+    """Attach rows and columns (2, K) to an image's tokens (K, D), which had this grid before they were merged."""
+    cell = torch.arange(grid[0] * grid[1], device=tokens.device)
+    cells = torch.stack([cell // grid[1], cell % grid[1]])
+    tokens.agglo_cells = cells if labels is None else _rounded_means(cells, labels, len(tokens))  # type: ignore[attr-defined]
+    return tokens
+
+
+def at_means(positions: Tensor, is_image: Tensor, images: Sequence[Tensor]) -> Tensor:
+    """Return positions (3 or 4, B, L) with those of the images' tokens, (B, L) bool, at the means of their members.
+
+    The first of four rows counts tokens and stays. The first position of an image is where it begins.
+    """
+    if int(is_image.sum()) != sum(map(len, images)):
+        return positions  # the model itself will raise an error
+    axes = positions[-3:].clone()
+    found = axes[:, is_image]
+    done = 0
+    for tokens in images:
+        cells: Tensor | None = getattr(tokens, "agglo_cells", None)
+        if cells is None:
+            raise ValueError(
+                "it is not known where in the image these tokens are: give the model pixels, or what its own "
+                "get_image_features returned"
+            )
+        after = done + len(tokens)
+        found[1:, done:after] = found[1:, done : done + 1] + cells.to(found.device)
+        done = after
+    axes[:, is_image] = found
+    return torch.cat([positions[:-3], axes])
+
+
+def _rounded_means(values: Tensor, labels: Tensor, n_groups: int) -> Tensor:
+    """Return the means (A, n_groups) of each group's integers (A, M), halves rounded up; labels of -1 are in none."""
+    kept = labels >= 0
+    members = torch.zeros(n_groups, dtype=torch.int64, device=labels.device)
+    members = members.index_add(0, labels[kept], torch.ones_like(labels[kept]))
+    sums = torch.zeros(len(values), n_groups, dtype=torch.int64, device=labels.device)
+    sums = sums.index_add(1, labels[kept], values[:, kept])
+    return (2 * sums + members).div(2 * members, rounding_mode="floor")

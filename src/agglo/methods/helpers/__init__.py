@@ -1,1 +1,1 @@
-"""What methods share. No file here is a method: every file beside this directory but `base` and `registry` is one."""
+"""Functions that several methods share. Every other file of `methods`, but `base` and `registry`, is a method."""

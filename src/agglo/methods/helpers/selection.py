@@ -1,4 +1,4 @@
-"""What pruning methods share: keep the patches that score best."""
+"""Selection of the patches that stay, for pruning methods."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import torch
 from torch import Tensor
 
 from agglo.grouping import Grouping
-from agglo.methods.base import View
-from agglo.methods.helpers.exporting import refuse_onnx
+from agglo.methods.base import View, refuse_onnx
 
 
 def keep_best(view: View, scores: Tensor, n_kept: int) -> Grouping:
-    """The n_kept patches with the highest scores (B, N) stay, in the order they have; the others are dropped."""
+    """Keep the n_kept patches with the highest scores (B, N), in the order they have, and drop the others."""
     return Grouping.select(best(scores, n_kept), scores.shape[1], view.prefix, view.sizes)
 
 
 def best(scores: Tensor, n_kept: int) -> Tensor:
-    """Positions (B, n_kept) of the highest scores (B, N), ascending."""
+    """Return the positions (B, n_kept) of the highest scores (B, N), ascending."""
     return scores.topk(n_kept, dim=1).indices.sort(dim=1).values
 
 
 def chosen_first(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions (B, K) of the chosen (B, N) bool of each image, ascending, and how many (B,) they are.
+    """Return the positions (B, K) of the chosen (B, N) bool of each image, ascending, and their number (B,).
 
     K is the most of any image, at least 1; what comes after an image's own only pads.
     """
@@ -32,6 +31,6 @@ def chosen_first(chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def class_scores(view: View) -> Tensor:
-    """How much the class token attends to each patch, averaged over heads: (B, N)."""
+    """Return the class token's attention to each patch, averaged over heads: (B, N)."""
     assert view.class_attention is not None
     return view.class_attention.mean(dim=1)[:, view.prefix :]

@@ -1,4 +1,4 @@
-"""What soft methods share: every new token is a mix of all patch tokens, by weights that are learned for each stage."""
+"""The base of soft methods: every new token is a weighted sum of all patch tokens, with learned weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agglo.methods.base import Kind, LearnedMethod, ModelShape, Outcome, View
 
 
 class Mixer(nn.Module, ABC):
-    """Mixes patch tokens (B, N, C), however many, into n_out new ones."""
+    """Mix patch tokens (B, N, C) into n_out new ones."""
 
     def __init__(self, n_out: int) -> None:
         super().__init__()
@@ -22,14 +22,17 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The new tokens (B, n_out, C) and the weights (B, n_out, N) of the old ones in them."""
+        """Return the new tokens (B, n_out, C) and the weights (B, n_out, N) of the old ones in them."""
 
 
 class SoftMethod(LearnedMethod):
-    """A `Mixer` for each stage. The grouping is each old token's strongest new one, for traces, pictures and unmerging;
-    a new token that is nobody's strongest has size 1, since 0 would mean padding."""
+    """A `Mixer` for each stage.
 
-    acts = "before block"
+    The grouping is each old token's strongest new one, for traces, drawings and unmerging; a new token that is the
+    strongest of none has size 1, since 0 would mean padding.
+    """
+
+    place = "before_block"
     proportional: bool = False
     kind: ClassVar[Kind] = "merges soft"
 
@@ -39,7 +42,7 @@ class SoftMethod(LearnedMethod):
 
     @abstractmethod
     def mixer(self, width: int, n_out: int) -> Mixer:
-        """A new mixer from tokens of so many channels to n_out tokens."""
+        """Return a new mixer from tokens of so many channels to n_out tokens."""
 
     def build(self, shape: ModelShape) -> None:
         self.mixers = nn.ModuleList(self.mixer(shape.width, n_out) for _, n_out in shape.stages)
@@ -61,7 +64,7 @@ class SoftMethod(LearnedMethod):
 
 
 def linear(width_in: int, width_out: int, bias: bool = True) -> nn.Linear:
-    """A linear layer that starts as vision transformers' do: normal with deviation 0.02, bias 0."""
+    """Return a linear layer, initialised as in vision transformers: normal with deviation 0.02, bias 0."""
     layer = nn.Linear(width_in, width_out, bias)
     nn.init.trunc_normal_(layer.weight, std=0.02)
     if bias:

@@ -1,8 +1,8 @@
-"""What every answer of a method must be, so that a wrong one is refused and does not run as something else.
+"""The rules that every outcome of a method must keep.
 
-Shapes, dtypes and counts cost nothing and are looked at on every pass. What the labels say has to be read off the
-device: that is looked at when a method answers for the first time at a stage with so many tokens, and always under
-AGGLO_DEBUG=1; never while a graph is compiled, traced or captured, which a look would break.
+Shapes, dtypes and counts cost nothing and are checked on every pass. The values of labels have to be read off the
+device: they are checked the first time that a method reduces so many tokens at a stage, and always under AGGLO_DEBUG=1;
+never while a graph is compiled, traced or captured, which reading would break.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ _seen: dict[int, set[Situation]] = {}
 
 
 def require_valid(method: Method, view: View, outcome: Outcome) -> None:
-    """ValueError or TypeError that names the method and the rule its outcome breaks."""
+    """Raise ValueError or TypeError that names the method and the rule its outcome breaks."""
     if torch.jit.is_tracing():  # sizes are tensors there
         return
     _require_shapes(method, view, outcome)
     _require_count(method, view, outcome)
-    if _may_look(outcome.grouping.labels) and (_debugs() or _is_new(method, view, outcome.grouping)):
+    debug = os.environ.get("AGGLO_DEBUG", "0") not in ("", "0")
+    if _is_readable(outcome.grouping.labels) and (debug or _is_new(method, view, outcome.grouping)):
         _require_labels(method, view, outcome)
 
 
 def _require_shapes(method: Method, view: View, outcome: Outcome) -> None:
     if not isinstance(outcome, Outcome) or not isinstance(outcome.grouping, Grouping):
-        raise TypeError(f"method {method.name!r} must answer with an Outcome of a Grouping, not with {outcome!r}")
+        raise TypeError(f"method {method.name!r} must return an Outcome of a Grouping, not {outcome!r}")
     batch, n_tokens, width = view.tokens.shape
     grouping, n_groups = outcome.grouping, outcome.grouping.n_groups
     if grouping.prefix != view.prefix:
@@ -60,18 +61,14 @@ def _require_shapes(method: Method, view: View, outcome: Outcome) -> None:
 
 
 def _require_count(method: Method, view: View, outcome: Outcome) -> None:
-    """As many groups as `stages` promised, which is what is reported. Behind a mask all tokens may stay."""
+    """Require as many groups as `stages` promised, which is what is reported. Behind a mask all tokens may stay."""
     if view.target is None or outcome.policy is not None or outcome.processed is not None:
         return
     left = outcome.grouping.n_groups - view.prefix
     if method.varies == "no" and left != view.target:
-        _refuse(
-            method,
-            view,
-            f"view.target = {view.target} patch tokens must be left, not {left}. A method that cannot leave as many "
-            "says so in reachable() or stages(), one whose counts differ from image to image by `varies`",
-        )
-    if method.varies == "at most" and left > view.target:
+        hint = "A method that cannot leave as many says so in reachable() or stages(), or by `varies`"
+        _refuse(method, view, f"view.target = {view.target} patch tokens must be left, not {left}. {hint}")
+    if method.varies == "at_most" and left > view.target:
         _refuse(method, view, f"at most view.target = {view.target} patch tokens may be left, not {left}")
 
 
@@ -81,29 +78,21 @@ def _require_labels(method: Method, view: View, outcome: Outcome) -> None:
         return  # NaN in a model means NaN out of it, and labels without meaning
     labels, patches = grouping.labels, grouping.labels[:, prefix:]
     if not (labels[:, :prefix] == torch.arange(prefix, device=labels.device)).all():
-        _refuse(
-            method,
-            view,
-            f"the {prefix} prefix tokens must stay in groups of their own, 0 to {prefix - 1}, and have the labels "
-            f"{labels[0, :prefix].tolist()}",
-        )
+        found = labels[0, :prefix].tolist()
+        _refuse(method, view, f"the {prefix} prefix tokens must be groups 0 to {prefix - 1}, not {found}")
     strange = (patches < prefix) | (patches >= n_groups)
     strange &= ~((patches == -1) & torch.tensor(grouping.drops, device=labels.device))
     if strange.any():
         label = int(patches[strange][0])
-        dropped = "; -1 drops a token, in a grouping with drops=True" if not grouping.drops else ", or -1"
-        _refuse(
-            method,
-            view,
-            f"patch tokens must have labels from {prefix} to {n_groups - 1}{dropped}: one has {label}. Grouping.of "
-            f"counts prefix tokens by itself",
-        )
+        dropped = ", or -1" if grouping.drops else "; -1 drops a token, in a grouping with drops=True"
+        hint = "Grouping.of counts prefix tokens by itself"
+        _refuse(method, view, f"patch labels must be from {prefix} to {n_groups - 1}{dropped}: one is {label}. {hint}")
     if outcome.weights is None:
         _require_members(method, view, grouping)
 
 
 def _require_members(method: Method, view: View, grouping: Grouping) -> None:
-    """A group without a token only pads, and says so by the size 0. Soft groups need not be anyone's strongest."""
+    """Require a token in every group but those of size 0, which pad."""
     labels = torch.where(grouping.labels < 0, grouping.n_groups, grouping.labels)
     members = torch.zeros(len(labels), grouping.n_groups + 1, device=labels.device)
     members = members.scatter_add(1, labels, torch.ones_like(labels, dtype=members.dtype))[:, :-1]
@@ -121,18 +110,14 @@ def _refuse(method: Method, view: View, rule: str) -> None:
     raise ValueError(f"method {method.name!r} breaks a rule at stage {view.stage}: {rule}")
 
 
-def _may_look(labels: Tensor) -> bool:
-    """Whether values can be read: there are some, and no graph is in the making that a look would break."""
+def _is_readable(labels: Tensor) -> bool:
+    """Return whether there are values, and no graph is in the making that reading would break."""
     plain = type(labels) is Tensor and labels.device.type != "meta" and not torch.compiler.is_compiling()
     return plain and not (labels.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _debugs() -> bool:
-    return os.environ.get("AGGLO_DEBUG", "0") not in ("", "0")
-
-
 def _is_new(method: Method, view: View, grouping: Grouping) -> bool:
-    """Whether this instance never answered with so many groups of so many tokens at this stage."""
+    """Return whether this instance never made so many groups of so many tokens at this stage."""
     key = id(method)
     if key not in _seen:
         _seen[key] = set()

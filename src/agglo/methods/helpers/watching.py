@@ -1,4 +1,4 @@
-"""A method whose decisions somebody looks at: to time them, or to see what it compares."""
+"""A method whose decisions are observed, to time them or to see what it compares."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ Reduce = Callable[[View], Outcome]
 
 
 def watched(method: Method, around: Callable[[Reduce, View], Outcome]) -> Method:
-    """The same method; each of its decisions goes through `around`, which is given the method's own `reduce` and the
-    view, and answers with what that gives."""
+    """Return the same method, each of whose decisions goes through `around`.
+
+    `around` is given the method's own `reduce` and the view, and returns what that returns.
+    """
     kind: Any = type(method)
 
     class Watched(kind):

@@ -1,0 +1,98 @@
+"""Distances as integer keys, and the loops over lines of them that LLVM turns into vector instructions.
+
+A key is an int32 that sorts like the float32 it encodes. LLVM vectorises the minimum of integers, not that of floats
+(10x here), and no fast-math flag is needed, so NaN stays detectable. Distances that are not negative are their own
+keys, bit by bit.
+
+Indices that address memory are unsigned where it matters: Numba tests signed ones for negative values, which stops
+vectorisation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agglo.clustering.jit import inner, kernel
+
+FAR = np.int32(2**31 - 1)  # larger than the key of any finite distance
+NEVER = np.int32(-(2**31))  # smaller than any
+MAGNITUDE = np.int32(0x7FFFFFFF)
+_SIGN_TO_MASK = np.int32(31)
+
+
+@kernel
+def key_of(distance):
+    bits = np.float32(distance + np.float32(0)).view(np.int32)  # + 0 makes -0.0 the same key as 0.0
+    return np.int32(bits ^ ((bits >> _SIGN_TO_MASK) & MAGNITUDE))
+
+
+@inner
+def distance_of(key):
+    return np.int32(key ^ ((key >> _SIGN_TO_MASK) & MAGNITUDE)).view(np.float32)
+
+
+@inner
+def encode_in_place(bits):
+    """Make keys of the bits of distances of either sign."""
+    for b in range(bits.shape[0]):
+        bits[b] = key_of(np.int32(bits[b]).view(np.float32)) if bits[b] < 0 else bits[b]
+
+
+@inner
+def smallest_key(line):
+    smallest = FAR
+    for b in range(line.shape[0]):
+        smallest = min(smallest, line[b])
+    return smallest
+
+
+@inner
+def first_index_of(line, key):
+    n = np.int32(line.shape[0])
+    found = n
+    for b in range(line.shape[0]):
+        candidate = np.int32(b) if line[b] == key else n
+        found = min(found, candidate)
+    return found
+
+
+# These write over their first argument because LLVM tells by addresses at run time whether arrays overlap, and takes
+# the scalar loop where they do.
+
+
+@inner
+def average_in_place(x, y, share_x, share_y):
+    for b in range(x.shape[0]):
+        mean = key_of(share_x * distance_of(x[b]) + share_y * distance_of(y[b]))
+        x[b] = max(mean, min(x[b], y[b]))  # rounding must not bring a merged group closer than its parts
+
+
+@inner
+def averages_in_place(x, y, share_x, share_y):
+    for b in range(x.shape[0]):
+        mean = key_of(share_x[b] * distance_of(x[b]) + share_y[b] * distance_of(y[b]))
+        x[b] = max(mean, min(x[b], y[b]))
+
+
+@inner
+def maximum_in_place(x, y):
+    for b in range(x.shape[0]):
+        x[b] = max(x[b], y[b])
+
+
+@inner
+def copy_into(out, source):
+    for b in range(out.shape[0]):
+        out[b] = source[b]
+
+
+@inner
+def gather_into(out, source, indices):
+    for b in range(out.shape[0]):
+        out[b] = source[indices[b]]
+
+
+@inner
+def scatter_into(out, source, indices):
+    for b in range(source.shape[0]):
+        out[indices[b]] = source[b]

@@ -1,0 +1,1 @@
+"""Single, average and complete linkage over all pairs of tokens. `reference.py` is the definition."""

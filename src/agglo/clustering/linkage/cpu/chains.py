@@ -1,0 +1,197 @@
+"""Average and complete linkage by chains of nearest neighbours, on exact numbers and in O(N^2) for any data.
+
+Slower than rounds and pairs, this goes on from the merges they recorded where rounding leaves average linkage in doubt
+(see `certainty`), where distances are negative, and where rounds and pairs merge too few groups at a time. Groups
+compare by the rule of `linkage/reference.py` to the letter: the float64 quotient of the sum of their distances and the
+number of pairs, or their largest distance.
+
+From any group step to its nearest neighbour until two are each other's: they merge, and the chain before them still
+holds. Every step either adds a group to the chain or merges, so there are at most 3N of O(N) each.
+
+Going on from what is recorded takes 83 ms for an image of 4096 tokens (one in six was in doubt), starting again 367 ms.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agglo.clustering.jit import inner, kernel
+from agglo.clustering.keys import distance_of, first_index_of, key_of
+from agglo.clustering.linkage.cpu.workspace import padded
+
+BEYOND = np.int64(2**63 - 1)  # larger than the key of any number
+_BEFORE = np.int64(-(2**63))
+_SIGN_TO_MASK = np.int64(63)
+_LARGE = np.float64(1e38)
+_NOBODY = -1
+
+
+@inner
+def order_key_of(number):
+    """An int64 that sorts like the float64: see `key_of`."""
+    bits = np.float64(number + 0.0).view(np.int64)
+    return np.int64(bits ^ ((bits >> _SIGN_TO_MASK) & BEYOND))
+
+
+@inner
+def clean(distance):
+    """Unchecked input may hold NaN and infinities; sums of them must still compare."""
+    if not distance <= _LARGE:
+        return _LARGE
+    return max(np.float64(distance), -_LARGE)
+
+
+@inner
+def sum_between(distances, one, two, following):
+    """The sum of all distances between the groups that begin with tokens one and two."""
+    total = np.float64(0)
+    i = one
+    while i != _NOBODY:
+        j = two
+        while j != _NOBODY:
+            total += clean(distances[min(i, j), max(i, j)])
+            j = following[j]
+        i = following[i]
+    return total
+
+
+@inner
+def replay(distances, recorded, limit, average, work):
+    """Exact heights of the merges recorded so far (infinite beyond the limit), and who is in which group then."""
+    n = distances.shape[0]
+    following, last, count = work.members[0], work.members[1], work.counts
+    for i in range(n):
+        following[i] = _NOBODY
+        last[i] = i
+        count[i] = 1
+        work.parent[i] = i
+    for m in range(recorded):
+        one, two = np.int64(work.merges[1, m]), np.int64(work.merges[2, m])
+        if average:
+            height = sum_between(distances, one, two, following) / (count[one] * count[two])
+            following[last[one]] = two
+            last[one] = last[two]
+            count[one] += count[two]
+        else:
+            height = clean(distance_of(work.merges[0, m]))
+        work.heights[m] = height if key_of(np.float32(height)) <= limit else np.inf
+        work.parent[two] = one
+
+
+@inner
+def gather_groups(distances, average, work):
+    """Sums or maxima between the groups left, numbered by first member. Returns how many groups there are."""
+    n = distances.shape[0]
+    number = work.codes
+    m = 0
+    for i in range(n):
+        if work.parent[i] == i:
+            number[i] = m
+            work.counts[m] = work.counts[i]
+            work.first[m] = i
+            m += 1
+        else:
+            number[i] = number[work.parent[i]]  # the parent of a first member stands before it
+    stride = padded(m)
+    nothing = np.float64(0) if average else -np.inf
+    for a in range(m * stride):
+        work.sums[a] = nothing
+    for i in range(n):
+        line = work.sums[number[i] * stride : (number[i] + 1) * stride]
+        for j in range(i + 1, n):
+            if average:
+                line[number[j]] += clean(distances[i, j])
+            else:
+                line[number[j]] = max(line[number[j]], clean(distances[i, j]))
+    for a in range(m):
+        for b in range(a + 1, m):
+            one, two = work.sums[a * stride + b], work.sums[b * stride + a]
+            between = one + two if average else max(one, two)
+            work.sums[a * stride + b] = between
+            work.sums[b * stride + a] = between
+    for a in range(stride):
+        work.absent[a] = _BEFORE if a < m else BEYOND
+        if a >= m:
+            work.counts[a] = 1
+    return m
+
+
+@inner
+def smallest_quotient(line, counts, own_count, absent, keys):
+    smallest = BEYOND
+    for b in range(line.shape[0]):
+        keys[b] = max(order_key_of(line[b] / (own_count * counts[b])), absent[b])
+    for b in range(line.shape[0]):
+        smallest = min(smallest, keys[b])
+    return smallest
+
+
+@inner
+def join_lines(x, y, average):
+    if average:
+        for b in range(x.shape[0]):
+            x[b] += y[b]
+    else:
+        for b in range(x.shape[0]):
+            x[b] = max(x[b], y[b])
+
+
+@kernel
+def finish_by_chains(distances, recorded, limit, average, work):
+    """Exact heights of the recorded merges, and all that follow within the limit. Returns the merges recorded.
+
+    For complete linkage the counts of all groups stay 1, so that quotients are the maxima themselves.
+    """
+    replay(distances, recorded, limit, average, work)
+    if recorded == distances.shape[0] - 1:
+        return recorded
+    m = gather_groups(distances, average, work)
+    stride = padded(m)
+    keys, absent, counts, chain = work.order_keys[0, :stride], work.absent[:stride], work.counts[:stride], work.codes
+    length = 0
+    begin = 0
+    isolated = work.kept[1]  # groups whose nearest neighbour is beyond the limit take no further part
+    for a in range(m):
+        isolated[a] = 0
+    while True:
+        if length == 0:
+            while begin < m and (absent[begin] == BEYOND or isolated[begin] == 1):
+                begin += 1
+            if begin == m:
+                return recorded
+            chain[0] = begin
+            length = 1
+        tip = chain[length - 1]
+        line = work.sums[tip * stride : (tip + 1) * stride]
+        absent[tip] = BEYOND
+        smallest = smallest_quotient(line, counts, counts[tip], absent, keys)
+        absent[tip] = _BEFORE
+        other = np.int64(first_index_of(keys, smallest))
+        height = line[other] / (counts[tip] * counts[other])
+        if smallest == BEYOND or key_of(np.float32(height)) > limit:
+            # Heights fall along a chain, so only its first group can be this far from everybody.
+            isolated[tip] = 1
+            length = 0
+        elif length > 1 and chain[length - 2] == other:
+            i, j = min(tip, other), max(tip, other)
+            work.heights[recorded] = height
+            work.merges[1, recorded] = work.first[i]
+            work.merges[2, recorded] = work.first[j]
+            recorded += 1
+            x = work.sums[i * stride : (i + 1) * stride]
+            join_lines(x, work.sums[j * stride : (j + 1) * stride], average)
+            for p in range(m):
+                work.sums[p * stride + i] = x[p]
+            if average:
+                counts[i] += counts[j]
+            absent[j] = BEYOND
+            length -= 2
+        else:
+            chain[length] = other
+            length += 1
+
+
+@kernel
+def write_order_keys(recorded, work):
+    for m in range(recorded):
+        work.order_keys[0, m] = order_key_of(work.heights[m])

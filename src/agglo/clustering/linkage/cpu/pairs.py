@@ -1,0 +1,186 @@
+"""Merging the closest pair of groups, then the next: the fastest way for few tokens and for the last merges of many.
+
+Here the whole symmetric matrix is stored, so that a group's keys are one line. Lines are padded with FAR to a multiple
+of what a vector loop takes in one step, because its scalar remainder would cost more than the rest at these lengths.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agglo.clustering.jit import inner
+from agglo.clustering.keys import (
+    FAR,
+    NEVER,
+    average_in_place,
+    copy_into,
+    first_index_of,
+    maximum_in_place,
+    smallest_key,
+)
+from agglo.clustering.linkage.cpu.certainty import deepen, is_certain_pair
+from agglo.clustering.linkage.cpu.workspace import padded
+
+STALE = np.int32(-1)
+_ZERO, _ONE, _FOUR = np.uint64(0), np.uint64(1), np.uint64(4)
+
+
+@inner
+def mirror(flat, row, n, work):
+    """Write the upper triangle flat[row[a] + b] into both halves of work.square, and mark every group as present.
+
+    Returns the smallest key.
+    """
+    stride = padded(n)
+    square = work.square
+    smallest = FAR
+    for a in range(n):
+        line = square[a * stride : (a + 1) * stride]
+        line[a] = FAR
+        copy_into(line[a + 1 : n], flat[row[a] + a + 1 : row[a] + n])
+        smallest = min(smallest, smallest_key(line[a:n]))
+    for a in range(n):
+        for b in range(n, stride):
+            square[a * stride + b] = FAR
+    transpose_upper(square, np.uint64(n), np.uint64(stride))
+    for a in range(n):
+        work.gone[a] = NEVER
+    for a in range(n, stride):
+        work.gone[a] = FAR
+        work.nearest[0, a] = FAR
+        work.neighbour[0, a] = STALE
+    return smallest
+
+
+@inner
+def transpose_upper(square, n, stride):
+    """Copy the upper triangle to the lower one in squares of 4 x 4, which stay in registers."""
+    whole = n - n % _FOUR
+    for a in range(_ZERO, whole, _FOUR):
+        for b in range(a + _FOUR, whole, _FOUR):
+            source, target = a * stride + b, b * stride + a
+            for i in range(_FOUR):
+                for j in range(_FOUR):
+                    square[target + j * stride + i] = square[source + i * stride + j]
+        for i in range(a, a + _FOUR):
+            for j in range(i + _ONE, a + _FOUR):
+                square[j * stride + i] = square[i * stride + j]
+    for b in range(whole, n):
+        for a in range(_ZERO, b):
+            square[b * stride + a] = square[a * stride + b]
+
+
+@inner
+def smallest_present(line, gone):
+    smallest = FAR
+    for b in range(line.shape[0]):
+        smallest = min(smallest, max(line[b], gone[b]))
+    return smallest
+
+
+@inner
+def first_present(line, gone, key):
+    n = np.int32(line.shape[0])
+    found = n
+    for b in range(line.shape[0]):
+        candidate = np.int32(b) if max(line[b], gone[b]) == key else n
+        found = min(found, candidate)
+    return found
+
+
+@inner
+def look_around(n, i, work):
+    """Find the nearest neighbour of group i again."""
+    stride = padded(n)
+    line, gone = work.square[i * stride : (i + 1) * stride], work.gone[:stride]
+    key = smallest_present(line, gone)
+    work.nearest[0, i] = key
+    work.neighbour[0, i] = first_present(line, gone, key)
+
+
+@inner
+def join_groups(n, i, j, average, recorded, work):
+    """Merge group j into group i < j and record it, or note that rounding leaves it in doubt.
+
+    Columns of groups that are gone keep arbitrary keys.
+    """
+    stride = padded(n)
+    square = work.square
+    x, y = square[i * stride : (i + 1) * stride], square[j * stride : (j + 1) * stride]
+    if average and work.deepest[0] > 0 and not is_certain_pair(n, i, j, work):
+        work.in_doubt[0] = True
+        return
+    work.merges[0, recorded] = x[j]
+    work.merges[1, recorded] = work.first[i]
+    work.merges[2, recorded] = work.first[j]
+    if average:
+        total = work.size[i] + work.size[j]
+        average_in_place(x, y, work.size[i] / total, work.size[j] / total)
+        work.size[i] = total
+        deepen(i, i, j, work)
+    else:
+        maximum_in_place(x, y)
+    x[i] = FAR
+    work.gone[j] = FAR
+    work.nearest[0, j] = FAR
+    column, step = np.uint64(i), np.uint64(stride)
+    for p in range(_ZERO, np.uint64(n)):
+        square[p * step + column] = x[p]
+
+
+@inner
+def sort_uncertain(recorded, smallest, work):
+    """Keys of the merges recorded ahead of the closest pair left, ascending, in line 0. Returns how many."""
+    ahead = work.lines[0, 0]
+    count = 0
+    for m in range(recorded):
+        key = work.merges[0, m]
+        if key >= smallest:
+            at = count
+            while at > 0 and ahead[at - 1] > key:
+                ahead[at] = ahead[at - 1]
+                at -= 1
+            ahead[at] = key
+            count += 1
+    return count
+
+
+@inner
+def merge_closest_pairs(n, target, limit, average, recorded, work):
+    """Merge the closest pair until `target` recorded merges are certain, or it is beyond the limit.
+
+    A nearest-neighbour key stays a lower bound when that neighbour merges, so a group looks around again only when its
+    bound is the smallest of all. Where that happens too often this gives up, and `chains` must take over.
+
+    Returns the merges recorded.
+    """
+    stride = padded(n)
+    nearest, neighbour = work.nearest[0, :stride], work.neighbour[0, :stride]
+    ahead = work.lines[0, 0]
+    n_ahead = sort_uncertain(recorded, smallest_key(nearest), work)
+    certain = recorded - n_ahead
+    caught_up = 0
+    patience = 4 * n
+    while True:
+        smallest = smallest_key(nearest)
+        while caught_up < n_ahead and ahead[caught_up] < smallest:
+            caught_up += 1
+        if certain + caught_up >= target or smallest == FAR or smallest > limit:
+            work.left[0] = smallest
+            return recorded
+        i = first_index_of(nearest, smallest)
+        if neighbour[i] == STALE:
+            if patience == 0:
+                work.in_doubt[0] = True
+                return recorded
+            patience -= 1
+        else:
+            j = neighbour[i]
+            join_groups(n, i, j, average, recorded, work)
+            if work.in_doubt[0]:
+                return recorded
+            recorded += 1
+            certain += 1
+            for p in range(stride):
+                neighbour[p] = STALE if neighbour[p] == i or neighbour[p] == j else neighbour[p]
+        look_around(n, i, work)

@@ -1,0 +1,127 @@
+"""The definition of agglomerative clustering, with no tricks: the oracle for every other backend.
+
+Start with every token in a group of its own and merge the two closest groups until nothing is left to do. The linkage
+says how far two groups I and J are apart, and so, when I and J become one, how far that is from a third group K:
+
+    single     d(I, J) = min  D[i, j] over i in I, j in J    d(IJ, K) = min(d(I, K), d(J, K))
+    complete   d(I, J) = max  D[i, j]                        d(IJ, K) = max(d(I, K), d(J, K))
+    average    d(I, J) = mean D[i, j]                        d(IJ, K) = (|I| d(I, K) + |J| d(J, K)) / (|I| + |J|)
+
+Weights. With a weight w[i] >= 0 per token, all of this acts on weighted distances in place of D:
+
+    D[i, j] * max(w[i], w[j])            one float32 product of float32 numbers, rounded once
+
+Single, average and complete linkage never bring a merged group closer to a third one than the nearer of its parts was,
+whatever symmetric numbers they start from. So what the other backends rely on holds with weights as without.
+
+Rounding. Distances are float32. Single and complete linkage only compare them. A mean is the float64 quotient of the
+sum of the distances, taken in float64, and their number. Such a sum is exact (as long as the distances, as multiples of
+one power of two, add up to less than 2**53), so the mean of two groups depends on their members alone and not on the
+order in which they came together. That holds for cosine distances of up to 16 384 tokens and for small integers;
+elsewhere (weighted distances of very different magnitude among them) means may differ in their sixteenth digit. A
+threshold is compared in float32.
+
+Ties. Of several closest pairs the first one merges:
+    single              the first pair of tokens (i, j), i < j, that is that close
+    average, complete   the first pair of groups, a group standing where its first member stands
+
+Order. Rows of a tree, and the merges that are kept for k groups, go by (height, first group, second group), which is
+the order in which they happen here.
+
+Every backend and every way through a backend follows these rules: equal distances do not make results depend on the
+device, on the number of threads, or on whether labels or a tree were asked for. Only a device without float64 (MPS)
+sums in float32, and may decide ties of means otherwise.
+
+Only the upper triangle of a distance matrix is read, as in SciPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_BETWEEN_GROUPS: dict[str, Callable[[np.ndarray], float]] = {"single": np.min, "average": np.mean, "complete": np.max}
+
+
+def _mirror_upper(distances: np.ndarray) -> np.ndarray:
+    upper = np.triu(distances, 1)
+    return upper + upper.T
+
+
+def merges_of(distances: np.ndarray, linkage: str, weights: np.ndarray | None = None) -> list[tuple[int, int, float]]:
+    """All N-1 merges of one (N, N) matrix in order: (first member of I, first member of J, d(I, J))."""
+    if weights is not None:
+        distances = distances.astype(np.float32) * np.maximum.outer(weights, weights).astype(np.float32)
+    tokens = _mirror_upper(distances.astype(np.float64))
+    between = _BETWEEN_GROUPS[linkage]
+    groups = {i: [i] for i in range(len(tokens))}  # first member -> all members
+    # What ties are decided on: for single linkage the tokens themselves, otherwise the groups.
+    candidates = np.where(np.triu(np.ones_like(tokens, dtype=bool), 1), tokens, np.inf)
+
+    merges = []
+    while len(groups) > 1:
+        i, j = divmod(int(np.argmin(candidates)), len(tokens))
+        height = float(candidates[i, j])
+        if linkage == "single":
+            i, j = (next(first for first, members in groups.items() if token in members) for token in (i, j))
+        first, second = min(i, j), max(i, j)
+        merges.append((first, second, height))
+
+        if linkage == "single":
+            candidates[np.ix_(groups[first], groups[second])] = np.inf
+            candidates[np.ix_(groups[second], groups[first])] = np.inf
+        groups[first] += groups.pop(second)
+        if linkage != "single":
+            candidates[second, :] = candidates[:, second] = np.inf
+            for other, members in groups.items():
+                if other != first:
+                    distance = between(tokens[np.ix_(groups[first], members)])
+                    candidates[min(first, other), max(first, other)] = distance
+    return merges
+
+
+def labels_after(merges: list[tuple[int, int, float]], n_tokens: int) -> list[int]:
+    """Group number of every token once these merges are done; groups numbered by first member."""
+    group_of = list(range(n_tokens))  # first member of each token's group
+    for first, second, _ in merges:
+        group_of = [first if group == second else group for group in group_of]
+    number = {group: i for i, group in enumerate(sorted(set(group_of)))}
+    return [number[group] for group in group_of]
+
+
+def _merges_of_item(distances: Tensor, linkage: str, weights: Tensor | None, item: int) -> list[tuple[int, int, float]]:
+    own_weights = None if weights is None else weights[item].cpu().numpy()
+    return merges_of(distances[item].cpu().numpy(), linkage, own_weights)
+
+
+def labels(
+    distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None, weights: Tensor | None = None
+) -> Tensor:
+    """Labels (B, N) of distances (B, N, N), for k groups per item (B,) or all merges within a threshold."""
+    batch, n_tokens, _ = distances.shape
+    result = torch.empty(batch, n_tokens, dtype=torch.int64)
+    for b in range(batch):
+        merges = _merges_of_item(distances, linkage, weights, b)
+        if k is not None:
+            merges = merges[: n_tokens - int(k[b])]
+        elif threshold is not None:
+            merges = [merge for merge in merges if np.float32(merge[2]) <= np.float32(threshold)]
+        result[b] = torch.tensor(labels_after(merges, n_tokens))
+    return result.to(distances.device)
+
+
+def tree(distances: Tensor, linkage: str, weights: Tensor | None = None) -> Tensor:
+    """Linkage matrices (B, N-1, 4) of distances (B, N, N), float64, in SciPy's layout."""
+    batch, n_tokens, _ = distances.shape
+    result = torch.empty(batch, n_tokens - 1, 4, dtype=torch.float64)
+    for b in range(batch):
+        node, size = list(range(n_tokens)), [1] * n_tokens
+        for row, (i, j, height) in enumerate(_merges_of_item(distances, linkage, weights, b)):
+            size[i] += size[j]
+            children = sorted((node[i], node[j]))
+            result[b, row] = torch.tensor([*children, height, size[i]], dtype=torch.float64)
+            node[i] = n_tokens + row
+    return result.to(distances.device)

@@ -1,0 +1,275 @@
+"""`ReductionConfig`: the one value that says how a model is reduced.
+
+Command lines, records, training settings, tuned results and benchmarks all carry this value. It holds names and plain
+values, checks them when it is made, and can be compared, hashed, written to JSON and typed as text:
+
+    atc:keep_rate=0.5,linkage=single
+    tome:schedule=(counts:90,30,10,blocks=[3,6,9]),proportional=false
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from agglo.checks import choice, number, whole_numbers
+from agglo.methods import Method, create
+from agglo.methods.base import PLACES, Place
+from agglo.methods.registry import find
+from agglo.schedule import Rates, Schedule, Stages, WrittenSchedule, as_schedule
+from agglo.text import format_call, parse_call
+
+LastBlock = Literal["all", "class_token"]
+Output = Literal["restored", "merged", "merged_late", "smaller_image"]
+Part = Literal["attn", "cross", "mlp"]
+Share = Literal["block", "resolution"]
+
+VERSION = 1
+DOWNSAMPLES = (1, 2, 4, 8, 16, 32)  # every level of a U-Net halves rows and columns
+BUDGETS = ("keep_rate", "schedule", "threshold")
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ReductionConfig:
+    """How a model is reduced. Exactly one of `keep_rate`, `schedule` and `threshold` is given.
+
+    Args:
+        method: The name of a method that `agglo.list_methods()` lists.
+        keep_rate: Fraction of patch tokens that stays at each stage, in (0, 1]; a list gives one per stage.
+        schedule: Tokens left after each block: a `Schedule`, its text, or a list of tokens removed at each block.
+        threshold: Merge tokens up to this cosine distance, so that every image keeps as many as it needs.
+        blocks: 0-based blocks that reduce, for keep_rate and threshold; by default a quarter, a half and three quarters
+            of the depth (3, 6, 9 of 12).
+        place: Where a method that merges hard acts: "after_attention", or "before_block", which spares attention too.
+            Before a block there are no keys and values of it: atc and tome need features="tokens" there. None leaves it
+            to the method.
+        proportional: Whether a merged token weighs in attention as much as its members did; None leaves it to the
+            method.
+        last_block: "class_token" lets the last block compute only what a head needs that reads the class token alone.
+            The output is the same but for rounding. "all" computes every token.
+        output: For vision-language models: "restored" gives every position its group's token. "merged" lets merged
+            tokens leave the tower. "merged_late" runs the tower whole and merges once on the way to the language model.
+            "smaller_image" is the baseline: nothing is merged, the image is scaled down.
+        max_downsample: For diffusion models: the largest downsampling factor of the latent at which tokens merge; None
+            takes the finest resolution that has attention.
+        merge: For diffusion models: parts of a block that run with one token per group: "attn", "cross", "mlp".
+        share: For diffusion models: "resolution" lets the blocks of a resolution share the grouping of the first.
+        every: For diffusion models: denoising steps for which a block keeps its grouping.
+        drift: For diffusion models: keep a grouping until its features have moved by this much, relative to what they
+            were.
+        options: Options of the method, by name.
+
+    Raises:
+        ValueError: A value is not accepted, or two do not go together.
+
+    >>> config = agglo.ReductionConfig(keep_rate=0.5, options={"linkage": "single"})
+    >>> print(config)
+    atc:keep_rate=0.5,linkage=single
+    >>> agglo.ReductionConfig.parse("atc:keep_rate=0.5,linkage=single") == config
+    True
+    """
+
+    method: str = "atc"
+    keep_rate: Rates | None = None
+    schedule: Schedule | None = None
+    threshold: float | None = None
+    blocks: tuple[int, ...] | None = None
+    place: Place | None = None
+    proportional: bool | None = None
+    last_block: LastBlock = "all"
+    output: Output = "restored"
+    max_downsample: int | None = None
+    merge: tuple[Part, ...] = ("attn",)
+    share: Share = "block"
+    every: int = 1
+    drift: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        method = create(self.method, **self.options)
+        # As the method keeps them and without its defaults, so that configs of the same meaning are equal.
+        kept, defaults = method.options(), method.defaults()
+        self._set(
+            "options", {name: kept[name] for name in kept if name in self.options and kept[name] != defaults[name]}
+        )
+        self._check_values()
+        self._check_budget()
+        check_with(self, method)
+
+    def _check_values(self) -> None:
+        choice("place", self.place, (None, *PLACES))
+        choice("proportional", self.proportional, (None, True, False))
+        choice("last_block", self.last_block, get_args(LastBlock))
+        choice("output", self.output, get_args(Output))
+        if self.max_downsample is not None:
+            choice("max_downsample", self.max_downsample, DOWNSAMPLES)
+        several = isinstance(self.merge, Iterable) and not isinstance(self.merge, str)
+        parts = tuple(self.merge) if several else (self.merge,)
+        self._set("merge", tuple(choice("merge", part, get_args(Part)) for part in parts))
+        if not parts:
+            raise ValueError("merge=() leaves nothing to merge; accepted: 'attn', 'cross', 'mlp'")
+        choice("share", self.share, get_args(Share))
+        number("every", self.every, whole=True, minimum=1)
+        if self.drift is not None:
+            self._set("drift", number("drift", self.drift, minimum=0))
+
+    def _check_budget(self) -> None:
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of keep_rate, schedule and threshold, not {' and '.join(given) or 'none'}")
+        if self.blocks is not None:
+            if self.schedule is not None:
+                raise ValueError("blocks go with keep_rate or threshold; a schedule has its own")
+            self._set("blocks", whole_numbers("blocks", self.blocks))
+        if self.keep_rate is not None:
+            self._set("keep_rate", Stages(self.keep_rate, self.blocks).keep_rate)
+        if self.schedule is not None:
+            self._set("schedule", as_schedule(self.schedule))
+        if self.threshold is not None:
+            self._set("threshold", number("threshold", self.threshold, minimum=0))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(cls, method: str = "atc", **arguments: Any) -> ReductionConfig:
+        """Make a config from flat arguments, as `agglo.apply` takes them: fields and options of the method by name."""
+        own = {name: value for name, value in arguments.items() if name in _FIELDS}
+        options = {name: value for name, value in arguments.items() if name not in _FIELDS}
+        accepted = find(method).defaults()
+        for name in options:
+            choice(f"argument of method {method!r}", name, [*accepted, *sorted(_FIELDS)])
+        return cls(method, **own, options=options)
+
+    @classmethod
+    def parse(cls, text: str) -> ReductionConfig:
+        """Parse the text `method:key=value,key=value`; keys are fields and options of the method.
+
+        >>> agglo.ReductionConfig.parse("tome:keep_rate=0.5")
+        ReductionConfig('tome', keep_rate=0.5)
+        """
+        name, values, arguments = parse_call(text)
+        if values:
+            raise ValueError(f"{text!r}: write key=value, not {values[0]!r}")
+        return cls.of(name, **arguments)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> ReductionConfig:
+        """Make a config from what `to_dict` gave.
+
+        Raises:
+            ValueError: The version is another, or a key is unknown.
+        """
+        arguments = dict(content)
+        version = arguments.pop("version", None)
+        if version != VERSION:
+            raise ValueError(f"version={version!r} of a reduction config is not known; accepted: {VERSION}")
+        return cls.of(**arguments)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON: the version, the method, and all that differs from the defaults."""
+        return {"version": VERSION, "method": self.method, **_plain(self.given())}
+
+    def given(self) -> dict[str, Any]:
+        """Return what differs from the defaults, as the flat arguments of `agglo.apply`, without the method."""
+        own = {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name in _FIELDS and getattr(self, each.name) != each.default
+        }
+        return {**own, **self.options}
+
+    def create_method(self) -> Method:
+        """Create the method with its options."""
+        return create(self.method, **self.options)
+
+    @property
+    def budget(self) -> str:
+        """How far the model is reduced, such as "keep 0.5", "threshold 0.2" or "linear:16"."""
+        if self.keep_rate is not None:
+            rates = self.keep_rate if isinstance(self.keep_rate, Sequence) else [self.keep_rate]
+            return f"keep {' '.join(f'{rate:g}' for rate in rates)}"
+        return str(self.schedule) if self.threshold is None else f"threshold {self.threshold:g}"
+
+    def __str__(self) -> str:
+        return format_call(self.method, (), self.given())
+
+    def __repr__(self) -> str:
+        given = {name: value for name, value in self.given().items() if name not in self.options}
+        given |= {"options": dict(self.options)} if self.options else {}
+        return f"ReductionConfig({', '.join([repr(self.method), *(f'{k}={v!r}' for k, v in given.items())])})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ReductionConfig) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> Any:
+        return _hashable({**self.given(), "method": self.method})
+
+
+_FIELDS = frozenset(each.name for each in fields(ReductionConfig)) - {"method", "options"}
+DIFFUSION_FIELDS = ("max_downsample", "merge", "share", "every", "drift")
+DEFAULTS = {each.name: each.default for each in fields(ReductionConfig) if each.default is not MISSING}
+
+
+def config_for(method: Method, **arguments: Any) -> ReductionConfig:
+    """Return the config of a method instance, whose options are the instance's own."""
+    if unknown := sorted(set(arguments) - _FIELDS):
+        raise ValueError(f"option {unknown[0]!r} goes with a method's name, not with the instance {method!r}")
+    config = object.__new__(ReductionConfig)  # no name to look up: the instance need not be registered
+    for name, value in {**DEFAULTS, "options": {}, **arguments, "method": method.name}.items():
+        config._set(name, value)
+    config._check_values()
+    config._check_budget()
+    check_with(config, method)
+    return config
+
+
+def check_with(config: ReductionConfig, method: Method) -> None:
+    """Raise a ValueError for what does not go with the method."""
+    if config.threshold is not None and not method.takes_threshold:
+        raise ValueError(f"method {method.name!r} takes no threshold; give keep_rate or schedule")
+    if config.schedule is not None and config.schedule.returning and method.tokens_return == "never":
+        raise ValueError(f"{config.schedule!r} is for methods whose tokens return; {method.name} drops them for good")
+    if config.output in ("merged_late", "smaller_image"):
+        for name in ("blocks", "place", "last_block"):
+            if getattr(config, name) != DEFAULTS[name]:
+                raise ValueError(
+                    f"{name}={getattr(config, name)!r} is for a tower that runs reduced; with output={config.output!r} "
+                    "it runs whole"
+                )
+    if config.output == "smaller_image" and (config.method != "atc" or config.options):
+        raise ValueError("output='smaller_image' merges nothing: it takes no method and no options of one")
+    _check_place(config.place, method)
+
+
+def _check_place(place: Place | None, method: Method) -> None:
+    if place is None or place == method.place:
+        return
+    if place != "before_block" or not method.may_act_before:
+        raise ValueError(f"place={place!r} does not go with method {method.name!r}, which acts {method.place!r}")
+    features = method.options().get("features", "tokens")
+    if any(each != "tokens" for each in ([features] if isinstance(features, str) else features)):
+        raise ValueError(
+            f"features={features!r} do not exist before a block, whose keys and values are made in it; "
+            "place='before_block' goes with features='tokens'"
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, Schedule) and not isinstance(value, WrittenSchedule):
+        raise ValueError(f"{value!r} is a schedule of its own kind, which files and commands cannot hold")
+    return str(value) if isinstance(value, Schedule) else value
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tuple(sorted((name, _hashable(each)) for name, each in value.items()))
+    return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value

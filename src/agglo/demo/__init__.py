@@ -1,1 +1,0 @@
-"""What can be tried without downloading anything."""

@@ -1,0 +1,382 @@
+"""One forward pass over transformer blocks with fewer and fewer tokens: the same for every host and every method."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from agglo.attention import class_attention
+from agglo.grouping import Grouping
+from agglo.hosts.common.blocks import (
+    AttentionInputs,
+    Call,
+    Parts,
+    Projected,
+    attend,
+    directly,
+    in_slices,
+    of_keys,
+    run_front,
+)
+from agglo.hosts.common.padding import RealPatches, reduce_apart
+from agglo.hosts.common.positions import Positions, RelativeBias
+from agglo.hosts.common.readers import are_watched
+from agglo.hosts.common.swap import PassSetup
+from agglo.methods import Grid, RememberingMethod, View
+from agglo.methods.helpers.validation import require_valid
+from agglo.tracing import Step
+
+NO_INPUTS = AttentionInputs()
+
+
+class Pass:
+    """The state of one forward pass, whose blocks are run one after the other.
+
+    It lives as long as the loop over blocks does: two threads may run one model.
+
+    Attributes:
+        x: Tokens (B, G, C) at hand, suffix tokens behind the prefix tokens and counted among them.
+        total: How the first tokens became these.
+        before_drops: The tokens just before some of them were dropped, and the grouping that had led there.
+        positions, initial_positions: Of the tokens at hand, and of all.
+        bias: Shares of the first tokens in those at hand, once a block has relative position bias.
+        policy, processed: The masks of the latest outcome.
+        received, class_attention: Of the tokens at hand in the latest attention, if the method asks for it.
+        memory: (B, T), what the method remembers of every token, at hand or not.
+        front_only: Whether the last block may run for the tokens in front alone that the head reads.
+        never_whole: Whether the library's own blocks cannot take the tokens as they are.
+    """
+
+    never_whole = False
+
+    def __init__(
+        self,
+        setup: PassSetup,
+        x: Tensor,
+        *,
+        depth: int,
+        prefix: int,
+        training: bool,
+        suffix: int = 0,
+        positions: Positions | None = None,
+        grid: Grid | None = None,
+        real: Tensor | None = None,
+        call: Call = directly,
+    ) -> None:
+        """Begin a pass.
+
+        Args:
+            setup: What `apply` decided, as the pass found it at its beginning.
+            x: Tokens (B, T, C), prefix tokens first and suffix tokens last; neither are ever merged.
+            depth: Blocks that the schedule counts.
+            prefix: How many prefix tokens there are.
+            training: Whether the model trains.
+            suffix: How many suffix tokens there are.
+            positions: Those of a model with rotary position embeddings.
+            grid: (rows, columns) of the patches, for methods that ask where they are.
+            real: (B, T - prefix) bool, patches of a padded batch that show some of an image, which never merge with
+                those that show padding alone. None where all do, or where it does not matter.
+            call: `directly`, or `checkpointed` for gradient checkpointing. The decision what to merge is never inside,
+                so that it is taken once.
+        """
+        grid = None if grid is None else (int(grid[0]), int(grid[1]))  # tensors, while TorchScript watches
+        self.setup, self.plan, self.method = setup, setup.plan, setup.method
+        self.before_block = setup.plan.acts_before_block(setup.method)
+        self.front_only = setup.front_only
+        self.real = None if real is None or not setup.method.mixes else RealPatches(real)
+        self.training, self.call, self.grid = training, call, grid
+        self.ends = (prefix, suffix)
+        self.prefix = prefix + suffix
+        self.n_tokens = int(x.shape[1])
+        self.x = ends_first(x, self.ends)
+        self.positions = self.initial_positions = positions
+        self.bias: RelativeBias | None = None
+        self.targets = self.plan.targets(self.method, self.n_tokens - self.prefix, depth, grid)
+        self.asked = [index for index, target in enumerate(self.targets) if target is not None]
+        self.total: Grouping | None = None
+        self.policy: Tensor | None = None
+        self.processed: Tensor | None = None
+        self.received: Tensor | None = None
+        self.class_attention: Tensor | None = None
+        self.memory: Tensor | None = None
+        self.before_drops: list[tuple[Tensor, Grouping | None]] = []
+        self.steps: list[Step] = []
+
+    def block(self, index: int, block: nn.Module, parts: Parts, given: AttentionInputs = NO_INPUTS) -> None:
+        """Run one block, and reduce the tokens if the plan says so.
+
+        Args:
+            index: Which of the blocks it is.
+            block: The library's module.
+            parts: How it comes apart.
+            given: The rotary table and the relative position bias of all tokens, as the library has them.
+        """
+        target = self.targets[index]
+        if given.bias is not None and self.bias is None:
+            self.bias = self._shares_so_far()
+        if target is not None and self.method.tokens_return != "never":
+            self._let_return()
+        if target is not None and self.before_block:
+            self._reduce(index, target, None)
+            target = None
+        inputs, before = self._inputs(given), self.x
+        n_front = self._n_front(index, block)
+        if n_front is not None:
+            self.x = self.call(run_front, parts, block, self.x, inputs, n_front)
+            self.total, self.before_drops = None, []
+            return
+        if target is None and not self._looks_at(index) and self._may_run_whole(parts, inputs):
+            self._run_whole(block, parts, inputs.rotary)
+        else:
+            self._run_in_parts(index, block, parts, inputs, target)
+        if self.processed is not None:
+            mask = self.processed.to(before.dtype).unsqueeze(-1)
+            self.x = mask * self.x + (1 - mask) * before
+        if self.method.tokens_return == "after_block":
+            self._let_return()
+
+    def _inputs(self, given: AttentionInputs) -> AttentionInputs:
+        """Return what the attention of the tokens at hand depends on."""
+        return AttentionInputs(
+            rotary=given.rotary if self.positions is None else self.positions.table(given.rotary),
+            bias=None if given.bias is None or self.bias is None else self.bias.between(given.bias),
+            sizes=self.sizes(),
+            policy=self.policy,
+            elsewhere=given.elsewhere,
+        )
+
+    def _shares_so_far(self) -> RelativeBias:
+        if self.total is None:
+            return RelativeBias()
+        every = torch.eye(self.n_tokens, device=self.x.device).expand(self.x.shape[0], -1, -1)
+        return RelativeBias(replace(self.total, chosen=None).merge(every))
+
+    def _n_front(self, index: int, block: nn.Module) -> int | None:
+        """Return how many tokens in front the block may run for alone; None if it runs for all."""
+        last = len(self.targets) - 1
+        masked = self.policy is not None or self.processed is not None
+        if not self.front_only or index != last or masked or are_watched(block.modules()):
+            return None
+        return self.plan.front(self.method, self.targets[last], bool(self.setup.traces))
+
+    def _may_run_whole(self, parts: Parts, inputs: AttentionInputs) -> bool:
+        """Return whether the library's own block can take the tokens at hand."""
+        if self.never_whole or inputs.sizes is not None or self.policy is not None:
+            return False
+        return self.total is None or not (parts.needs_all_tokens or inputs.bias is not None)
+
+    def _attention_is_wanted(self, index: int, target: int | None) -> bool:
+        return index + 1 in self.asked if self.before_block else target is not None
+
+    def _remembering(self, index: int) -> RememberingMethod | None:
+        """Return the method if it remembers the attention of this block."""
+        asked = self.asked
+        listens = bool(asked) and asked[0] - 1 <= index < asked[-1]
+        return self.method if isinstance(self.method, RememberingMethod) and listens else None
+
+    def _looks_at(self, index: int) -> bool:
+        """Return whether the method needs to see the attention of a block at which nothing is reduced."""
+        needs = self.method.needs_attention_received or self.method.needs_class_attention
+        return (needs and self._attention_is_wanted(index, None)) or self._remembering(index) is not None
+
+    def _run_whole(self, block: nn.Module, parts: Parts, rotary: Tensor | None) -> None:
+        x = in_library_order(self.x, self.ends)
+        alike = parts.treats_images_alike and (rotary is None or rotary.dim() < x.dim())  # not one for each image
+        self.x = ends_first(in_slices(self.call, alike, parts.whole, block, x, rotary), self.ends)
+
+    def _run_in_parts(
+        self, index: int, block: nn.Module, parts: Parts, inputs: AttentionInputs, target: int | None
+    ) -> None:
+        wanted = self._attention_is_wanted(index, target)
+        receives = self.method.needs_attention_received and wanted
+        self.x, projected, self.received = self.call(attend, parts, block, self.x, inputs, receives)
+        if self.method.needs_class_attention and wanted:
+            self.class_attention = _class_attention(projected, inputs.sizes)
+        remembering = self._remembering(index)
+        if remembering is not None:
+            self._remember(remembering, projected, inputs.sizes)
+        if target is not None:
+            self._reduce(index, target, projected)
+        self.x = in_slices(self.call, parts.treats_images_alike, parts.feed, block, self.x)
+
+    def _full_length(self) -> Tensor:
+        """Return every position (B, T, C): its group's token, or its last value before it was dropped."""
+        if self.total is None:
+            return self.x
+        last: Tensor | None = None
+        for tokens, before in self.before_drops:
+            last = tokens if before is None else before.unmerge(tokens, last)
+        return self.total.unmerge(self.x, last)
+
+    def patches(self) -> Tensor:
+        """Return every patch (B, T - prefix, C), in the original number and order."""
+        return self._full_length()[:, self.prefix :]
+
+    def full(self) -> Tensor:
+        """Return every token (B, T, C) in the original number and order."""
+        return in_library_order(self._full_length(), self.ends)
+
+    def reduced(self) -> Tensor:
+        """Return the tokens at hand, (B, G, C)."""
+        return in_library_order(self.x, self.ends)
+
+    def merged_like_now(self, earlier: Tensor) -> Tensor:
+        """Return earlier tokens (B, T, C) of `full` in the groups of the tokens at hand."""
+        earlier = ends_first(earlier, self.ends)
+        return in_library_order(earlier if self.total is None else self.total.merge(earlier), self.ends)
+
+    def passes(self) -> list[Pass]:
+        """Return this pass alone, where a `Split` has several."""
+        return [self]
+
+    def record(self) -> None:
+        """Let those who trace the pass know of its reductions."""
+        for trace in self.setup.traces:
+            trace.record(self.steps)
+
+    def add_to_patches(self, gain: Tensor) -> None:
+        """Let all tokens have what every patch gains, (B, T - prefix, C).
+
+        The token of a group gains the size-weighted mean over its members; what was dropped gains its own.
+        """
+        self._add(F.pad(gain, (0, 0, self.prefix, 0)) if self.prefix else gain)
+
+    def add(self, gain: Tensor) -> None:
+        """Let all tokens have what every token gains, (B or 1, T, C) in the original order."""
+        self._add(ends_first(gain, self.ends))
+
+    def _add(self, gain: Tensor) -> None:
+        if self.total is None:
+            self.x = self.x + gain
+            return
+        full = self._full_length()
+        gain = gain.expand_as(full)
+        if self.total.drops:
+            # The last values of what was dropped, of each position now: members of one group no longer share theirs.
+            self.before_drops = [(full + gain, None)]
+        # Of all members, also where a method let one of them stand for its group; no group gains where nobody is in it.
+        self.x = self.x + replace(self.total, chosen=None).merge(gain)
+
+    def prepend(self, tokens: Tensor) -> None:
+        """Put further tokens (B, n, C) in front, which are never merged."""
+        full, n_more = self._full_length(), int(tokens.shape[1])
+        if self.before_drops:
+            self.before_drops = [(torch.cat([tokens, full], dim=1), None)]
+        self.x = torch.cat([tokens, self.x], dim=1)
+        self.ends = (self.ends[0] + n_more, self.ends[1])
+        self.prefix, self.n_tokens = self.prefix + n_more, int(full.shape[1]) + n_more
+        self.total = None if self.total is None else self.total.with_more_in_front(n_more)
+        self.received = self.class_attention = self.bias = None
+        self.memory = None if self.memory is None else F.pad(self.memory, (n_more, 0))
+        if self.policy is not None:
+            self.policy = F.pad(self.policy, (n_more, 0), value=1.0)
+        if self.processed is not None:
+            self.processed = F.pad(self.processed, (n_more, 0), value=1.0)
+
+    def _reduce(self, index: int, target: int, projected: Projected | None) -> None:
+        view = self._view(target, projected)
+        if self.real is None:
+            outcome = self.method.reduce(view)
+            require_valid(self.method, view, outcome)
+        else:
+            outcome, self.real = reduce_apart(self.method, view, self.real, self.total)
+        grouping = outcome.grouping
+        if grouping.drops:
+            self.before_drops = [*self.before_drops, (self.x, self.total)]
+        self.x = outcome.new_tokens(self.x)
+        self.total = grouping if self.total is None else self.total.then(grouping)
+        self.positions = self.positions and self.positions.after(grouping, outcome.weights)
+        self.bias = self.bias and self.bias.after(grouping, outcome.weights)
+        self.policy, self.processed = outcome.policy, outcome.processed
+        self.steps.append(Step(index, outcome, self.total))
+
+    def _let_return(self) -> None:
+        """Put tokens that passed by, or are in a group, back at their positions, and drop the latest masks."""
+        if self.total is not None and (self.total.drops or self.total.n_groups < self.n_tokens):
+            self.x = self._full_length()
+            self.received = self.class_attention = None  # of fewer tokens
+        self.total, self.positions, self.before_drops = None, self.initial_positions, []
+        self.bias = self.bias and RelativeBias()
+        self.policy = self.processed = None
+
+    def _remember(self, method: RememberingMethod, projected: Projected, sizes: Tensor | None) -> None:
+        with torch.no_grad():
+            latest = method.remember(_class_attention(projected, sizes), self._memory())
+            if self.total is not None:
+                before = None if self.memory is None else self.memory.unsqueeze(-1)
+                latest = self.total.unmerge(latest.unsqueeze(-1), before).squeeze(-1)
+            self.memory = latest
+
+    def _memory(self) -> Tensor | None:
+        """Return what is remembered of the tokens at hand, (B, G)."""
+        if self.memory is None or self.total is None:
+            return self.memory
+        return self.total.merge(self.memory.unsqueeze(-1)).squeeze(-1)
+
+    def sizes(self) -> Tensor | None:
+        """Return the sizes (B, G) for attention; without proportional attention, which tokens are hidden (size 0).
+
+        Padding is hidden, and so are tokens that pass by.
+        """
+        some_are_hidden = True
+        if self.processed is not None and self.policy is None:
+            seen = self.processed.detach().float()
+        elif self.total is None:
+            return None
+        else:
+            some_are_hidden = self.total.counts is not None
+            if not self.plan.proportional and not some_are_hidden:
+                return None
+            seen = self.total.sizes if self.plan.proportional else (self.total.sizes > 0).float()
+        if self.prefix == 0 and some_are_hidden:
+            # An image may have nothing to attend to. What it makes of that is not used, but NaN would spread.
+            return seen.where((seen > 0).any(dim=1, keepdim=True), 1.0)
+        return seen
+
+    def _view(self, target: int, projected: Projected | None) -> View:
+        total, keys = self.total, None
+        if projected is not None:
+            keys = projected.k if projected.features is None else projected.features
+        return View(
+            tokens=self.x,
+            keys=keys,
+            values=None if projected is None else projected.v[:, :, : self.x.shape[1]],
+            class_attention=self.class_attention,
+            sizes=None if total is None else total.sizes,
+            counts=None if total is None else total.counts,
+            prefix=self.prefix,
+            target=target or None,
+            threshold=self.plan.threshold,
+            stage=len(self.steps),
+            training=self.training,
+            attention_received=self.received,
+            policy=self.policy,
+            tokens_before=tuple(int(step.outcome.grouping.labels.shape[1]) - self.prefix for step in self.steps),
+            grid=self.grid,
+            memory=self._memory(),
+        )
+
+
+def _class_attention(projected: Projected, sizes: Tensor | None) -> Tensor:
+    k, n_tokens = projected.k, projected.q.shape[2]
+    sizes = of_keys(sizes, k)
+    return class_attention(projected.q, k, sizes, scale=projected.scale, bias=projected.bias)[..., :n_tokens]
+
+
+def ends_first(x: Tensor, ends: tuple[int, int]) -> Tensor:
+    """Return tokens (B, T, C) with the suffix tokens moved behind the prefix tokens; ends counts both."""
+    prefix, suffix = ends
+    if suffix == 0:
+        return x
+    return torch.cat([x[:, :prefix], x[:, -suffix:], x[:, prefix:-suffix]], dim=1)
+
+
+def in_library_order(x: Tensor, ends: tuple[int, int]) -> Tensor:
+    """Return tokens (B, T, C) with the suffix tokens moved from behind the prefix tokens to the end."""
+    prefix, suffix = ends
+    if suffix == 0:
+        return x
+    return torch.cat([x[:, :prefix], x[:, prefix + suffix :], x[:, prefix : prefix + suffix]], dim=1)

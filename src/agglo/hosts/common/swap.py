@@ -1,0 +1,276 @@
+"""Running a module reduced by giving it another class: the original's, with overrides in front.
+
+Overrides sit on a subclass swapped into the module (`module.__class__`), not on the instance, so that copies, pickles
+and data-parallel replicas run themselves and not the original. State of a forward pass lives in its local variables.
+
+A forward pass may run in one thread while another thread applies or removes a reduction. Three things make that safe:
+
+- All that `apply` decides is one immutable value in one attribute (`agglo_applied`), which a pass reads once, at its
+  beginning: overrides are marked `@begins_pass`. From then on the pass looks at neither that attribute nor its own
+  class again, so an override calls functions, never methods of its mixin.
+- The value is put in place before the class, and taken away after it.
+- A pass that finds the value gone, since it was removed after Python had looked up the override, starts again with
+  whatever the module's class says by then.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ClassVar, cast
+
+from torch import nn
+
+from agglo.config import ReductionConfig
+from agglo.methods import Method
+from agglo.plan import Plan
+from agglo.tracing import Trace, traces_of
+
+CHANGING = threading.RLock()  # models are reduced and released one after the other
+
+
+class UnsupportedModelError(TypeError):
+    """The model is none that agglo knows how to reduce.
+
+    >>> try:
+    ...     agglo.apply(torch.nn.Linear(2, 2), keep_rate=0.5)
+    ... except agglo.UnsupportedModelError:
+    ...     print("nothing was changed")
+    nothing was changed
+    """
+
+
+class Setting:
+    """Base of what `agglo.apply` puts into a module: one immutable value."""
+
+
+@dataclass(frozen=True)
+class Applied(Setting):
+    """What `agglo.apply` put into a module that owns a loop over blocks."""
+
+    plan: Plan
+    method: Method
+    config: ReductionConfig
+
+
+@dataclass(frozen=True)
+class Reading(Setting):
+    """What `agglo.apply` put into a module that reads what another one gives (`hosts/common/reading.py`).
+
+    loop: the name of the submodule with the loop over blocks. mixin: what overrides it.
+    watched: names of submodules that see what comes out of the loop.
+    settings: attributes of the module, by name, and the values with which it reads tokens in front alone.
+    """
+
+    loop: str
+    mixin: type[ReducedModule]
+    watched: tuple[str, ...]
+    settings: tuple[tuple[str, object], ...]
+
+
+@dataclass(frozen=True)
+class PassSetup:
+    """What one forward pass goes by from its beginning to its end, whatever is applied or removed meanwhile.
+
+    front_only: whether the caller of this pass reads no more of what comes out than `plan.reads` tokens in front.
+    """
+
+    plan: Plan
+    method: Method
+    traces: tuple[Trace, ...] = ()
+    front_only: bool = False
+
+
+class ReducedModule:
+    """Base of the mixins: attributes of an applied module, and how it is copied and pickled.
+
+    agglo_method is there too, as a submodule, if the method learns.
+    """
+
+    agglo_original: ClassVar[type[nn.Module]]
+    agglo_mixin: ClassVar[type[ReducedModule]]
+    agglo_applied: Setting
+
+    def __init_subclass__(cls) -> None:
+        """Give overrides the signatures of the original's methods, which libraries look at."""
+        super().__init_subclass__()
+        if "agglo_original" not in vars(cls):  # a mixin, or a class that others make of this one
+            return
+        names = {name for mixin in cls.agglo_mixin.__mro__ for name in vars(mixin)}
+        for name in names:
+            override = getattr(cls, name)
+            if getattr(override, "begins_pass", False) and hasattr(cls.agglo_original, name):
+                setattr(cls, name, signed_as(getattr(cls.agglo_original, name), override))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _, _, *state = cast(tuple[Any, ...], super().__reduce_ex__(protocol))
+        return (_blank, (self.agglo_mixin, self.agglo_original), *state)
+
+    def __setstate__(self, state: Any) -> None:
+        if not isinstance(self, nn.Module):  # a pipeline, which is no module
+            self.__dict__.update(state)
+            return
+        super().__setstate__(state)  # type: ignore[misc]
+        _note_holder(self)
+
+
+# The module that holds a method that learns. Weak on both sides, and apart from them: copies hold their own.
+_holders: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
+
+
+def holder_of(method: nn.Module) -> nn.Module | None:
+    """The module that works with a method which learns, or with another instance that has its parameters, if any."""
+    reference = _holders.get(method)
+    module = None if reference is None else reference()
+    applied = None if module is None else learned_method(module)
+    if applied is None or applied is method:
+        return None if applied is None else module
+    theirs = {id(parameter) for parameter in applied.parameters()}
+    return module if any(id(parameter) in theirs for parameter in method.parameters()) else None
+
+
+def learned_method(module: nn.Module) -> nn.Module | None:
+    """The method that is applied to a module, if it learns."""
+    applied = getattr(module, "agglo_applied", None)
+    return applied.method if isinstance(applied, Applied) and isinstance(applied.method, nn.Module) else None
+
+
+def _note_holder(module: nn.Module) -> None:
+    method = learned_method(module)
+    if method is not None:
+        _holders[method] = weakref.ref(module)
+
+
+def begins_pass(override: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark an overriding method as the beginning of a forward pass.
+
+    After self it is given the `PassSetup`, or the setting itself where that is none of a loop over blocks. Callers do
+    not see that argument.
+    """
+
+    @wraps(override)
+    def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        setting = getattr(self, "agglo_applied", None)
+        setup = setup_of(self) if isinstance(setting, Applied) else setting
+        if setup is None:
+            # Of the class: a wrapper on the instance (accelerate's) may be what called this.
+            return getattr(type(self), override.__name__)(self, *args, **kwargs)
+        return override(self, setup, *args, **kwargs)
+
+    begin.begins_pass = True  # type: ignore[attr-defined]
+    return begin
+
+
+def signed_as(original: Callable[..., Any], override: Callable[..., Any]) -> Callable[..., Any]:
+    """An override under the name and signature of what it overrides, which libraries look at."""
+
+    @wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return override(self, *args, **kwargs)
+
+    return call
+
+
+class StandIn:
+    """An object with other values for some of its attributes.
+
+    A method of its class is given it as self where the object itself, which other threads see, must stay as it is.
+    """
+
+    def __init__(self, original: Any, **instead: Any) -> None:
+        self._original = original
+        for name, value in instead.items():
+            setattr(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+def setup_of(module: Any) -> PassSetup | None:
+    """What a pass of the module that begins now goes by; None if nothing is applied to it."""
+    applied: Applied | None = getattr(module, "agglo_applied", None)
+    if applied is None:
+        return None
+    method = applied.method
+    if isinstance(method, nn.Module) and getattr(module, "_is_replica", False):
+        method = module.agglo_method  # DataParallel's copy of it, on the replica's device
+    return PassSetup(applied.plan, method, traces_of(module))
+
+
+def install(module: nn.Module, mixin: type[ReducedModule], applied: Setting) -> None:
+    """Let a module run reduced from the next forward pass on."""
+    original = module.agglo_original if isinstance(module, ReducedModule) else type(module)
+    _require_own_class(module)
+    method = applied.method if isinstance(applied, Applied) else None
+    _set_submodule(module, method if isinstance(method, nn.Module) else None)
+    module.agglo_applied = applied  # type: ignore[assignment]
+    module.__class__ = reduced_class(mixin, original)
+    _note_holder(module)
+
+
+def uninstall(module: nn.Module) -> None:
+    """Let a module run as its library wrote it from the next forward pass on, with nothing of agglo left in it."""
+    if isinstance(module, ReducedModule):
+        _require_own_class(module)
+        module.__class__ = module.agglo_original  # type: ignore[assignment]
+        del module.agglo_applied
+        _set_submodule(module, None)
+
+
+def _require_own_class(module: nn.Module) -> None:
+    """RuntimeError if somebody else swapped the class after agglo did: it cannot be swapped back under theirs."""
+    if isinstance(module, ReducedModule) and type(module) is not reduced_class(
+        module.agglo_mixin, module.agglo_original
+    ):
+        raise RuntimeError(
+            f"after agglo.apply something (parametrize, fully_shard) gave {module.agglo_original.__name__} another "
+            "class; undo that before agglo.remove or another agglo.apply"
+        )
+
+
+def _set_submodule(module: nn.Module, method: nn.Module | None) -> None:
+    """Put a method that learns among the submodules, where optimisers and checkpoints find it, or take it out.
+
+    In a new dictionary: somebody may be iterating over the old one.
+    """
+    others = {name: child for name, child in module._modules.items() if name != "agglo_method"}
+    if method is not None:
+        others["agglo_method"] = method
+    if others.keys() != module._modules.keys() or method is not None:
+        module._modules = others
+
+
+_reduced_classes: dict[tuple[type[ReducedModule], type[nn.Module]], type[nn.Module]] = {}
+
+
+def reduced_class(mixin: type[ReducedModule], original: type[nn.Module]) -> type[nn.Module]:
+    """The original class with the mixin in front, under the original's name: libraries look at class names."""
+    if (mixin, original) not in _reduced_classes:
+        # setdefault, so that threads that come here together leave with the same class
+        _reduced_classes.setdefault((mixin, original), _make_reduced_class(mixin, original))
+    return _reduced_classes[mixin, original]
+
+
+def _make_reduced_class(mixin: type[ReducedModule], original: type[nn.Module]) -> type[nn.Module]:
+    names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
+    return type(original.__name__, (mixin, original), {**names, "agglo_original": original, "agglo_mixin": mixin})
+
+
+def _blank(mixin: type[ReducedModule], original: type[nn.Module]) -> nn.Module:
+    """An empty instance for copy and pickle to fill."""
+    cls = reduced_class(mixin, original)
+    return cls.__new__(cls)
+
+
+def require_no_override(loop: nn.Module, mixin: type[ReducedModule]) -> None:
+    """A function put on the instance goes before its class: the reduction would silently not happen."""
+    ours = {name for cls in mixin.__mro__ if issubclass(cls, ReducedModule) for name in vars(cls)}
+    theirs = sorted(ours.intersection(vars(loop)))
+    if theirs:
+        raise UnsupportedModelError(
+            f"{theirs[0]} of this {type(loop).__name__} was replaced on the instance (accelerate's hooks and mixed "
+            "precision do this), so that agglo's would never run: call agglo.apply before that happens"
+        )

@@ -1,0 +1,284 @@
+"""Families of denoisers: where the self-attentions are, and the grids of their tokens.
+
+A family recognises models by the blocks they are made of, so that a library's copies of an architecture under other
+names work too. Nothing here imports diffusers: blocks are known by the names of their classes.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from agglo.hosts.common.swap import ReducedModule, UnsupportedModelError
+from agglo.hosts.diffusers.attentions import (
+    ReducedAttention,
+    ReducedFluxAttention,
+    ReducedMapAttention,
+    ReducedRotaryAttention,
+)
+from agglo.hosts.diffusers.rotary import Ids
+from agglo.hosts.diffusers.state import Axes, Site
+
+Argument = Callable[[str], Any]  # an argument of the model's forward, by its name; None if not given
+_TEMPORAL_LAYERS = (
+    "TransformerTemporalModel",
+    "TransformerSpatioTemporalModel",
+    "AnimateDiffTransformer3D",
+    "TemporalConvLayer",
+)
+
+
+@dataclass(frozen=True)
+class Modules:
+    """The modules of a site. cross and mlp are None where the block has none that could run with fewer tokens."""
+
+    site: Site
+    block: nn.Module  # the attention itself where it takes feature maps
+    attentions: tuple[nn.Module, ...]
+    mixin: type[ReducedModule]  # of the attentions
+    cross: nn.Module | None = None
+    mlp: nn.Module | None = None
+
+
+class Family(ABC):
+    """Denoisers of one architecture. `models` names their classes, for messages."""
+
+    models: ClassVar[str]
+
+    @abstractmethod
+    def recognises(self, model: nn.Module) -> bool:
+        """Return whether a whole model is of this family."""
+
+    @abstractmethod
+    def find(self, model: nn.Module) -> Iterator[Modules]:
+        """Yield every self-attention over image tokens; UnsupportedModelError for variants that cannot be reduced."""
+
+    @abstractmethod
+    def axes(self, model: Any, argument: Argument) -> Axes | None:
+        """Return the size of the input, from which `axes_at` derives the grids of tokens."""
+
+    def axes_at(self, axes: Axes | None, site: Site, n_tokens: int) -> Axes | None:
+        """Return the grid of the tokens of a site: (rows, columns) or (frames, rows, columns)."""
+        if axes is not None and math.prod(axes) != n_tokens:
+            raise RuntimeError(
+                f"{site.name} got {n_tokens} tokens, where an input of this size was expected to have "
+                f"{' x '.join(map(str, axes))}: agglo does not know how this model arranges them"
+            )
+        return axes
+
+    def ids(self, model: Any, argument: Argument) -> Ids | None:
+        """Return the position ids that rotary tables are computed from, where attention does not get tables."""
+        return None
+
+
+def named(module: Any, *names: str) -> bool:
+    """Return whether a module is of a class with one of these names, or of a subclass."""
+    return any(cls.__name__ in names for cls in type(module).__mro__)
+
+
+def own_axes(model: Any) -> Axes | None:
+    """Return `Family.axes` of an input of the model's own size, where its configuration knows one."""
+    side = getattr(model.config, "sample_size", None)
+    if side is None:
+        return None
+    patch = getattr(model.config, "patch_size", 1)
+    return tuple(length // patch for length in ((side, side) if isinstance(side, int) else side))
+
+
+def _site(index: int, name: str, attention: Any, downsample: int = 1) -> Site:
+    inner = int(attention.inner_dim)
+    width = int(getattr(attention.to_q, "in_features", inner))  # an adapter's layer has it too
+    return Site(index, name, downsample, width, inner, int(attention.heads))
+
+
+class UNet(Family):
+    """U-Nets: resolutions that halve on the way down and double on the way up.
+
+    Blocks inside a Transformer2DModel, or attentions over feature maps (UNet2DModel, AttnDownBlock2D).
+    """
+
+    models = "UNet2DConditionModel, UNet2DModel, ControlNetModel"
+
+    def recognises(self, model: nn.Module) -> bool:
+        return {"conv_in", "down_blocks", "mid_block", "time_embedding"} <= model._modules.keys()
+
+    def find(self, model: nn.Module) -> Iterator[Modules]:
+        for name, module in model.named_modules():
+            if named(module, *_TEMPORAL_LAYERS):
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} has layers over time ({name}); of U-Nets agglo reduces {self.models}"
+                )
+        index = 0
+        for prefix, downsample, level in _levels(model):
+            for name, module in level.named_modules(prefix=prefix):
+                block: Any = module
+                if named(module, "BasicTransformerBlock") and not block.only_cross_attention:
+                    site = _site(index, name, block.attn1, downsample)
+                    yield Modules(site, block, (block.attn1,), ReducedAttention, block.attn2, block.ff)
+                elif name.split(".")[-2:-1] == ["attentions"] and _takes_maps(module):
+                    yield Modules(_site(index, name, module, downsample), module, (module,), ReducedMapAttention)
+                else:
+                    continue
+                index += 1
+
+    def axes(self, model: Any, argument: Argument) -> Axes | None:
+        return tuple(argument("sample").shape[-2:])
+
+    def axes_at(self, axes: Axes | None, site: Site, n_tokens: int) -> Axes | None:
+        """Round odd sizes up or down, as the model's downsampling pads them."""
+        assert axes is not None
+        up = tuple(-(-length // site.downsample) for length in axes)
+        down = tuple(length // site.downsample for length in axes)
+        return super().axes_at(down if math.prod(up) != n_tokens else up, site, n_tokens)
+
+
+def _levels(model: Any) -> Iterator[tuple[str, int, nn.Module]]:
+    downsample = 1
+    for index, block in enumerate(model.down_blocks):
+        yield f"down_blocks.{index}", downsample, block
+        downsample *= 2 if getattr(block, "downsamplers", None) else 1
+    if model.mid_block is not None:
+        yield "mid_block", downsample, model.mid_block
+    for index, block in enumerate(getattr(model, "up_blocks", ())):
+        yield f"up_blocks.{index}", downsample, block
+        downsample //= 2 if getattr(block, "upsamplers", None) else 1
+
+
+def _takes_maps(module: Any) -> bool:
+    """Return whether this is an attention over feature maps (B, C, H, W), norm and residual included."""
+    plain = named(module, "Attention") and not module.is_cross_attention and module.added_kv_proj_dim is None
+    return plain and module.spatial_norm is None
+
+
+class Transformer(Family):
+    """Diffusion transformers: a list of equal blocks.
+
+    `blocks` names the list and `classes` the classes of its members; `attentions`, `cross` and `mlp` name their parts.
+    """
+
+    blocks: ClassVar[str] = "transformer_blocks"
+    classes: ClassVar[tuple[str, ...]]
+    mixin: ClassVar[type[ReducedModule]] = ReducedAttention
+    attentions: ClassVar[tuple[str, ...]] = ("attn1",)
+    cross: ClassVar[str | None] = "attn2"
+    mlp: ClassVar[str | None] = "ff"
+
+    def recognises(self, model: nn.Module) -> bool:
+        blocks = model._modules.get(self.blocks)  # the model's, not what a wrapper around it seems to have
+        if not isinstance(blocks, nn.ModuleList) or len(blocks) == 0:
+            return False
+        return all(named(block, self.classes[0]) for block in blocks)
+
+    def find(self, model: nn.Module) -> Iterator[Modules]:
+        found = [(name, module) for name, module in model.named_modules() if named(module, *self.classes)]
+        for index, (name, block) in enumerate(found):
+            present = [getattr(block, each) for each in self.attentions]
+            attentions = tuple(each for each in present if each is not None)
+            cross, mlp = (None if part is None else getattr(block, part) for part in (self.cross, self.mlp))
+            yield Modules(_site(index, name, attentions[0]), block, attentions, self.mixin, cross, mlp)
+
+
+class PatchTransformer(Transformer):
+    """Transformers of BasicTransformerBlocks over patches: DiT, PixArt."""
+
+    models = "DiTTransformer2DModel, PixArtTransformer2DModel"
+    classes = ("BasicTransformerBlock",)
+
+    def recognises(self, model: nn.Module) -> bool:
+        own = model._modules
+        return "pos_embed" in own and "temporal_transformer_blocks" not in own and super().recognises(model)
+
+    def axes(self, model: Any, argument: Argument) -> Axes | None:
+        height, width = argument("hidden_states").shape[-2:]
+        return height // model.config.patch_size, width // model.config.patch_size
+
+
+class SD3(PatchTransformer):
+    """Stable Diffusion 3: text and image attend jointly, as two streams; some blocks have a second attention."""
+
+    models = "SD3Transformer2DModel"
+    classes = ("JointTransformerBlock",)
+    attentions = ("attn", "attn2")
+    cross = None
+
+
+class Flux(Transformer):
+    """Flux: blocks of two streams, then blocks in which text and image are one sequence."""
+
+    models = "FluxTransformer2DModel"
+    classes = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
+    mixin = ReducedFluxAttention
+    attentions = ("attn",)
+    cross = None
+    mlp = None
+
+    def recognises(self, model: nn.Module) -> bool:
+        return "single_transformer_blocks" in model._modules and super().recognises(model)
+
+    def axes(self, model: Any, argument: Argument) -> Axes | None:
+        return None if torch.compiler.is_compiling() else grid_of_ids(_ids(argument("img_ids")))
+
+    def ids(self, model: Any, argument: Argument) -> Ids:
+        return Ids(_ids(argument("txt_ids")), _ids(argument("img_ids")), model.pos_embed)
+
+
+def _ids(ids: Tensor) -> Tensor:
+    return ids[0] if ids.dim() == 3 else ids
+
+
+def grid_of_ids(ids: Tensor) -> Axes | None:
+    """Return (rows, columns) of ids (N, 3) that count them in the last two columns; None if they form no single grid.
+
+    >>> grid_of_ids(torch.cartesian_prod(torch.tensor([0.0]), torch.arange(2.0), torch.arange(3.0)))
+    (2, 3)
+    """
+    rows, columns = (int(number) + 1 for number in ids[:, -2:].amax(dim=0).tolist())
+    if rows * columns != ids.shape[0]:
+        return None
+    index = torch.arange(ids.shape[0], device=ids.device)
+    expected = torch.stack([index // columns, index % columns], dim=-1)
+    return (rows, columns) if torch.equal(ids[:, -2:].long(), expected) else None
+
+
+class Wan(Transformer):
+    """Wan: tokens over frames, rows and columns, rotary positions, text by cross-attention."""
+
+    models = "WanTransformer3DModel"
+    blocks = "blocks"
+    classes = ("WanTransformerBlock",)
+    mixin = ReducedRotaryAttention
+    mlp = "ffn"
+
+    def axes(self, model: Any, argument: Argument) -> Axes | None:
+        lengths = argument("hidden_states").shape[-3:]
+        return tuple(length // patch for length, patch in zip(lengths, model.config.patch_size, strict=True))
+
+
+class LTX(Transformer):
+    """LTX-Video: as Wan, with tokens in a sequence from the start."""
+
+    models = "LTXVideoTransformer3DModel"
+    classes = ("LTXVideoTransformerBlock",)
+    mixin = ReducedRotaryAttention
+
+    def axes(self, model: Any, argument: Argument) -> Axes | None:
+        lengths = argument("num_frames"), argument("height"), argument("width")
+        if argument("video_coords") is not None or None in lengths:
+            raise RuntimeError(
+                "agglo needs the grid of LTX's tokens: call the model with num_frames, height and width, and without "
+                "video_coords"
+            )
+        return lengths
+
+
+FAMILIES: tuple[Family, ...] = (UNet(), SD3(), PatchTransformer(), Flux(), Wan(), LTX())
+
+
+def family_of(model: nn.Module) -> Family | None:
+    return next((family for family in FAMILIES if family.recognises(model)), None)

@@ -1,0 +1,190 @@
+"""The values that `apply` puts into a diffusion model, and the state of one forward pass and of one generation.
+
+State belongs to the thread that runs the model, never to the model. A pass is opened by the call of the whole model and
+read by its blocks and attentions. `threading.local` and not `contextvars`, since torch.compile follows assignments to
+the former.
+
+A generation is opened by the call of a pipeline, or by `agglo.hosts.diffusers.generation()` around a user's own loop.
+Only within one do groupings outlive a pass (`every=`, `drift=`), so none is ever used for another image.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from agglo.config import ReductionConfig
+from agglo.grouping import Grouping, Mean
+from agglo.hosts.common.swap import Setting
+from agglo.hosts.diffusers.rotary import Ids
+from agglo.methods import Grid, Method
+from agglo.methods.tomesd import fresh_generators
+from agglo.tracing import Step, Trace
+
+if TYPE_CHECKING:
+    from agglo.hosts.diffusers.families import Family
+
+Axes = tuple[int, ...]  # (rows, columns) or (frames, rows, columns)
+
+
+@dataclass(frozen=True)
+class Site(Setting):
+    """One self-attention of a model; sites are numbered in the order in which the model names its modules."""
+
+    index: int
+    name: str  # of the block
+    downsample: int  # how many times fewer rows and columns than the finest tokens the model could have
+    width: int  # channels of a token
+    inner: int  # channels of all heads together
+    heads: int
+
+
+@dataclass(frozen=True)
+class DiffusionPlan(Setting):
+    """What `agglo.apply` decided about a denoiser; a forward pass reads it once, at its beginning."""
+
+    config: ReductionConfig
+    method: Method
+    keep_rate: float
+    sites: frozenset[int]  # indices of the self-attentions that are reduced
+    proportional: bool
+    family: Family
+    arguments: dict[str, int]  # positions of the arguments of its forward, by name
+
+    @property
+    def remembers(self) -> bool:
+        """Whether groupings outlive a call of the model."""
+        return self.config.every > 1 or self.config.drift is not None
+
+    @property
+    def mean(self) -> Mean:
+        """How the tokens of a group become one, for methods that have the option."""
+        mean: Mean = getattr(self.method, "mean", "plain")
+        return mean
+
+    def target(self, n_tokens: int, grid: Grid | None) -> int:
+        """Return the number of groups of n_tokens tokens; ValueError if the method cannot reach it."""
+        asked = asked_for(n_tokens, self.keep_rate)
+        return n_tokens if asked == n_tokens else self.method.stages(n_tokens, [asked], grid)[0]
+
+
+def asked_for(n_tokens: int, keep_rate: float) -> int:
+    """Return the number of groups to keep: as in the paper and tomesd, int(N * (1 - keep_rate)) tokens are removed.
+
+    >>> asked_for(4096, 0.9), asked_for(10, 0.9), asked_for(5, 0.5)
+    (3687, 9, 3)
+    """
+    return max(1, math.ceil(n_tokens * keep_rate - 1e-9))  # 10 * 0.9 is 9, whatever binary fractions make of it
+
+
+@dataclass(frozen=True)
+class AttentionStep(Step):
+    """A step of a trace: the self-attention, and the grid (rows, columns) of its tokens, where it is known."""
+
+    site: Site
+    grid: Grid | None
+
+
+@dataclass
+class CurrentBlock:
+    """The block that a pass is in."""
+
+    site: Site
+    tokens: Tensor  # the image tokens (B, N, C) that entered it
+    axes: Axes | None  # their grid
+    text: int = 0  # text tokens in front of them, where an attention sees both in one sequence
+    grouping: Grouping | None = None  # None until decided, and where no tokens merge
+    decided: bool = False
+
+    @property
+    def grid(self) -> Grid | None:
+        """(rows, columns); the frames of a video one below the other."""
+        return None if self.axes is None else (math.prod(self.axes[:-1]), self.axes[-1])
+
+
+@dataclass
+class Pass:
+    """One call of a model, the owner."""
+
+    owner: Any
+    plan: DiffusionPlan
+    traces: tuple[Trace, ...]
+    axes: Axes | None  # as `Family.axes` gives them
+    ids: Ids | None
+    run: Run | None  # None unless groupings outlive a call
+    block: CurrentBlock | None = None
+    shared: dict[int, Grouping] = field(default_factory=dict)  # by downsampling
+    steps: list[Step] = field(default_factory=list)
+
+
+class Kept(NamedTuple):
+    """A grouping, the step at which it was made, and the features it was made of where their drift matters."""
+
+    grouping: Grouping
+    step: int
+    features: Tensor | None
+
+
+class Run:
+    """The calls of one model in one generation.
+
+    A step is the calls with one timestep: pipelines that run prompted and unprompted images one after the other call
+    the model twice. Such calls keep separate groupings, by their number within the step.
+    """
+
+    def __init__(self, owner: Any, plan: DiffusionPlan) -> None:
+        self.owner, self.plan = owner, plan
+        self.step = -1
+        self.call = 0
+        self.timestep: float | None = None
+        self.kept: dict[tuple[int, int], Kept] = {}
+
+    def begin(self, timestep: Any) -> None:
+        """Count a call of the model."""
+        if timestep is None:
+            raise ValueError("every= and drift= count denoising steps: call the model with its timestep")
+        now = float(timestep.max()) if isinstance(timestep, Tensor) else float(timestep)
+        if now == self.timestep:
+            self.call += 1
+        else:
+            self.step, self.call, self.timestep = self.step + 1, 0, now
+
+
+class _Thread(threading.local):
+    """The pass and the runs, by the id of their model, of the generation that this thread is in."""
+
+    def __init__(self) -> None:
+        # Attributes of each thread from the start: torch.compile guards on whether they exist.
+        self.current: Pass | None = None
+        self.runs: dict[int, Run] | None = None
+
+
+THREAD = _Thread()
+
+
+@contextmanager
+def generation() -> Iterator[None]:
+    """Open a generation around a denoising loop: what `every=`, `drift=` and a random `tomesd` keep lives as long.
+
+    Pipelines given to `agglo.apply` open one by themselves at every call.
+
+    >>> from agglo.embedded import generator
+    >>> model = agglo.apply(generator.trained(), keep_rate=0.5, every=2)
+    >>> latents, label = torch.rand(1, 1, 32, 32), torch.tensor([3])
+    >>> with agglo.hosts.diffusers.generation():
+    ...     for step in (900, 800, 700):
+    ...         noise = model(latents, torch.tensor([step]), label).sample
+    """
+    before = THREAD.runs
+    THREAD.runs = {}
+    try:
+        with fresh_generators():
+            yield
+    finally:
+        THREAD.runs = before

@@ -1,0 +1,106 @@
+"""torchvision's VisionTransformer: ViT B/16, B/32, L/16, L/32, H/14, with the SWAG weights too.
+
+Its Encoder holds the loop over blocks, adds the position embedding before and normalises after.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast
+
+from torch import Tensor, nn
+
+from agglo.hosts.common import packed_attention
+from agglo.hosts.common.base import Head, Host, Layout, matrix_entries, require_own
+from agglo.hosts.common.blocks import Parts, Projected
+from agglo.hosts.common.loop import Given, Loop
+from agglo.hosts.common.swap import PassSetup, ReducedModule, UnsupportedModelError, begins_pass
+
+_PREFIX = 1  # the class token, always there
+
+
+class _TorchvisionParts(Parts):
+    """EncoderBlock: ln_1, self_attention, dropout, ln_2, mlp."""
+
+    def whole(self, block: Any, x: Tensor, rotary: Tensor | None) -> Tensor:
+        return cast(Tensor, block(x))
+
+    def project(self, block: Any, x: Tensor, rotary: Tensor | None, n_front: int | None = None) -> Projected:
+        return packed_attention.project(block.self_attention, block.ln_1(x), n_front)
+
+    def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
+        return x + cast(Tensor, block.dropout(packed_attention.output(block.self_attention, attended)))
+
+    def feed(self, block: Any, x: Tensor) -> Tensor:
+        return x + cast(Tensor, block.mlp(block.ln_2(x)))
+
+
+_PARTS = _TorchvisionParts()
+
+
+class _EncoderLoop(Loop):
+    blocks_name = "layers"
+
+    def parts(self, block: nn.Module, given: Given) -> Parts:
+        return _PARTS
+
+
+class _ReducedEncoder(ReducedModule):
+    @begins_pass
+    def forward(self: Any, setup: PassSetup, *args: Any, **kwargs: Any) -> Tensor:
+        return cast(Tensor, _EncoderLoop(self, setup, lazy=True).call("forward", *args, **kwargs))
+
+
+class TorchvisionViT(Host):
+    """torchvision's plain vision transformer."""
+
+    model_classes: ClassVar[tuple[str, ...]] = ("torchvision.VisionTransformer",)
+
+    def check(self, module: Any) -> None:
+        encoder = type(module.encoder)
+        if encoder.forward.__module__.split(".")[0] not in ("torchvision", "agglo"):
+            raise UnsupportedModelError(
+                f"{encoder.__name__} replaces torchvision's forward (in {encoder.__module__}); agglo would bypass it"
+            )
+        for block in module.encoder.layers:
+            if type(block).__name__ != "EncoderBlock":
+                raise UnsupportedModelError(
+                    f"{type(module).__name__} is built from {type(block).__name__}; supported: EncoderBlock"
+                )
+            packed_attention.require_packed(block.self_attention)
+
+    def loop(self, module: Any) -> nn.Module:
+        return cast(nn.Module, module.encoder)
+
+    def layout(self, module: Any) -> Layout:
+        block = module.encoder.layers[0]
+        return Layout(
+            depth=len(module.encoder.layers),
+            prefix=_PREFIX,
+            patches=module.encoder.pos_embedding.shape[1] - _PREFIX,
+            attention_weights=matrix_entries(block.self_attention),
+            attention_width=block.self_attention.embed_dim,
+            mlp_weights=matrix_entries(block.mlp),
+            embedding_weights=_stem_madds_per_patch(module),
+            head_madds=matrix_entries(module.heads),
+            width=block.self_attention.embed_dim,
+            heads=block.self_attention.num_heads,
+            grid=(module.image_size // module.patch_size,) * 2,
+            query_side_params=packed_attention.query_side_params(block.self_attention),
+        )
+
+    def mixin(self, module: nn.Module) -> type[ReducedModule]:
+        return _ReducedEncoder
+
+    def head(self, model: nn.Module, module: nn.Module) -> Head:
+        require_own(module, ("forward",), "torchvision")
+        return Head(reads=1, reader=module, loop="encoder", watched=("encoder.ln",))
+
+
+def _stem_madds_per_patch(module: Any) -> int:
+    """One convolution, or a stem of several that runs at finer resolutions first."""
+    stride = madds = 0
+    for conv in module.conv_proj.modules():
+        if isinstance(conv, nn.Conv2d):
+            stride = conv.stride[0] * (stride or 1)
+            madds += conv.weight.numel() * (module.patch_size // stride) ** 2
+    return madds

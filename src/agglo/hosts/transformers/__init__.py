@@ -1,0 +1,1 @@
+"""Reduced vision transformers of transformers, recognised by their structure."""

@@ -1,0 +1,119 @@
+"""transformers' vision towers, recognised by their structure.
+
+ViT and its kin, CLIP and its kin, DINO, BEiT, video and audio transformers, and the towers of vision-language models.
+docs/hosts.md lists the families that are tested.
+
+Each is reduced where its loop over layers lies (`transformers_loop.py`), so classifiers, backbones, contrastive models
+and VLMs that hold one work as they are. Hidden states are full-length. Attention maps are not given: a reduced model
+attends between groups of tokens. ViTMAE reduces the patches its random masking leaves, and gives as many back. The
+chosen attention implementation runs the layers before the first reduction; after it proportional attention does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast
+
+from torch import nn
+
+from agglo.hosts.common.base import Head, Host, Layout, require_own
+from agglo.hosts.common.swap import ReducedModule, Setting, UnsupportedModelError
+from agglo.hosts.transformers.grid_forwarding import GridForwarding, GridForwardingTower
+from agglo.hosts.transformers.loop import ReducedLoop
+from agglo.hosts.transformers.parts import Structure
+from agglo.hosts.transformers.probe import prove
+from agglo.hosts.transformers.tower import PACKAGES, is_tower, loop_of, tower_of, unknown_tokens
+
+# Classifiers that read no patch, and how many tokens in front they read.
+_READERS = {
+    "ViTForImageClassification": 1,
+    "DeiTForImageClassification": 1,
+    "DeiTForImageClassificationWithTeacher": 2,
+}
+
+
+class TransformersViT(Host):
+    """transformers' vision towers."""
+
+    model_classes: ClassVar[tuple[str, ...]] = ("transformers' vision towers",)
+    may_stay_merged: ClassVar[bool] = True
+
+    def recognises(self, module: nn.Module) -> bool:
+        found = loop_of(module) if is_tower(module) else None
+        return found is not None and isinstance(Structure.of(getattr(*found)[0]), Structure)
+
+    def check(self, module: nn.Module) -> None:
+        name = type(module).__name__
+        try:
+            tower = tower_of(module)
+        except (AttributeError, TypeError) as error:
+            raise UnsupportedModelError(
+                f"agglo cannot tell from the configuration of {name} how many patches it makes ({error}); see "
+                "docs/hosts.md for how to write a host"
+            ) from error
+        for part in (module, tower.loop):
+            definer = type(part).forward.__module__
+            if definer.split(".")[0] not in (*PACKAGES, "agglo"):
+                raise UnsupportedModelError(
+                    f"{type(part).__name__} replaces transformers' forward (in {definer}); agglo would bypass it"
+                )
+        token = unknown_tokens(module)
+        if token is not None:
+            raise UnsupportedModelError(
+                f"{name} embeds images with a parameter {token!r} that agglo does not know: it may be tokens that must "
+                "not be merged; see docs/hosts.md for how to write a host"
+            )
+        for layer in getattr(tower.loop, tower.layers):
+            reason = _refusal(layer)
+            if reason is not None:
+                import transformers
+
+                raise UnsupportedModelError(
+                    f"{name} is built from {type(layer).__name__}, which {reason} (transformers "
+                    f"{transformers.__version__})"
+                )
+
+    def prove(self, module: nn.Module) -> None:
+        tower = tower_of(module)
+        prove(list(getattr(tower.loop, tower.layers)), type(module).__name__)
+
+    def layout(self, module: Any) -> Layout:
+        return tower_of(module).layout()
+
+    def loop(self, module: nn.Module) -> nn.Module:
+        return cast(nn.Module, tower_of(module).loop)
+
+    def mixin(self, module: nn.Module) -> type[ReducedModule]:
+        return ReducedLoop
+
+    def grid_forwarding(self, module: nn.Module) -> tuple[type[ReducedModule], Setting] | None:
+        tower = tower_of(module)
+        if tower.loop is module or tower.grid is None:
+            return None
+        return GridForwardingTower, GridForwarding(
+            next(name for name, child in module.named_children() if child is tower.loop)
+        )
+
+    def head(self, model: nn.Module, module: nn.Module) -> Head:
+        owners = [
+            (owner, name) for owner in model.modules() for name, child in owner.named_children() if child is module
+        ]
+        for owner, name in owners:
+            known = [cls.__name__ for cls in type(owner).__mro__ if cls.__name__ in _READERS]
+            if known and self.loop(module) is module:
+                require_own(owner, ("forward",), "transformers")
+                return Head(_READERS[known[0]], reader=owner, loop=name, watched=(f"{name}.layernorm",))
+        holder = f"in {type(owners[0][0]).__name__}" if owners else "by itself"
+        raise UnsupportedModelError(
+            f"last_block='class_token' needs a head that reads class and distillation tokens alone: "
+            f"{', '.join(_READERS)}. {type(module).__name__} {holder} gives its patches to whoever calls it"
+        )
+
+
+def _refusal(layer: Any) -> str | None:
+    """Why a layer cannot be reduced, if it cannot."""
+    if hasattr(layer, "temporal_attention"):
+        return "attends between frames at every place alone, where merged tokens are at no place"
+    if hasattr(layer, "window_size"):
+        return "attends within windows of the grid, in which merged tokens have no place"
+    found = Structure.of(layer)
+    return found if isinstance(found, str) else None

@@ -1,0 +1,302 @@
+"""The loop over a tower's layers, as transformers wrote it (`hosts/common/loop.py`), and what its layers are handed."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from functools import cache
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from agglo.compiling import constant_result
+from agglo.hosts.common.blocks import AttentionInputs
+from agglo.hosts.common.forward_pass import Pass
+from agglo.hosts.common.loop import Given, Loop
+from agglo.hosts.common.refusals import bound_arguments, refuse_given
+from agglo.hosts.common.sequences import Sequences, Split, block_boundaries, boundaries, packed, padded, real_tokens
+from agglo.hosts.common.swap import PassSetup, ReducedModule, StandIn, begins_pass
+from agglo.hosts.transformers.parts import LayerParts, Structure, parts_for
+from agglo.hosts.transformers.positions import (
+    append_positions,
+    bias_of,
+    has_tiles,
+    positions_of,
+    split_positions,
+    table_of,
+    tiles_of,
+)
+from agglo.hosts.transformers.tower import layers_of, pair
+from agglo.methods import Grid
+
+_TOKENS = ("hidden_states", "hidden_state")
+_CAPTURING = "transformers.utils.output_capturing"
+INSTALLED = "_output_capturing_hooks_installed"
+GRID = "agglo_grid"  # the argument by which a tower forwards its grid to a loop that does not see the image
+# Layers that give a tuple; the probe finds out about others.
+TUPLES = ("Data2VecVisionLayer", "VJEPA2Layer", "TimesformerLayer", "Llama4VisionEncoderLayer")
+# What says of which patches an image is made, where images are padded to one size.
+_PADDED = ("Siglip2", "Idefics2", "Idefics3", "SmolVLM")
+
+
+class ReducedLoop(ReducedModule):
+    """Overrides the `forward` that loops over layers."""
+
+    agglo_standing: ClassVar[type[StandIn]] = StandIn
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "agglo_original" in vars(cls):  # not for classes that others make of this one
+            cls.agglo_standing = standing_for(cls.agglo_original)
+
+    @begins_pass
+    def forward(self: Any, setup: PassSetup, *args: Any, **kwargs: Any) -> Any:
+        grid = kwargs.pop(GRID, None)
+        install_hooks(self, kwargs)
+        return LayerLoop(self, setup, args, kwargs, grid).call("forward", *args, **kwargs)
+
+
+def standing_for(original: type[nn.Module]) -> type[StandIn]:
+    """Return a class of stand-ins under a class's name, by which transformers looks up what can be recorded."""
+    names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
+    return type(original.__name__, (StandIn,), names)
+
+
+class LayerLoop(Loop):
+    """The layers of one forward pass."""
+
+    def __init__(
+        self, owner: Any, setup: PassSetup, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Grid | None
+    ) -> None:
+        self.blocks_name = layers_of(owner)
+        super().__init__(owner, setup, lazy=_is_plain(type(owner), self.blocks_name))
+        self.rotary_modules = append_positions(owner)
+        self.instead = {**self.rotary_modules, INSTALLED: True}
+        self.image_grid = grid_of_pixels(owner, args, kwargs) if grid is None else grid
+        self.structure: Structure | None = None
+        self.table: Tensor | None = None
+        self.points: Tensor | None = None
+        self.tile_bias: Tensor | None = None
+        self.states = _MergedStates(setup.plan.read_blocks)
+        given = bound_arguments(type(owner), args, kwargs)
+        if not _is_packed(owner) and not _is_padded(owner) and not has_tiles(owner):
+            refuse_given(attention_mask=given.get("attention_mask"))
+        refuse_given(head_mask=given.get("head_mask"))
+
+    def stand_in(self) -> StandIn:
+        standing = getattr(type(self.owner), "agglo_standing", StandIn)
+        return cast(StandIn, standing(self.owner, **self.replaced()))
+
+    def step(self, index: int, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        given = bound_arguments(type(block), args, kwargs)
+        tokens = next(iter(given)) if args else next(name for name in _TOKENS if name in given)
+        x = given.pop(tokens)
+        given, self.points = split_positions(given, bool(self.rotary_modules))
+        refuse_attentions(given)
+        hooks = _listeners(block)
+        last = index == len(self.blocks) - 1
+        if hooks and last and isinstance(self.run, Pass):
+            self.run.front_only = False
+        self.advance(index, block, x, given)
+
+        def tell(state: Tensor) -> None:
+            for hook in hooks:
+                hook(block, (x,), state)
+
+        if self.setup.plan.merged:
+            if isinstance(self.run, Split):
+                raise ValueError("images of different sizes cannot leave merged: output='merged_late' can do it")
+            assert self.run is not None
+            self.states.after(index, self.run, tell)
+            self.given_back = self.run.reduced() if last else x if self.lazy else self.run.full()
+        else:
+            self.given_back = x if self.lazy and not last and not hooks else self.leaving(last)
+            tell(self.given_back)
+        return (self.given_back, None) if type(block).__name__ in TUPLES else self.given_back
+
+    def parts(self, block: nn.Module, given: Given) -> LayerParts:
+        if self.structure is None or type(block) is not type(self.blocks[0]):
+            found = Structure.of(block)
+            assert isinstance(found, Structure), found
+            self.structure = found
+        return parts_for(block, self.structure, given)
+
+    def inputs(self, block: nn.Module, x: Tensor, given: Given) -> AttentionInputs:
+        bias = self.tile_bias
+        if not isinstance(self.run, Split):
+            bias = bias_of(block, given, int(x.shape[1]))
+        return AttentionInputs(rotary=self.table, bias=bias, bounds=boundaries(given))
+
+    def begin(self, block: nn.Module, x: Tensor, given: Given) -> Pass | Split:
+        table, points, mask = table_of(given), self.points, given.get("attention_mask")
+        self.table = table
+        bounds, sequences, prefix = boundaries(given), None, None
+        if bounds is None and mask is not None and _is_packed(self.owner):
+            bounds = block_boundaries("attention_mask", mask)
+        if bounds is not None:
+            sequences = packed(bounds, None if points is None else _extents(points, bounds))
+        elif mask is not None and _is_padded(self.owner):
+            sequences = padded(real_tokens("attention_mask", mask).expand(x.shape[0], -1))
+        elif has_tiles(self.owner):
+            tiles = tiles_of(self.owner, x)
+            prefix = tiles.kept * (x.shape[1] // (tiles.kept + tiles.patches))
+            rows = torch.arange(x.shape[0], device=x.device)
+            sequences = [Sequences(rows[:, None] * x.shape[1] + tiles.order, rows)]
+            self.tile_bias = None if mask is None else tiles.bias(mask)
+
+        def begin_one(each: Sequences, tokens: Tensor) -> Pass:
+            where = None if points is None else points[each.index]
+            return self._begin(block, tokens, None if table is None else table[each.index[0]], where, prefix)
+
+        if sequences is not None:
+            return Split(x, sequences, begin_one, bounds)
+        return self._begin(block, x, table, points, prefix)
+
+    def _begin(
+        self, block: nn.Module, x: Tensor, table: Tensor | None, points: Tensor | None, prefix: int | None
+    ) -> Pass:
+        ends, n_tokens = self.setup.plan.ends, int(x.shape[1])
+        grid = self.grid(n_tokens - sum(ends))
+        return self.begin_pass(x, positions_of(block, table, points, ends, n_tokens, grid), prefix)
+
+    def grid(self, n_patches: int) -> Grid | None:
+        # Where the grid is not forwarded, as for methods that do not ask for it, a size that is not the model's own is
+        # taken for a square.
+        image = self.image_grid
+        fits = image is not None and image[0] * image[1] == n_patches
+        return image if fits else super().grid(n_patches)
+
+    def is_checkpointing(self) -> bool:
+        modules = self.owner.modules()
+        return self.owner.training and any(getattr(module, "gradient_checkpointing", False) for module in modules)
+
+
+class _MergedStates:
+    """Hidden states of a tower whose tokens leave merged: one per group, in order of the groups' first members.
+
+    States that are read side by side must have one token for each of the same groups. They get those of the deepest of
+    them: of an earlier one the size-weighted means over their members. Callbacks are called once the groups are known.
+    """
+
+    def __init__(self, read_blocks: tuple[int, ...]) -> None:
+        self.together = read_blocks if len(read_blocks) > 1 else ()
+        self.waiting: list[tuple[Callable[[Tensor], None], Tensor, Tensor | None]] = []
+
+    def after(self, index: int, run: Pass, tell: Callable[[Tensor], None]) -> None:
+        """Call back with the tokens that a layer left, now or later."""
+        deepest = max(self.together, default=-1)
+        if index > deepest:
+            tell(run.reduced())
+            return
+        earlier = index in self.together and index < deepest
+        self.waiting.append((tell, run.reduced(), run.full() if earlier else None))
+        if index == deepest:
+            for tell_one, state, every in self.waiting:
+                tell_one(state if every is None or run.total is None else run.merged_like_now(every))
+            self.waiting = []
+
+
+@constant_result
+def _is_plain(owner: type[nn.Module], name: str) -> bool:
+    """Return whether the loop passes the output of a layer to the next one only.
+
+    Its source shows that: the body of the loop is one statement, the call of the layer.
+    """
+    return _found_plain(cast(Any, owner), name)
+
+
+@cache
+def _found_plain(owner: type[nn.Module], name: str) -> bool:
+    try:
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(_original(owner).forward)))
+        loops = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.For)]
+    except (OSError, TypeError, SyntaxError):
+        return False
+    loops = [node for node in loops if ast.unparse(node.iter) == f"self.{name}"]
+    if len(loops) != 1 or len(loops[0].body) != 1 or not isinstance(loops[0].target, ast.Name):
+        return False
+    (statement,), layer = loops[0].body, loops[0].target.id
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
+        return False
+    called, targets = statement.value.func, [ast.unparse(target) for target in statement.targets]
+    arguments = [*statement.value.args, *(each.value for each in statement.value.keywords)]
+    handed_on = sum(ast.unparse(argument) in targets for argument in arguments)
+    return isinstance(called, ast.Name) and called.id == layer and len(targets) == 1 and handed_on == 1
+
+
+def _original(cls: type[nn.Module]) -> type[nn.Module]:
+    return getattr(cls, "agglo_original", cls)
+
+
+def grid_of_pixels(owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Grid | None:
+    """(rows, columns) of the patches, where the loop is called with the images (B, C, H, W) themselves."""
+    image = kwargs.get("pixel_values", args[0] if args else None)
+    side = getattr(getattr(owner, "config", None), "patch_size", None)
+    if side is None or getattr(image, "ndim", 0) != 4:
+        return None
+    height, width = pair(side)
+    return int(image.shape[-2]) // height, int(image.shape[-1]) // width  # type: ignore[union-attr]
+
+
+def _is_packed(owner: Any) -> bool:
+    return "Pixtral" in type(owner).__name__
+
+
+def _is_padded(owner: Any) -> bool:
+    return type(owner).__name__.startswith(_PADDED)
+
+
+def _extents(points: Tensor, bounds: Tensor) -> Tensor:
+    """Return how far each packed sequence reaches along the axes: (sequences, 2 axes).
+
+    A sequence of a single row or column has its start instead, which no rotary table of other positions shows.
+    """
+    pieces = points.split((bounds[1:] - bounds[:-1]).tolist())
+    begins = torch.stack([piece[0] for piece in pieces]).long()
+    extents = torch.stack([piece.amax(dim=0) - piece.amin(dim=0) for piece in pieces]).long()
+    return torch.cat([extents, begins.where((extents == 0).any(dim=1, keepdim=True), 0)], dim=1)
+
+
+def _listeners(layer: nn.Module) -> list[Any]:
+    """Hooks of transformers on a layer that collect hidden states now."""
+    hooks = [hook for hook in layer._forward_hooks.values() if getattr(hook, "__module__", "") == _CAPTURING]
+    if not hooks:
+        return []
+    collected = _collected()
+    return hooks if collected is not None and "hidden_states" in collected else []
+
+
+def _collected() -> dict[str, Any] | None:
+    """What transformers collects in this context, by name."""
+    from transformers.utils.output_capturing import _active_collector
+
+    return _active_collector.get()
+
+
+def install_hooks(owner: Any, options: dict[str, Any]) -> None:
+    """Let transformers put its hooks on the layers if outputs are to be collected.
+
+    Done for the owner itself, where it leaves a mark: for a stand-in it would do so each time.
+    """
+    names, config = ("output_hidden_states", "output_attentions"), getattr(owner, "config", None)
+    if any(options.get(name) or getattr(config, name, False) for name in names):
+        from transformers import PreTrainedModel
+        from transformers.utils.output_capturing import maybe_install_capturing_hooks
+
+        if isinstance(owner, PreTrainedModel):
+            maybe_install_capturing_hooks(owner)
+
+
+def refuse_attentions(given: dict[str, Any]) -> None:
+    """ValueError if attention weights are asked for."""
+    asked = given.get("output_attentions")
+    if not asked and not torch.compiler.is_compiling():
+        asked = any("attentions" in name for name in _collected() or ())
+    if asked:
+        raise ValueError(
+            "output_attentions=True does not go with token reduction: attention runs between groups of tokens, in "
+            "kernels that give no weights; call agglo.remove(model) first"
+        )

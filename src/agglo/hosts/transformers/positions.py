@@ -1,0 +1,189 @@
+"""What transformers hands its layers about positions: rotary tables, relative position bias, and for video the frames.
+
+Rotary tables come as cosines and sines of every token, or of patches alone. Where the patches lie is read off a table
+that goes row by row; Qwen's towers go by another order, and there the positions travel with the table: two more
+channels that no layer of the library gets to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agglo.hosts.common.positions import Positions
+from agglo.methods import Grid
+
+_TABLES = "position_embeddings"
+_AXES = 2  # channels that carry the position
+_TILE_MULTIPLE = 8
+
+
+def append_positions(owner: Any) -> dict[str, Any]:
+    """What stands in for the rotary module of a tower whose patches come in an order of their own, if it is one."""
+    rotary = getattr(owner, "rotary_pos_emb", None)
+    if not isinstance(rotary, nn.Module) or not hasattr(owner, "spatial_merge_size"):
+        return {}
+
+    def with_positions(x: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
+        where = position_ids.float()
+        return tuple(torch.cat([table, where.to(table.dtype)], dim=-1) for table in rotary(x, position_ids))
+
+    return {"rotary_pos_emb": with_positions}
+
+
+def split_positions(given: dict[str, Any], spies: bool) -> tuple[dict[str, Any], Tensor | None]:
+    """What a layer is handed without the positions that travel with its table, and these (N, 2)."""
+    tables = given.get(_TABLES)
+    if not spies or tables is None:
+        return given, None
+    points = tables[0][..., -_AXES:]
+    return {**given, _TABLES: tuple(table[..., :-_AXES] for table in tables)}, points
+
+
+def table_of(given: Mapping[str, Any]) -> Tensor | None:
+    """The sines and cosines (N, 2d) that a layer is handed, if any."""
+    tables = given.get(_TABLES)
+    if tables is None:
+        return None
+    cosine, sine = tables
+    table = torch.cat([sine, cosine], dim=-1)
+    while table.dim() > 2 and table.shape[0] == 1:
+        table = table[0]
+    if table.dim() != 2:
+        raise ValueError(
+            f"a rotary table of shape {tuple(cosine.shape)}, another for every image, does not go with token "
+            "reduction: give images of one size"
+        )
+    return table
+
+
+def positions_of(
+    layer: Any,
+    table: Tensor | None,
+    points: Tensor | None,
+    ends: tuple[int, int],
+    n_tokens: int,
+    grid: Grid | None,
+) -> Positions | None:
+    """Where the tokens of a batch are, as `Pass` wants it: None where layers do not ask.
+
+    table: (N, 2d), of all tokens or of those behind the prefix.
+    points: (N, 2) where the patches lie, or (B, N, 2): of every image or window, the table being that of the first.
+    grid: what the patches are taken for where the table cannot be looked at, in a graph that is compiled.
+    """
+    attention: Any = getattr(layer, "attention", None)
+    if hasattr(attention, "get_position_ids"):
+        axes = attention.get_position_ids(torch.empty(1, n_tokens, 0, device=_device(layer)))
+        return Positions(torch.stack(axes, dim=-1))
+    if table is None:
+        return None
+    prefix, suffix = ends
+    if suffix or table.shape[0] not in (n_tokens, n_tokens - prefix):
+        raise ValueError(f"a rotary table of {table.shape[0]} positions does not fit {n_tokens} tokens")
+    n_front = table.shape[0] - (n_tokens - prefix)
+    table = table[n_front:]
+    if points is not None:
+        each = points.long() if points.dim() == 3 else points.long()[None]
+        elsewhere = each.float() if bool((each != each[:1]).any()) else None
+        return Positions(each[0], elsewhere, n_front)
+    fits = grid is not None and grid[0] * grid[1] == len(table)
+    rows = grid if fits and grid is not None and torch.compiler.is_compiling() else rows_and_columns(table)
+    return Positions(rows, n_front=n_front)
+
+
+def rows_and_columns(table: Tensor) -> tuple[int, int]:
+    """The grid of a table (N, 2d) that goes row by row, each channel following either the row or the column.
+
+    Channels that the first step to the right leaves alone follow the row; the first patch where one of them changes
+    begins the second row. A single column is taken for a single row, which has the same angles.
+    """
+    if len(table) < 3:
+        return 1, len(table)
+    rows = (table[1] - table[0]).abs() < 1e-6
+    changes = ((table - table[0]).abs() > 1e-5) & rows
+    begins = changes.any(dim=1).int().argmax()
+    columns = int(begins) if bool(changes.any()) else len(table)
+    return (len(table) // columns, columns) if len(table) % columns == 0 else (1, len(table))
+
+
+def bias_of(layer: Any, given: Mapping[str, Any], n_tokens: int) -> Tensor | None:
+    """Return the bias (1 or B, H or 1, T, T) that a layer has, or is handed, if any."""
+    names = ("relative_position_bias", "attention_mask")
+    tables = [_additive(given[name]) for name in names if given.get(name) is not None]
+    module, resolution = _bias_module(layer), given.get("resolution")
+    if module is not None and resolution is not None:
+        patch = _patch_size(layer)
+        window = int(resolution[0]) // patch, int(resolution[1]) // patch
+        tables.append(module(window, bool(given.get("interpolate_pos_encoding")), dim_size=n_tokens))
+    return sum(tables[1:], start=tables[0]) if tables else None
+
+
+def _additive(mask: Tensor) -> Tensor:
+    """A mask as it is added to logits, where it says True for what is open."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
+
+
+def _self_attention(layer: Any) -> Any:
+    return getattr(getattr(layer, "attention", None), "attention", None)
+
+
+def _bias_module(layer: Any) -> Any:
+    own = getattr(layer, "relative_position_bias", None)
+    return getattr(_self_attention(layer), "relative_position_bias", None) if own is None else own
+
+
+def _patch_size(layer: Any) -> int:
+    own = getattr(layer, "patch_size", None)
+    return int(getattr(getattr(_self_attention(layer), "config", None), "patch_size", 1) if own is None else own)
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles of Mllama's images.
+
+    Each brings a class token in front and, so that there is a multiple of 8, padding at its end. Neither is ever
+    merged; patches are, also with those of other tiles. Only the first of the two loops over layers is reduced: before
+    the second one every tile is given its own embedding.
+
+    Args:
+        patches: Of a tile.
+        kept: Tokens of a tile that are never merged.
+        order: Of all tokens (T,), these first.
+    """
+
+    patches: int
+    kept: int
+    order: Tensor
+
+    def bias(self, mask: Tensor) -> Tensor:
+        """A mask (B, 1, T, T) between the tokens in this order."""
+        return mask[:, :, self.order][..., self.order]
+
+
+def has_tiles(owner: Any) -> bool:
+    """Whether the loop over layers is Mllama's."""
+    return type(owner).__name__ == "MllamaVisionEncoder"
+
+
+def length_of(config: Any) -> tuple[int, int]:
+    """Patches of a tile, and tokens beside them."""
+    patches = (config.image_size // config.patch_size) ** 2
+    return patches, 1 + (-(patches + 1)) % _TILE_MULTIPLE
+
+
+def tiles_of(owner: Any, x: Tensor) -> Tiles:
+    """The tiles in tokens x (B, T, C)."""
+    patches, kept = length_of(owner.config)
+    positions = torch.arange(x.shape[1], device=x.device).view(-1, patches + kept)
+    others = torch.cat([positions[:, :1], positions[:, 1 + patches :]], dim=1)
+    return Tiles(patches, kept, torch.cat([others.flatten(), positions[:, 1 : 1 + patches].flatten()]))

@@ -1,0 +1,193 @@
+"""Which modules of transformers are vision towers, told by what they have; what their tokens are; the tower in numbers.
+
+A tower holds a patch embedding, and a list of layers in itself or in a child. Tokens beside the patches are parameters
+of the embedding; one that has a parameter agglo does not know is refused rather than guessed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isqrt, prod
+from typing import Any
+
+from torch import nn
+
+from agglo.hosts.common.base import Layout, matrix_entries
+from agglo.hosts.transformers.parts import Structure
+from agglo.hosts.transformers.positions import has_tiles, length_of
+from agglo.methods import Grid
+
+PACKAGES = ("transformers", "transformers_modules")
+_LISTS = ("layers", "layer", "blocks")
+_LOOPS = ("encoder", "transformer", "model")
+_EMBEDDINGS = ("embeddings", "patch_embed", "patch_embedding", "patch_conv")
+_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
+_FRONT = ("cls_token", "class_embedding", "class_token", "distillation_token", "register_tokens", "cls_register_token")
+_BACK = ("detection_tokens",)
+_NOT_TOKENS = ("mask_token", "class_pos_emb", "position", "pos_embed", "type_embeddings", "time_embeddings")
+_NO_TOKENS = ("weight", "bias")  # of a convolution that is itself the embedding
+_NOMINAL_SIDE = 16  # patches, for towers that take every size and name none
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A vision tower, and where its parts are.
+
+    loop: the module that loops over its layers, `layers` being their name in it.
+    prefix, suffix: tokens that are never merged.
+    grid: (rows, columns) of the patches at the tower's own input size, if they are in such an order.
+    patches: how many there are.
+    """
+
+    module: Any
+    loop: Any
+    layers: str
+    embeddings: Any
+    prefix: int
+    suffix: int
+    grid: Grid | None
+    patches: int
+
+    def layout(self) -> Layout:
+        layers = list(getattr(self.loop, self.layers))
+        structure = Structure.of(layers[0])
+        assert isinstance(structure, Structure)
+        attention, asking, mlp, heads = structure.weights(layers[0])
+        embedded = int(self.patches / (1 - getattr(self.module.config, "mask_ratio", 0.0)))
+        return Layout(
+            depth=len(layers),
+            prefix=self.prefix + self.suffix,
+            patches=self.patches,
+            attention_weights=attention,
+            attention_width=heads * structure.head_width,
+            mlp_weights=mlp,
+            embedding_weights=_patch_weights(self.embeddings) * embedded // self.patches,
+            head_madds=_head_madds(self.module, self.patches),
+            width=_width(layers[0], structure),
+            heads=heads,
+            grid=self.grid,
+            query_side_params=asking,
+            suffix=self.suffix,
+        )
+
+
+def loop_of(module: nn.Module) -> tuple[nn.Module, str] | None:
+    """The module with the layers of what may be a tower, and their name in it."""
+    for owner in (module, *(child for name in _LOOPS if (child := module._modules.get(name)) is not None)):
+        for name in _LISTS:
+            layers = owner._modules.get(name)
+            if isinstance(layers, nn.ModuleList) and len(layers) > 1:
+                return owner, name
+    return None
+
+
+def layers_of(loop: nn.Module) -> str:
+    """The name of the layers in the module that loops over them."""
+    return next(name for name in _LISTS if isinstance(loop._modules.get(name), nn.ModuleList))
+
+
+def embeddings_of(module: nn.Module) -> nn.Module | None:
+    """The patch embedding of what may be a tower.
+
+    A child with a convolution over two or three dimensions, or with a linear layer named after patches, and without a
+    vocabulary.
+    """
+    for name in _EMBEDDINGS:
+        child = module._modules.get(name)
+        if child is None or any("word_embeddings" in inner or "text" in inner for inner, _ in child.named_modules()):
+            continue
+        if any(isinstance(part, _CONVOLUTIONS) for part in child.modules()) or _patch_linears(child):
+            return child
+    return None
+
+
+def is_tower(module: nn.Module) -> bool:
+    """Whether a module of transformers is built like a vision tower. Its layers may still be of another kind."""
+    if not any(cls.__module__.split(".")[0] in PACKAGES for cls in type(module).__mro__):
+        return False
+    return loop_of(module) is not None and embeddings_of(module) is not None
+
+
+def tower_of(module: Any) -> Tower:
+    """The parts of a module that is built like a tower."""
+    found, embeddings = loop_of(module), embeddings_of(module)
+    assert found is not None
+    assert embeddings is not None
+    holders = [embeddings, *([module] if module._parameters else [])]
+    prefix, suffix = (sum(_count(holder, names) for holder in holders) for names in (_FRONT, _BACK))
+    grid, patches = _patches(module.config, embeddings)
+    if has_tiles(found[0]):
+        patches, kept = length_of(module.config)
+        n_tiles = module.config.max_num_tiles
+        return Tower(module, *found, embeddings, kept * n_tiles, 0, None, patches * n_tiles)
+    return Tower(module, *found, embeddings, prefix, suffix, grid, patches)
+
+
+def unknown_tokens(module: Any) -> str | None:
+    """A parameter of the embedding that may be tokens which agglo does not know of."""
+    embeddings = embeddings_of(module)
+    assert embeddings is not None
+    known = _FRONT + _BACK + _NOT_TOKENS
+    owned = [*embeddings._parameters.items(), *module._parameters.items()]
+    owned = [(name, value) for name, value in owned if value is not None and name not in _NO_TOKENS]
+    return next((name for name, _ in owned if not any(each in name for each in known)), None)
+
+
+def _count(holder: Any, names: Sequence[str]) -> int:
+    """Tokens among the parameters of a module: (1, n, C), (n, C) or (C)."""
+    tensors = [holder._parameters.get(name) for name in names]
+    return sum(prod(tensor.shape[:-1]) for tensor in tensors if tensor is not None)
+
+
+def _patch_linears(module: nn.Module) -> list[nn.Linear]:
+    parts = [("patch", module), *module.named_modules()]
+    return [part for name, part in parts if isinstance(part, nn.Linear) and "patch" in name]
+
+
+def _patch_weights(embeddings: nn.Module) -> int:
+    """Multiply-adds of the embedding, for each patch."""
+    convolutions = [part for part in embeddings.modules() if isinstance(part, _CONVOLUTIONS)]
+    return matrix_entries(*(convolutions[-1:] or _patch_linears(embeddings)[:1]))
+
+
+def _patches(config: Any, embeddings: Any) -> tuple[Grid | None, int]:
+    """(rows, columns) where patches are in such an order, and how many there are at the tower's own input size."""
+    size = next((getattr(config, name) for name in ("image_size", "crop_size") if hasattr(config, name)), None)
+    if hasattr(config, "num_mel_bins"):  # audio, as an image of frequencies and times
+        mel, length, side = config.num_mel_bins, config.max_length, config.patch_size
+        grid = (mel - side) // config.frequency_stride + 1, (length - side) // config.time_stride + 1
+        return grid, grid[0] * grid[1]
+    frames = next((getattr(config, name) for name in ("num_frames", "frames_per_clip") if hasattr(config, name)), None)
+    tubelet = getattr(config, "tubelet_size", None)
+    if size is None:
+        side = isqrt(getattr(config, "num_patches", None) or _NOMINAL_SIDE**2)
+        return (side, side), side * side
+    patch = getattr(config, "patch_size", None)
+    if isinstance(tubelet, (tuple, list)):
+        tubelet, *patch = tubelet
+    (height, width), (tall, wide) = pair(size), pair(patch)
+    rows, columns = height // tall, width // wide
+    if frames is not None and (tubelet is not None or hasattr(config, "attention_type")):
+        return None, frames // (tubelet or 1) * rows * columns
+    if (ratio := getattr(config, "mask_ratio", None)) is not None:  # only some are left, in no order
+        return None, int(rows * columns * (1 - ratio))
+    return (rows, columns), rows * columns
+
+
+def pair(size: Any) -> tuple[int, int]:
+    """A size of both sides."""
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def _width(layer: Any, structure: Structure) -> int:
+    norm = getattr(layer, structure.norms[0])
+    return int(norm.weight.shape[-1])
+
+
+def _head_madds(module: Any, patches: int) -> int:
+    """Of the pooler inside the tower. One that attends projects every patch to a key and a value."""
+    head, width = getattr(module, "head", None), getattr(module.config, "hidden_size", 0)
+    if head is None:
+        return matrix_entries(getattr(module, "pooler", None))
+    return matrix_entries(head) + (patches - 1) * 2 * width**2

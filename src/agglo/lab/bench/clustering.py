@@ -1,0 +1,370 @@
+"""Agglomerative clustering against SciPy, scikit-learn and fastcluster, timed side by side in one run.
+
+From a float32 distance tensor on the CPU to labels. Every contestant gets the same distances; the times of a case are
+taken in turns, and the median counts. Speed is given as a ratio to agglo, because only that survives a change of
+machine. With --contended, threads are timed beside busy processes instead, as data loaders are.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agglo.clustering import cluster
+from agglo.clustering.arguments import LINKAGES
+from agglo.clustering.distances import pairwise
+from agglo.lab.bench import TimingOptions
+from agglo.lab.options import AtLeastOne, option
+from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
+from agglo.models.opening import ModelSpec, build
+from agglo.utils.devices import torch_threads
+from agglo.utils.files import write_json
+from agglo.utils.machine import machine
+from agglo.utils.progress import progress
+from agglo.utils.tables import Column, Table
+from agglo.utils.timing import seconds_in_turns, seconds_per_pass
+
+Labels = np.ndarray
+Contestant = Callable[[Tensor, int, str], Labels]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(TimingOptions):
+    """What to time."""
+
+    sizes: Sequence[str] = option(("64x196", "1x4096"), "batch x tokens", metavar="BxN")
+    linkage: Sequence[str] = option(LINKAGES, choices=LINKAGES, metavar=None)
+    keep_rate: Sequence[float] = option((0.5,), "fraction of tokens that stays")
+    threads: AtLeastOne = option(2, "CPU threads of torch; the peers use one each")
+    checkpoint: Path | None = option(None, "DeiT-Tiny weights: also time the keys of real images ...")
+    images: Path | None = option(None, "... of this folder", metavar="DIR")
+    contended: bool = option(False, "time threads beside busy processes instead of peers")
+
+
+def spatial_tokens(batch: int, n: int, dim: int = 64, seed: int = 0) -> Tensor:
+    """Return tokens (B, N, D) that resemble their neighbours on a square grid, as those of an image do.
+
+    A field of normal noise at a quarter of the resolution, smoothed by bicubic interpolation, plus 0.3 of fresh noise.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    side = round(n**0.5)
+    if side * side != n:
+        raise ValueError(f"n={n} must be a square number: tokens lie on a square grid")
+    coarse = torch.randn(batch, dim, max(side // 4, 2), max(side // 4, 2), generator=generator)
+    smooth = torch.nn.functional.interpolate(coarse, size=(side, side), mode="bicubic")
+    noise = torch.randn(smooth.shape, generator=generator)
+    return (smooth + 0.3 * noise).flatten(2).transpose(1, 2).contiguous()
+
+
+def deit_keys(checkpoint: Path, images: Path, batch: int, n: int) -> Tensor:
+    """Return the head-averaged keys (B, N, D) of real images in DeiT-Tiny's block where the paper reduces first."""
+    from PIL import Image
+
+    side = round(n**0.5)
+    model: Any = build(ModelSpec("deit_tiny_patch16_224", checkpoint, image_size=(side * 16, side * 16)))
+    files = sorted(images.rglob("*.jpg"))
+    if len(files) < batch:
+        raise ValueError(f"images={str(images)!r} holds {len(files)} .jpg files, fewer than the batch of {batch}")
+    transform = evaluation_transform(inputs_for(model))
+    pixels = torch.stack([transform(Image.open(file).convert("RGB")) for file in files[:: len(files) // batch][:batch]])
+    kept: list[Tensor] = []
+    attention = model.blocks[3].attn
+    hook = attention.qkv.register_forward_hook(lambda _module, _inputs, out: kept.append(out))
+    with torch.no_grad():
+        model.forward_intermediates(pixels, indices=[3], stop_early=True, intermediates_only=True)
+    hook.remove()
+    return kept[0].unflatten(-1, (3, attention.num_heads, attention.head_dim))[:, 1:, 1].mean(dim=2)
+
+
+def by_agglo(distances: Tensor, k: int, linkage: str) -> Labels:
+    return cluster(distances=distances, k=k, linkage=linkage).numpy()
+
+
+def by_scikit_learn(distances: Tensor, k: int, linkage: str) -> Labels:
+    """Fit one estimator to image after image, as the released code of the ATC paper does."""
+    from sklearn.cluster import AgglomerativeClustering
+
+    model = AgglomerativeClustering(n_clusters=k, metric="precomputed", linkage=linkage)
+    return np.stack([model.fit(matrix).labels_ for matrix in distances.numpy()])
+
+
+def _linkage_and_cut(grow: Callable[..., np.ndarray], distances: Tensor, k: int, linkage: str) -> Labels:
+    from scipy.cluster.hierarchy import fcluster
+    from scipy.spatial.distance import squareform
+
+    trees = (grow(squareform(matrix, checks=False), linkage) for matrix in distances.numpy())
+    return np.stack([fcluster(tree, k, "maxclust") for tree in trees])
+
+
+def by_scipy(distances: Tensor, k: int, linkage: str) -> Labels:
+    from scipy.cluster import hierarchy
+
+    return _linkage_and_cut(hierarchy.linkage, distances, k, linkage)
+
+
+def by_fastcluster(distances: Tensor, k: int, linkage: str) -> Labels:
+    import fastcluster
+
+    return _linkage_and_cut(fastcluster.linkage, distances, k, linkage)
+
+
+CONTESTANTS: dict[str, Contestant] = {
+    "agglo": by_agglo,
+    "scikit-learn": by_scikit_learn,
+    "scipy": by_scipy,
+    "fastcluster": by_fastcluster,
+}
+
+# (batch, tokens) -> (peer, linkages, times as fast agglo must at least be)
+GOALS: dict[tuple[int, int], list[tuple[str, tuple[str, ...], float]]] = {
+    (64, 196): [("scikit-learn", LINKAGES, 20.0), ("scipy", LINKAGES, 10.0), ("fastcluster", LINKAGES, 4.0)],
+    (1, 4096): [("scipy", ("average", "complete"), 6.0), ("scipy", ("single",), 3.0)],
+}
+
+
+@dataclass
+class Case:
+    """One linkage on one set of tokens: seconds per call of every contestant, and how many partitions agree."""
+
+    tokens: str
+    batch: int
+    n: int
+    keep_rate: float
+    linkage: str
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    one_pass: list[float] = field(default_factory=list)
+    same_partition: dict[str, float] = field(default_factory=dict)
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.seconds[name])
+
+    def ratio(self, name: str) -> float:
+        return self.median(name) / self.median("agglo")
+
+
+def _seconds(call: Callable[..., object], *arguments: object) -> float:
+    """Return the seconds of a call that follows another one: as in a model, caches are warm and threads awake."""
+    call(*arguments)
+    return seconds_per_pass(partial(call, *arguments))
+
+
+def _same_partition(one: Labels, two: Labels) -> bool:
+    pairs = len(np.unique(np.stack([one, two]), axis=1).T)
+    return pairs == len(np.unique(one)) == len(np.unique(two))
+
+
+def measure(tokens: str, distances: Tensor, keep_rate: float, linkage: str, repeats: int) -> Case:
+    batch, n, _ = distances.shape
+    k = max(1, int(n * keep_rate))
+    case = Case(tokens, batch, n, keep_rate, linkage)
+    labels = {name: contestant(distances, k, linkage) for name, contestant in CONTESTANTS.items()}  # also warms up
+    for name in CONTESTANTS:
+        same = [_same_partition(ours, theirs) for ours, theirs in zip(labels["agglo"], labels[name], strict=True)]
+        case.same_partition[name] = sum(same) / len(same)
+    runs = [partial(_seconds, contestant, distances, k, linkage) for contestant in CONTESTANTS.values()]
+    *taken, case.one_pass = seconds_in_turns([*runs, partial(_seconds, distances.amin, -1)], repeats, warm_up=0)
+    case.seconds = dict(zip(CONTESTANTS, taken, strict=True))
+    return case
+
+
+# ru_maxrss will not do: a process begins with that of the one which started it. Without the threshold for mmap, glibc
+# keeps what the warm-up returned, and the peak would not show what is taken out of it.
+_PEAK_MEMORY = """
+import torch
+from agglo.clustering import cluster
+from agglo.clustering.distances import pairwise
+from agglo.lab.bench.clustering import spatial_tokens
+torch.set_num_threads({threads})
+
+def status(field):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field))
+
+def run(size):
+    k = max(1, size // 2)
+    if {of_tokens}:
+        return cluster(given[:, :size], k, "{linkage}", check=False)
+    return cluster(distances=given[:, :size, :size].contiguous(), k=k, linkage="{linkage}")
+
+given = torch.randn(1, {n}, 64) if {of_tokens} else pairwise(spatial_tokens(1, {n}), "cosine")
+for size in (128, 640, 1100):  # all ways, whose code takes memory as well
+    run(min(size, {n}))
+open("/proc/self/clear_refs", "w").write("5")  # forget the peak so far
+before = status("VmRSS")
+run({n})
+print((status("VmHWM") - before) * 1024 / (4 * {n} ** 2))
+"""
+
+
+def peak_memory(n: int, linkage: str, *, of_tokens: bool = False) -> float | None:
+    """Return the memory that clustering takes at its peak, in N x N float32 matrices; None off Linux.
+
+    Args:
+        n: Tokens; a square number unless of_tokens.
+        linkage: A name.
+        of_tokens: Whether tokens are clustered, rather than distances, which are not counted.
+    """
+    if not Path("/proc/self/clear_refs").exists():
+        return None
+    code = _PEAK_MEMORY.format(n=n, linkage=linkage, of_tokens=of_tokens, threads=torch.get_num_threads())
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return float(done.stdout)
+
+
+def table(cases: list[Case]) -> str:
+    peers = [name for name in CONTESTANTS if name != "agglo"]
+    columns = [Column(title, left=True) for title in ("tokens", "B x N", "linkage")]
+    columns += [Column("agglo, ms per image", ".3f"), *map(Column, (*peers, "one pass", "same partition"))]
+    rows = []
+    for case in cases:
+        own = case.median("agglo")
+        rows.append(
+            [
+                case.tokens,
+                f"{case.batch} x {case.n}",
+                case.linkage,
+                own / case.batch * 1e3,
+                *(f"{case.ratio(name):.1f}x" for name in peers),
+                f"{statistics.median(case.one_pass) / own:.3f}x",
+                ", ".join(f"{case.same_partition[name]:.0%}" for name in peers),
+            ]
+        )
+    return Table(columns, rows).markdown()
+
+
+def goals(cases: list[Case]) -> list[str]:
+    """Return a line for every goal with what was measured."""
+    lines = []
+    for case in cases:
+        for peer, linkages, least in GOALS.get((case.batch, case.n), []):
+            if case.linkage in linkages and case.keep_rate == 0.5:
+                met = "met" if case.ratio(peer) >= least else "MISSED"
+                where = f"{case.tokens}, {case.batch} x {case.n}, {case.linkage}"
+                lines.append(f"{met}: {case.ratio(peer):.1f}x {peer} on {where} (at least {least:g}x)")
+    return lines
+
+
+def run(options: Options) -> None:
+    """Time all cases, print tables and write the record."""
+    sizes = [parse_size(size) for size in options.sizes]
+    if options.contended:
+        record = _run_contended(sizes, options)
+    else:
+        with torch_threads(options.threads):
+            record = _run_peers(sizes, options)
+    if options.json is not None:
+        write_json(options.json, record)
+
+
+def _run_peers(sizes: Sequence[tuple[int, int]], options: Options) -> dict[str, Any]:
+    cases: list[Case] = []
+    real = options.checkpoint is not None and options.images is not None
+    total = len(sizes) * (1 + real) * len(options.keep_rate) * len(options.linkage)
+    with progress(total, "timed") as advance:
+        for batch, n in sizes:
+            sets = {"spatial": pairwise(spatial_tokens(batch, n), "cosine")}
+            if options.checkpoint is not None and options.images is not None:
+                sets["DeiT keys"] = pairwise(deit_keys(options.checkpoint, options.images, batch, n), "cosine")
+            for name, distances in sets.items():
+                for keep_rate in options.keep_rate:
+                    for linkage in options.linkage:
+                        cases.append(measure(name, distances, keep_rate, linkage, options.repeats))
+                        advance(f"{name}, {batch} x {n}, {linkage}, keep {keep_rate:g}")
+    largest = max(n for _, n in sizes)
+    memory = {linkage: peak_memory(largest, linkage) for linkage in options.linkage}
+    print(table(cases))
+    print("\nPeer columns: how many times as long the peer takes. One pass: D.amin(-1), as a share of agglo's time.")
+    for linkage, share in memory.items():
+        if share is not None:
+            print(f"peak memory beside the input, N={largest}, {linkage}: {share:.2f} of the distance matrix")
+    print("\n".join(goals(cases)))
+    return {"machine": machine(), "cases": [asdict(case) for case in cases], "peak_memory": memory}
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    batch, _, n = text.partition("x")
+    if not (batch.isdigit() and n.isdigit()):
+        raise ValueError(f"size {text!r} must be BxN, such as 64x196")
+    return int(batch), int(n)
+
+
+AT_MOST = 1.2  # times as long as one thread may several take while other processes are busy
+_BUSY = "import os\nos.nice(10)\nprint(flush=True)\nwhile True: pass"
+
+
+@dataclass
+class Contention:
+    """Seconds of a call on one thread and on several, taken in turns beside some busy processes of low priority."""
+
+    busy_processes: int
+    batch: int
+    n: int
+    threads: int
+    alone: list[float] = field(default_factory=list)
+    together: list[float] = field(default_factory=list)
+
+    def ratio(self) -> float:
+        return statistics.median(self.together) / statistics.median(self.alone)
+
+
+def measure_contention(batch: int, n: int, threads: int, busy_processes: int, repeats: int) -> Contention:
+    distances = pairwise(spatial_tokens(batch, n), "cosine")
+    result = Contention(busy_processes, batch, n, threads)
+
+    def seconds(count: int) -> float:
+        run = partial(by_agglo, distances, n // 2, "average")
+        with torch_threads(count):
+            run()
+            return seconds_per_pass(run, passes=10)
+
+    busy = [subprocess.Popen([sys.executable, "-c", _BUSY], stdout=subprocess.PIPE) for _ in range(busy_processes)]
+    try:
+        for process in busy:
+            assert process.stdout is not None
+            process.stdout.readline()  # it has started and its priority is set
+        runs = [partial(seconds, count) for count in (1, threads)]
+        result.alone, result.together = seconds_in_turns(runs, repeats, warm_up=0)
+    finally:
+        for process in busy:
+            process.kill()
+            process.communicate()
+    return result
+
+
+def contention_report(results: list[Contention], bullet: str = "") -> str:
+    """Return a table, and for each goal whether it was met, each line behind a bullet."""
+    columns = [Column("busy processes"), Column("B x N"), Column("1 thread, ms per image", ".3f"), Column("threads")]
+    columns += [Column("ms per image", ".3f"), Column("ratio", ".2f")]
+    rows, lines = [], []
+    for result in results:
+        alone, together = (statistics.median(times) / result.batch * 1e3 for times in (result.alone, result.together))
+        size = f"{result.batch} x {result.n}"
+        rows.append([result.busy_processes, size, alone, result.threads, together, result.ratio()])
+        if result.busy_processes:
+            met = "met" if result.ratio() <= AT_MOST else "MISSED"
+            where = f"{result.threads} threads beside {result.busy_processes} busy processes, {size}"
+            lines.append(f"{bullet}{met}: {where}: {result.ratio():.2f}x one thread (at most {AT_MOST:g}x)")
+    return "\n".join([Table(columns, rows).markdown(), *(["", *lines] if lines else [])])
+
+
+def _run_contended(sizes: Sequence[tuple[int, int]], options: Options) -> dict[str, Any]:
+    results = []
+    with progress(3 * len(sizes), "timed") as advance:
+        for batch, n in sizes:
+            for busy in range(3):
+                results.append(measure_contention(batch, n, options.threads, busy, options.repeats))
+                advance(f"{batch} x {n}, {busy} busy processes")
+    print(contention_report(results))
+    return {"machine": machine(), "contention": [asdict(result) for result in results]}

@@ -1,0 +1,117 @@
+"""One reduction stage of every parameter-free method, from the block's tokens, keys and attention to the new tokens.
+
+Methods run in turns, so that whatever else the machine does slows all alike; ratios are medians of the ratios to ToMe
+within a turn. What a host computes for a method beforehand (keys, attention) is not timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agglo.lab.bench import TimingOptions, conclude
+from agglo.lab.bench.clustering import spatial_tokens
+from agglo.lab.options import AtLeastOne, option
+from agglo.methods import Method, View, create, list_methods
+from agglo.utils.devices import torch_threads
+from agglo.utils.machine import machine
+from agglo.utils.tables import Column, Table
+from agglo.utils.timing import median_ratio, seconds_in_turns, seconds_per_pass
+
+HEADS = 3
+_WARM_UP = 2  # turns that are not kept
+EQUAL = {"dpc_knn": {"weights": "equal"}}  # learns otherwise
+VARIANTS: list[tuple[str, dict[str, Any]]] = [("kmedoids", {"weights": "equal"}), ("kmedoids", {"released": True})]
+
+
+def parameter_free() -> list[Method]:
+    # Methods whose tokens skip blocks and return have no stage to time: they decide at every block, with a memory.
+    stages = [info for info in list_methods() if info.kind != "skips"]
+    names = [info.name for info in stages if not info.learns or info.name in EQUAL]
+    return [create(name, **EQUAL.get(name, {})) for name in names] + [create(n, **o) for n, o in VARIANTS]
+
+
+def shown(batch: int, n: int, dim: int, target: int) -> View:
+    """Tokens that resemble their neighbours, as a class token and n patches at the second stage of a model."""
+
+    def sequence(width: int, seed: int) -> Tensor:
+        patches = spatial_tokens(batch, n, width, seed)
+        return torch.cat([patches.mean(dim=1, keepdim=True), patches], dim=1)
+
+    generator = torch.Generator().manual_seed(0)
+    keys, values = (sequence(dim, seed).view(batch, n + 1, HEADS, -1).transpose(1, 2) for seed in (1, 2))
+    return View(
+        tokens=sequence(dim, 0),
+        keys=keys,
+        values=values,
+        class_attention=torch.rand(batch, HEADS, n + 1, generator=generator).softmax(dim=-1),
+        sizes=torch.ones(batch, n + 1),
+        counts=None,
+        prefix=1,
+        target=target,
+        threshold=None,
+        stage=0,
+        training=False,
+        attention_received=torch.rand(batch, n + 1, generator=generator),
+        grid=(round(n**0.5), round(n**0.5)),
+    )
+
+
+def stage(method: Method, view: View) -> Callable[[], Tensor]:
+    """The reduction as the loop over blocks runs it, to the count nearest to the target that the method reaches."""
+    assert view.target is not None
+    view = replace(view, target=method.stages(view.patches.shape[1], [view.target], view.grid)[0])
+
+    def run() -> Tensor:
+        return method.reduce(view).new_tokens(view.tokens)
+
+    return run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(TimingOptions):
+    """What to time."""
+
+    batch_size: AtLeastOne = option(64, "images")
+    tokens: AtLeastOne = option(196, "patch tokens, a square number")
+    dim: AtLeastOne = option(192, "channels")
+    target: AtLeastOne | None = option(None, "patch tokens to leave (default: half of them)")
+    repeats: AtLeastOne = 20
+
+
+def run(options: Options) -> None:
+    """Time every method, print a table and write the record."""
+    target = options.target or options.tokens // 2
+    view = shown(options.batch_size, options.tokens, options.dim, target)
+    stages = {repr(method): stage(method, view) for method in parameter_free()}
+    with torch_threads(options.threads):
+        where = machine()
+        taken = in_turns(stages, options.repeats)
+    settings = {name: getattr(options, name) for name in ("batch_size", "tokens", "dim", "target", "repeats")}
+    results = [{"name": name, "milliseconds": milliseconds} for name, milliseconds in taken.items()]
+    record = {"machine": where, "settings": {**settings, "target": target}, "results": results}
+    record["reference"] = repr(create("tome"))
+    conclude(record, table(record), options.json)
+
+
+def in_turns(stages: Mapping[str, Callable[[], Tensor]], repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of every stage in every turn that is kept."""
+    taken = seconds_in_turns([partial(seconds_per_pass, run) for run in stages.values()], repeats, warm_up=_WARM_UP)
+    return {name: [1e3 * each for each in seconds] for name, seconds in zip(stages, taken, strict=True)}
+
+
+def table(record: Mapping[str, Any]) -> Table:
+    """Medians, the quickest first, and how many times as long as ToMe a method took in the same turn."""
+    taken: dict[str, Sequence[float]] = {result["name"]: result["milliseconds"] for result in record["results"]}
+    tome = taken[record["reference"]]
+    rows = [
+        [name, median(mine), median_ratio(mine, tome)]
+        for name, mine in sorted(taken.items(), key=lambda item: median(item[1]))
+    ]
+    return Table([Column("method", left=True), Column("ms", ".1f"), Column("to ToMe", ".2f")], rows)

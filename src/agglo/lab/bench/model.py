@@ -1,0 +1,300 @@
+"""Images per second of one model: dense, reduced by each method, and reduced for free.
+
+"free" leaves the same token counts by slicing, which costs nothing and decides nothing: no method can beat it. All
+contenders take turns within every repeat, so that a machine that slows down slows all of them; ratios are taken within
+a repeat. "dense again" is the dense model a second time: what its ratio is off 1 is noise. The JSON file is complete
+after every repeat.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agglo.config import BUDGETS, ReductionConfig
+from agglo.drawing.charts import Bar, BarPanel, draw_bars
+from agglo.drawing.colours import FREE, SLICED
+from agglo.lab.evaluation.configs import Configs, budget_of, configs_of
+from agglo.lab.options import (
+    IMPORT_HELP,
+    SCHEDULE_HELP,
+    AtLeastOne,
+    ExecutionOptions,
+    ModelOptions,
+    device_or_best,
+    option,
+    require_limits,
+    require_plot_name,
+)
+from agglo.lab.tasks.classification.data.transforms import inputs_for
+from agglo.methods.slicing import Slice
+from agglo.models.opening import build
+from agglo.patch import apply, remove, report
+from agglo.schedule import as_schedule
+from agglo.utils.devices import dtype_named, require_device, torch_threads
+from agglo.utils.files import require_output, write_json
+from agglo.utils.machine import load_warning, machine
+from agglo.utils.progress import progress
+from agglo.utils.tables import Column, Table
+from agglo.utils.timing import median_ratio, seconds_per_pass, turns
+
+EXAMPLES = """\
+examples:
+  agglo bench model
+  agglo bench model --model vit_small_patch16_224 --batch-size 32 --keep-rate 0.7 0.5
+  agglo bench model --model torchvision:vit_b_16 --keep-rate 0.5
+  agglo bench model --linkage single average complete --repeats 15 --json speed.json --plot speed.png
+  agglo bench model --schedule constant:14 linear:14 stages:0.9,0.7,0.5,blocks=[3,6,9]
+  agglo bench model --device cuda --dtype float16 --batch-size 256 --image-size 384
+"""
+
+_LEAST_SECONDS = 0.25  # a timing shorter than this runs the model several times
+_KEEP_RATES = (0.5, 0.25)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ModelOptions, ExecutionOptions):
+    """What to measure: every method at every keep rate and schedule.
+
+    There is no threshold: how many tokens it leaves depends on the images, and here they are noise.
+    """
+
+    GROUP = "what runs"
+
+    method: Sequence[str] = option(("tome", "atc"), "by name", metavar="M")
+    linkage: Sequence[str] | None = option(None, "single, average, complete; of atc (default: average)", metavar="L")
+    imports: Sequence[str] = option([], IMPORT_HELP, flags=("--import",), metavar="MODULE", nargs=None, action="append")
+    keep_rate: Sequence[float] = option(
+        (), "fraction of patch tokens that stays at each stage (default: 0.5 0.25)", metavar="R", exclusive=True
+    )
+    schedule: Sequence[str] = option((), f"instead: {SCHEDULE_HELP}", metavar="S", exclusive=True)
+    repeats: AtLeastOne = option(7, "turns", group=ExecutionOptions.GROUP)
+    json: Path | None = option(None, "every timing, the machine and the settings", group="output, besides the table")
+    plot: Path | None = option(None, "bars, as .png, .svg or .pdf", group="output, besides the table")
+
+    def __post_init__(self) -> None:
+        require_limits(self)
+        if self.plot is not None:
+            require_plot_name(self.plot)
+        if self.json is not None:
+            require_output(self.json)
+
+    def described(self, device: str) -> dict[str, Any]:
+        """Return what the JSON file holds of the options."""
+        kept = ("model", "pretrained", "batch_size", "repeats", "threads", "dtype")
+        spec = self.spec()
+        return {
+            **{name: getattr(self, name) for name in kept},
+            "keep_rates": self.keep_rate or (() if self.schedule else _KEEP_RATES),
+            "schedules": [str(as_schedule(schedule)) for schedule in self.schedule],
+            "methods": self.method,
+            "linkages": self.linkage,
+            "checkpoint": spec.checkpoint and spec.checkpoint.name,
+            "image_size": spec.image_size,
+            "device": device,
+        }
+
+
+@dataclass
+class Measurement:
+    """One contender. counts: patch tokens left after each block; images_per_second: one value per repeat."""
+
+    name: str
+    counts: list[int]
+    gflops: float
+    config: ReductionConfig | None = None
+    images_per_second: list[float] = field(default_factory=list)
+
+    @property
+    def budget(self) -> str:
+        return "" if self.config is None else self.config.budget
+
+    def against(self, other: Measurement) -> float:
+        """Return how many times as fast as another it is: the median of the ratios within each repeat."""
+        return median_ratio(self.images_per_second, other.images_per_second)
+
+
+def results(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """Return what the JSON file holds of each contender; the statistics follow from images_per_second."""
+    dense = measurements[0]
+    free = {each.budget: each for each in measurements if each.name == Slice.name}
+    return [
+        {
+            "name": each.name,
+            "config": None if each.config is None else each.config.to_dict(),
+            "counts": each.counts,
+            "gflops": each.gflops,
+            "median": median(each.images_per_second),
+            "min": min(each.images_per_second),
+            "max": max(each.images_per_second),
+            "to_dense": each.against(dense),
+            "to_free": each.against(free[each.budget]) if each.budget in free else None,
+            "images_per_second": each.images_per_second,
+        }
+        for each in measurements
+    ]
+
+
+def noise(dense: Sequence[float], again: Sequence[float]) -> float:
+    """Return the furthest that the dense model was off its own speed in any repeat, as a fraction."""
+    return max(abs(two / one - 1) for one, two in zip(dense, again, strict=True))
+
+
+def run(options: Options) -> None:
+    """Measure, print a table, write the record and draw the plot."""
+    record = measure(options)
+    print(table(record))
+    if options.plot is not None:
+        plot(record, options.plot)
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Measure, writing the JSON file after every repeat."""
+    reductions = _reductions(options)
+    device, dtype = require_device(device_or_best(options.device)), dtype_named(options.dtype)
+    with torch_threads(options.threads):
+        model = build(options.spec()).to(device, dtype)
+        wanted = inputs_for(model)
+        generator = torch.Generator().manual_seed(0)
+        shape = (options.batch_size, len(wanted.mean), *wanted.image_size)
+        inputs = torch.rand(shape, generator=generator).to(device, dtype)
+        measurements, skipped = _contenders(model, reductions)
+        record: dict[str, Any] = {
+            "machine": machine(device),
+            "settings": options.described(str(device)),
+            "skipped": skipped,
+        }
+        # The dense model first and last: only so far apart does it meet the noise that the others meet.
+        dense, again, *reduced = measurements
+        with progress(len(measurements) * (options.repeats + 1), "bench model") as advance:
+            contenders = []
+            for each in (dense, *reduced, again):
+                contenders.append((each, _warm_up(model, inputs, each.config)))
+                advance(f"warm-up: {each.name} {each.budget}")
+            for repeat, order in turns(contenders, options.repeats, warm_up=0):
+                for each, passes in order:
+                    _apply(model, each.config)
+                    each.images_per_second.append(len(inputs) / _seconds(model, inputs, passes))
+                    advance(f"repeat {repeat + 1}: {each.name} {each.budget}")
+                record["noise"] = noise(dense.images_per_second, again.images_per_second)
+                record["results"] = results(measurements)
+                if options.json is not None:
+                    write_json(options.json, record)
+    return record
+
+
+def _reductions(options: Options) -> Configs:
+    """Return free reduction and then every method, budget by budget."""
+    of_methods = configs_of(
+        options.method,
+        keep_rates=options.keep_rate or (() if options.schedule else _KEEP_RATES),
+        schedules=options.schedule,
+        linkages=options.linkage,
+    )
+    reductions: dict[ReductionConfig, str] = {}
+    for _, group in groupby(of_methods, key=lambda config: config.budget):
+        alike = list(group)
+        budget = {name: value for name, value in alike[0].given().items() if name in BUDGETS}
+        free = ReductionConfig.of(Slice.name, **budget, proportional=False)
+        reductions |= {free: Slice.name, **{config: of_methods[config] for config in alike}}
+    return reductions
+
+
+def _contenders(model: nn.Module, reductions: Configs) -> tuple[list[Measurement], list[dict[str, Any]]]:
+    """Return the dense model twice and every reduction it can take, with token counts; and those it cannot take."""
+    reduced: list[Measurement] = []
+    skipped: list[dict[str, Any]] = []
+    dense: list[Measurement] = []
+    for config, name in reductions.items():
+        try:
+            apply(model, config)
+        except ValueError as error:
+            if name == Slice.name:
+                raise  # no method could
+            skipped.append({"name": name, "config": config.to_dict(), "reason": str(error)})
+            continue
+        found = report(model)
+        assert found is not None and found.counts is not None and found.gflops_after is not None
+        reduced.append(Measurement(name, found.counts, found.gflops_after, config))
+        full = [found.n_tokens] * len(found.counts)
+        dense = [Measurement(name, full, found.gflops_before) for name in ("dense", "dense again")]
+    return dense + reduced, skipped
+
+
+def _apply(model: nn.Module, config: ReductionConfig | None) -> None:
+    if config is None:
+        remove(model)
+    else:
+        apply(model, config)
+
+
+def _warm_up(model: nn.Module, inputs: Tensor, config: ReductionConfig | None) -> int:
+    """Fill caches and compile kernels; return how many passes make a timing of decent length."""
+    _apply(model, config)
+    _seconds(model, inputs, 1)
+    return max(1, math.ceil(_LEAST_SECONDS / _seconds(model, inputs, 1)))
+
+
+def _seconds(model: nn.Module, inputs: Tensor, passes: int) -> float:
+    return seconds_per_pass(lambda: model(inputs), inputs.device, passes)
+
+
+_COLUMNS = (
+    Column("budget", left=True),
+    Column("method", left=True),
+    Column("tokens left", left=True),
+    Column("GFLOPs", ".2f"),
+    Column("img/s", ".1f"),
+    Column("min", ".1f"),
+    Column("max", ".1f"),
+    Column("x dense", ".2f"),
+    Column("of free", ".2f"),
+)
+
+
+def table(record: dict[str, Any]) -> str:
+    """Return what the JSON file holds as text for a terminal."""
+    lines = [", ".join(headlines(record)), Table(_COLUMNS, list(map(_cells, record["results"]))).text()]
+    lines.append(f"noise: timed twice in this run, the dense model was up to {record['noise']:.1%} off itself")
+    if busy := load_warning(record["machine"]):
+        lines.append(busy)
+    lines += [f"not run: {skip['name']} at {budget_of(skip)}: {skip['reason']}" for skip in record["skipped"]]
+    return "\n".join(lines)
+
+
+def headlines(record: dict[str, Any]) -> tuple[str, str]:
+    """Return what ran, and where."""
+    settings, where = record["settings"], record["machine"]
+    repeats = len(record["results"][0]["images_per_second"])
+    what = f"{settings['model']}, batch {settings['batch_size']}, {settings['dtype']}, median of {repeats} repeats"
+    return what, where["gpu"] or f"{where['cpu']}, {where['threads']} threads"
+
+
+def _cells(result: dict[str, Any]) -> list[Any]:
+    tokens = " ".join(str(count) for count, _ in groupby(result["counts"]))
+    numbers = (result[name] for name in ("gflops", "median", "min", "max", "to_dense", "to_free"))
+    return [budget_of(result), result["name"], tokens, *numbers]
+
+
+def plot(record: dict[str, Any], path: Path) -> None:
+    """Draw bars of images per second, one group per budget, least to most as whiskers, times dense beside them."""
+    shown = [result for result in record["results"] if result["name"] != "dense again"]
+    groups = [[_bar(result) for result in group] for _, group in groupby(shown, key=budget_of)]
+    panel = BarPanel(groups, "images per second (times dense)")
+    draw_bars([[panel]], path, title="\n".join(headlines(record)), note="whiskers: slowest and fastest repeat")
+
+
+def _bar(result: dict[str, Any]) -> Bar:
+    # Nothing is sliced away: what is left is the dense model in agglo's loop, a few images at a time.
+    name = SLICED if (result["name"], budget_of(result)) == (FREE, "keep 1") else result["name"]
+    label = name if name == SLICED else ", ".join(filter(None, (name, budget_of(result))))
+    note = f"{result['median']:.0f}  ({result['to_dense']:.2f}x)"
+    return Bar(name, result["median"], result["min"], result["max"], note, label)

@@ -1,0 +1,1 @@
+"""Image files and stores that several tasks read."""

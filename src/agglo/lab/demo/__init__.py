@@ -1,0 +1,1 @@
+"""The demo, which needs no download."""

@@ -1,0 +1,113 @@
+"""The reductions a person asks for side by side: every method with every linkage at every budget.
+
+Each `ReductionConfig` comes with the name of its row in tables: a dict of names by config, in the order of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from agglo import tuned
+from agglo.config import BUDGETS, ReductionConfig
+from agglo.methods.registry import find
+from agglo.schedule import Schedule, Stages, as_schedule
+from agglo.text import format_call, format_value, parse_call, parse_value
+
+Configs = Mapping[ReductionConfig, str]
+
+
+def configs_of(
+    methods: Sequence[str],
+    *,
+    keep_rates: Iterable[float] = (),
+    thresholds: Iterable[float] = (),
+    schedules: Iterable[str | Schedule] = (),
+    linkages: Sequence[str] | None = None,
+    features: str | None = None,
+    **arguments: Any,
+) -> dict[ReductionConfig, str]:
+    """Return every method at every budget, each with its name; repeated ones once.
+
+    Args:
+        methods: Names, or texts such as "atc:features=values".
+        keep_rates: Budgets, as are thresholds and schedules.
+        thresholds: Budgets.
+        schedules: Budgets.
+        linkages: For the methods that have a linkage and do not say theirs; None is their default.
+        features: For the methods that have features; None is their default.
+        arguments: Fields of `ReductionConfig` for all methods, and options for those that have them; None is left out.
+
+    Raises:
+        ValueError: Something is unknown, or none of the methods has an option.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if features is not None:
+        given["features"] = parse_value(features)
+    for rate in keep_rates:
+        Stages(rate, given.get("blocks"))  # raises for what is no rate, before a model is built
+    parsed = list(dict.fromkeys(as_schedule(schedule) for schedule in schedules))
+    if parsed and "blocks" in given:
+        raise ValueError(f"blocks={given['blocks']} go with keep rates and thresholds, not with schedule={parsed[0]}")
+    budgets: list[dict[str, Any]] = [{"keep_rate": rate} for rate in dict.fromkeys(keep_rates)]
+    budgets += [{"threshold": threshold} for threshold in dict.fromkeys(thresholds)]
+    budgets += [{"schedule": schedule} for schedule in parsed]
+    asked = [each for text in dict.fromkeys(methods) for each in _with_linkages(text, linkages)]
+    _require_used(asked, {**given, **({} if linkages is None else {"linkage": linkages})}, methods)
+    configs: dict[ReductionConfig, str] = {}
+    for budget in budgets:
+        for name, options in asked:
+            known = find(name).defaults().keys()
+            fitting = {key: value for key, value in given.items() if key in known or key in _FIELDS}
+            if clash := sorted(options.keys() & fitting.keys()):
+                raise ValueError(f"{clash[0]}={fitting[clash[0]]!r} and method={name!r}: give {clash[0]} once")
+            config = ReductionConfig.of(name, **{**budget, **options, **fitting})
+            configs.setdefault(config, row_name(name, options))
+    return configs
+
+
+def row_name(name: str, options: Mapping[str, Any]) -> str:
+    """Return the name of a row: a method, its linkage, and the options that were written.
+
+    >>> row_name("atc", {"features": "values"}), row_name("random", {"seed": 1})
+    ('atc average features=values', 'random:seed=1')
+    """
+    linkage = options.get("linkage", find(name).defaults().get("linkage"))
+    if linkage is None:
+        return format_call(name, (), options)
+    others = ",".join(f"{key}={format_value(value)}" for key, value in sorted(options.items()) if key != "linkage")
+    return f"{name} {format_value(linkage)}{others and f' {others}'}"
+
+
+def budget_of(result: Mapping[str, Any]) -> str:
+    """Return the budget of a result, such as "keep 0.5"; nothing for the dense model."""
+    return "" if result["config"] is None else ReductionConfig.from_dict(result["config"]).budget
+
+
+def tuned_configs(sources: Iterable[str]) -> dict[ReductionConfig, str]:
+    """Return what `agglo tune` found, each named after its file or ready-made result."""
+    return {tuned.config(source): f"tuned {Path(source).stem}" for source in sources}
+
+
+_FIELDS = frozenset(each.name for each in fields(ReductionConfig)) - {"method", "options", *BUDGETS}
+
+
+def _with_linkages(text: str, linkages: Sequence[str] | None) -> list[tuple[str, dict[str, Any]]]:
+    """Return the name and options of a method's text: once for every linkage, unless the text has its own."""
+    name, values, options = parse_call(text)
+    if values:
+        raise ValueError(f"method={text!r}: options are written option=value, not {values[0]!r}")
+    if not linkages or "linkage" in options or "linkage" not in find(name).defaults():
+        return [(name, options)]
+    return [(name, {**options, "linkage": parse_value(linkage)}) for linkage in dict.fromkeys(linkages)]
+
+
+def _require_used(
+    asked: Sequence[tuple[str, Mapping[str, Any]]], given: Mapping[str, Any], methods: Sequence[str]
+) -> None:
+    accepted = {option for name, _ in asked for option in find(name).defaults()}
+    for option, value in given.items():
+        if option not in accepted and option not in _FIELDS:
+            raise ValueError(f"{option}={value!r} goes with none of the methods {', '.join(map(repr, methods))}")

@@ -1,0 +1,254 @@
+"""Measured beside printed: values with their errors, tables that show both with their difference, and curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from agglo.drawing.charts import Curve, CurvePanel, Level, draw_curves
+from agglo.lab.evaluation.report import sampling_error
+from agglo.lab.paper.study import Result
+from agglo.utils.tables import CANNOT, Column, Table
+
+DENSE = "dense"
+_APART = 2.0  # standard errors
+_MOST = 4  # panels in a row: the data sets of the paper
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number with what is known of its error.
+
+    Attributes:
+        error: Standard error, of the images it was measured on and of the seeds; None where it is not known.
+        spread: Standard deviation over seeds; None for one seed.
+    """
+
+    number: float
+    error: float | None = None
+    spread: float | None = None
+    seeds: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.number:.2f}" if self.spread is None else f"{self.number:.2f} ({self.spread:.2f})"
+
+    def minus(self, other: Value) -> str:
+        """Return the difference and its standard error, as far as errors are known.
+
+        >>> Value(71.5, 1.0).minus(Value(70.0, 0.2)), Value(3.5).minus(Value(4.0))
+        ('+1.50 +- 1.02', '-0.50')
+        >>> Value(3.5, 0.3).minus(Value(4.0))
+        '-0.50 +- 0.30 (ours alone)'
+        """
+        difference = f"{self.number - other.number:+.2f}"
+        if self.error is None:
+            return difference
+        if other.error is None:
+            return f"{difference} +- {self.error:.2f} (ours alone)"
+        return f"{difference} +- {math.hypot(self.error, other.error):.2f}"
+
+
+Measured = Callable[[str, Any], Value | str | None]
+Printed = Callable[[str, Any], Value | None]
+
+
+def over_seeds(results: Sequence[Result], metric: str) -> Value | str | None:
+    """Return what results that differ in their seed say together: a value, "cannot", or None if none was run.
+
+    The error has two parts: of the images, which are the same for all seeds, and of the seeds. Fractions of images that
+    were right have both, and AP where a bootstrap said its error; other metrics have the second one.
+    """
+    done = [result for result in results if metric in result]
+    if not done:
+        return CANNOT if any("cannot" in result for result in results) else None
+    numbers = [float(result[metric]) for result in done]
+    mean = fmean(numbers)
+    spread = stdev(numbers) if len(numbers) > 1 else None
+    parts = [] if spread is None else [spread / math.sqrt(len(numbers))]
+    bootstrapped = f"{metric.removesuffix('_AP')}_error"
+    if metric in ("top1", "top5"):
+        parts.append(sampling_error(mean, done[0]["images"]))
+    elif all(bootstrapped in result for result in done):
+        parts.append(fmean(result[bootstrapped] for result in done))
+    return Value(mean, math.hypot(*parts) if parts else None, spread, len(numbers))
+
+
+def metric_of(results: Sequence[Result]) -> str:
+    """Return "mAP" where images have several labels, otherwise "top1"."""
+    return "mAP" if any("mAP" in result for result in results) else "top1"
+
+
+def by_method(results: Sequence[Result], over: str, metric: str) -> tuple[list[str], list[Any], Measured]:
+    """Return the rows and columns of a table, and what was measured there over all seeds.
+
+    Rows are the methods but for the dense model, columns the values of `over`, the largest first.
+    """
+    groups = grouped(results, "method", over)
+    rows = list(dict.fromkeys(str(result["method"]) for result in results if result["method"] != DENSE))
+    columns = sorted({result[over] for result in results} - {None}, reverse=True)
+    return rows, columns, lambda row, column: over_seeds(groups.get((row, column), []), metric)
+
+
+def dense_of(results: Sequence[Result], metric: str) -> Value | str | None:
+    return over_seeds([result for result in results if result["method"] == DENSE], metric)
+
+
+def printed_value(number: float | None, images: int | None = None) -> Value | None:
+    """Return a printed number, with its sampling error if it is an accuracy on so many images."""
+    if number is None:
+        return None
+    return Value(number, None if images is None else sampling_error(number, images))
+
+
+def percent(rate: float) -> str:
+    return f"{100 * rate:g}%"
+
+
+def nothing_printed(row: str, column: Any) -> None:
+    return None
+
+
+def beside(
+    rows: Sequence[str],
+    columns: Sequence[Any],
+    measured: Measured,
+    printed: Printed = nothing_printed,
+    head: Callable[[Any], str] = percent,
+    *,
+    title: str = "method",
+    comparable: bool = True,
+) -> Table:
+    """Make a table of what was measured, what is printed, and the difference with its error, for every column.
+
+    Columns in which nothing is printed have the measured value alone. Where the printed numbers are of another model
+    and other data, they are not comparable: the table says so, and has no differences.
+    """
+    heads, has_printed = [Column(title, left=True)], {}
+    for column in columns:
+        has_printed[column] = any(printed(row, column) is not None for row in rows)
+        names = ["measured"]
+        if has_printed[column]:
+            names += ["printed", "difference"] if comparable else ["printed (not comparable)"]
+        heads += [Column(f"{head(column)} {name}".strip()) for name in names]
+    lines = []
+    for row in rows:
+        line: list[Any] = [row]
+        for column in columns:
+            found, expected = measured(row, column), printed(row, column)
+            line.append(None if found is None else str(found))
+            if has_printed[column]:
+                line.append(None if expected is None else f"{expected.number:.2f}")
+            if has_printed[column] and comparable:
+                both = isinstance(found, Value) and expected is not None
+                line.append(found.minus(expected) if both else None)  # type: ignore[union-attr, arg-type]
+        lines.append(line)
+    return Table(heads, lines)
+
+
+def plain_table(rows: Sequence[str], columns: Sequence[Any], entry: Callable[[str, Any], Any]) -> Table:
+    """Make a table of one entry per method and keep rate."""
+    heads = [Column("method", left=True), *(Column(percent(column)) for column in columns)]
+    return Table(heads, [[row, *(entry(row, column) for column in columns)] for row in rows])
+
+
+def disagreements(rows: Sequence[str], columns: Sequence[Any], measured: Measured, printed: Printed) -> str:
+    """Say how many cells are further from what is printed than two standard errors; empty if none is printed.
+
+    Where the paper gives no error, ours counts alone; cells of which no error is known are counted apart.
+    """
+    pairs = [(measured(row, column), printed(row, column)) for row in rows for column in columns]
+    both = [(found, expected) for found, expected in pairs if isinstance(found, Value) and expected is not None]
+    known = [
+        abs(found.number - expected.number) / math.hypot(found.error, expected.error or 0.0)
+        for found, expected in both
+        if found.error
+    ]
+    words = []
+    if known:
+        apart = sum(ratio > _APART for ratio in known)
+        words.append(f"{apart} of {len(known)} cells differ from what is printed by more than two standard errors")
+    if len(known) < len(both):
+        words.append(f"of {len(both) - len(known)} cells no error is known")
+    return "; ".join(words)
+
+
+def remarks(rows: Sequence[str], columns: Sequence[Any], measured: Measured, printed: Printed) -> str:
+    """Say what disagrees with print, or that nothing is printed, as for a model that stands in."""
+    if all(printed(row, column) is None for row in rows for column in columns):
+        return " The paper prints nothing for this model on these data."
+    apart = disagreements(rows, columns, measured, printed)
+    return apart and f" {apart}."
+
+
+def grouped(results: Sequence[Result], *names: str) -> dict[tuple[Any, ...], list[Result]]:
+    """Group results that agree in some values, by these values, in the order they come."""
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for result in results:
+        groups.setdefault(tuple(result.get(name) for name in names), []).append(result)
+    return groups
+
+
+def reasons(results: Sequence[Mapping[str, Any]]) -> str:
+    """List why cells cannot be run, every reason once."""
+    found = dict.fromkeys(str(result["cannot"]) for result in results if "cannot" in result)
+    return "\n".join(f"- cannot: {reason}" for reason in found)
+
+
+def curve_of(name: str, results: Sequence[Result], over: str, metric: str, *, faint: bool = False) -> Curve:
+    """Make the curve of one method over the values of an axis, with errors."""
+    values = {x: over_seeds(at, metric) for (x,), at in grouped(results, over).items() if x is not None}
+    points = sorted((float(x), value) for x, value in values.items() if isinstance(value, Value))
+    heights, errors = [value.number for _, value in points], [value.error or 0.0 for _, value in points]
+    return Curve(name, [x for x, _ in points], heights, errors if any(errors) else None, faint=faint)
+
+
+def ticks_of(curves: Sequence[Curve]) -> list[float]:
+    return sorted({x for curve in curves for x in curve.x})
+
+
+def accuracy_panels(
+    results: Sequence[Result],
+    path: Path,
+    *,
+    over: str = "keep_rate",
+    x_label: str = "keep rate at each stage",
+    by: Sequence[str] = ("model", "data"),
+    faint: Callable[[str], bool] = lambda name: False,
+) -> list[Path]:
+    """Draw a panel for all results that agree in `by`: a curve per method, the dense model as a dashed line.
+
+    Faint methods are thin and grey. Nothing is drawn where nothing was measured.
+    """
+    panels = []
+    for names, here in grouped(results, *by).items():
+        metric = metric_of(here)
+        done = [result for result in here if metric in result]
+        reduced = [result for result in done if result["method"] != DENSE]
+        curves = [
+            curve_of(name, of_one, over, metric, faint=faint(name))
+            for (name,), of_one in grouped(reduced, "method").items()
+        ]
+        dense = dense_of(done, metric)
+        level = Level(dense.number, dense.error) if isinstance(dense, Value) else None
+        shown = [] if level is None else [level.y - (level.y_error or 0.0), level.y + (level.y_error or 0.0)]
+        for curve in curves:
+            if not curve.faint:
+                pairs = list(zip(curve.y, curve.y_error or [0.0] * len(curve.y), strict=True))
+                shown += [end for y, error in pairs for end in (y - error, y + error)]
+        if not curves or not shown:
+            continue
+        room = 0.06 * (max(shown) - min(shown) or 1)
+        limits = (min(shown) - room, max(shown) + room)
+        ticks = ticks_of(curves)
+        named_ticks = ticks if len(ticks) < 8 else None
+        title = ", ".join(map(str, names))
+        panels.append(CurvePanel(curves, x_label, f"{metric} (%)", level, title, named_ticks, y_limits=limits))
+    if not panels:
+        return []
+    note = "bars and grey band: standard error of the images and of the seeds"
+    draw_curves(panels, path, note=note, columns=_MOST if len(panels) > _MOST else None)
+    return [path]

@@ -1,0 +1,176 @@
+"""A study: a table or a figure of the paper, measured cell by cell.
+
+A full run and one in miniature go through the same code; what differs is one value, the scale: models, data sets, keep
+rates, seeds. Everything a study finds is in its record, and its tables and figures are made of that alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from agglo.utils.journal import key_of
+from agglo.utils.tables import Table
+
+Result = dict[str, Any]  # of one cell: its `about`, what was found, the processor and the date
+RunCell = Callable[[Mapping[str, Any]], dict[str, Any]]  # from the `about` of a cell to what was found
+
+BEYOND = "beyond the paper"  # instead of a table or figure of the paper
+
+
+class CannotRunError(ValueError):
+    """A cell cannot be run, whatever the machine: a result, with its reason, and no failure."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a cell cannot do without.
+
+    Attributes:
+        kind: "data" or "weights", whose path the user gives, or "extra", a package that Python can import.
+        name: What the command line calls it.
+        about: A description.
+    """
+
+    kind: str
+    name: str
+    about: str
+
+    def is_here(self, settings: Settings) -> bool:
+        if self.kind == "extra":
+            return find_spec(self.name) is not None
+        return self.name in (settings.data if self.kind == "data" else settings.weights)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asks for.
+
+    Attributes:
+        miniature: Whether to run on the models and images that come with agglo, with everything smaller.
+        data, weights: Paths by the names of needs.
+        output: Folder in which every study has one of its own.
+        runs: Folder for what training writes, of no use once the record holds its results.
+        seeds: Seeds of every cell that is random; None is the study's own number.
+        batch_size: None is the study's own number.
+        released: Whether to train also as the released code behaves, where that differs from the paper.
+    """
+
+    miniature: bool = False
+    data: Mapping[str, Path] = field(default_factory=dict)
+    weights: Mapping[str, Path] = field(default_factory=dict)
+    output: Path = Path("results")
+    runs: Path = Path("runs/reproduce")
+    seeds: int | None = None
+    device: str = "cpu"
+    batch_size: int | None = None
+    released: bool = False
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether training is kept from a GPU that is there."""
+        return self.device == "cpu"
+
+    def folder(self, study: str) -> Path:
+        """Return the folder of a study's record, tables and figures."""
+        return self.output / "miniature" / study if self.miniature else self.output / study
+
+    def run_folder(self, study: str, *parts: str) -> Path:
+        """Return the folder that training of a study's cell writes to."""
+        return self.runs / ("miniature" if self.miniature else "full") / study / Path(*parts)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value to be measured, once.
+
+    Attributes:
+        about: What tells it from the other cells of its study: plain values, which are written to the record.
+        needs: Without them it is left out.
+        multiply_adds: Of all its passes, for the estimate.
+    """
+
+    about: Mapping[str, Any]
+    needs: tuple[Need, ...] = ()
+    multiply_adds: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return key_of(self.about)
+
+    @property
+    def title(self) -> str:
+        return ", ".join(str(value) for value in self.about.values() if value is not None)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table of a study's page. `text` below the title is what a reader must know to read it."""
+
+    title: str
+    table: Table | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or a figure.
+
+    Attributes:
+        name: What the command line calls it.
+        shows: The table or figure, as the paper calls it.
+        about: What it measures.
+        full, miniature: The scale of a run: whatever value its functions read. None where there is no such run.
+        axes: From a scale and settings to all cells, whether they can be run here or not; light enough for a listing.
+        run: From a scale and settings to what measures one cell after the other, in the order of `axes`; it may keep a
+            model or images open between them, and raises CannotRunError for a cell that cannot be measured.
+        table: From results and a scale to the tables of what was measured so far, beside what is printed.
+        draw: From results, a scale, settings and a folder to the paths of the figures it wrote there.
+        stands_in: What stands in for what in miniature.
+        optional: Needs that no cell has, but which change how cells are measured.
+        borrow: From settings to results of other studies, which `table` and `draw` get before this study's own.
+        only_asked: Whether tables leave out results of cells that the settings do not ask for.
+        command: What runs it.
+    """
+
+    name: str
+    shows: str
+    about: str
+    full: Any
+    miniature: Any
+    axes: Callable[[Any, Settings], Iterable[Cell]]
+    run: Callable[[Any, Settings], RunCell]
+    table: Callable[[Sequence[Result], Any], Sequence[Section]]
+    draw: Callable[[Sequence[Result], Any, Settings, Path], Sequence[Path]] = lambda *_: ()
+    stands_in: str = ""
+    optional: tuple[Need, ...] = ()
+    borrow: Callable[[Settings], Sequence[Result]] = lambda _: ()
+    only_asked: bool = False
+    command: str = "agglo reproduce"
+
+    def scale(self, miniature: bool) -> Any:
+        return self.miniature if miniature else self.full
+
+    def is_offered(self, miniature: bool) -> bool:
+        return self.scale(miniature) is not None
+
+    def cells(self, settings: Settings) -> list[Cell]:
+        return list(self.axes(self.scale(settings.miniature), settings)) if self.is_offered(settings.miniature) else []
+
+    def needs(self, miniature: bool) -> list[Need]:
+        """Return the needs of all cells: data, then weights, then packages."""
+        needs = [need for cell in self.cells(Settings(miniature=miniature)) for need in cell.needs]
+        needs += () if miniature else self.optional
+        return sorted(dict.fromkeys(needs), key=lambda need: ("data", "weights", "extra").index(need.kind))
+
+    def open(self, settings: Settings) -> RunCell:
+        return self.run(self.scale(settings.miniature), settings)
+
+    def sections(self, results: Sequence[Result], settings: Settings) -> Sequence[Section]:
+        return self.table(results, self.scale(settings.miniature))
+
+    def pictures(self, results: Sequence[Result], settings: Settings, folder: Path) -> Sequence[Path]:
+        return self.draw(results, self.scale(settings.miniature), settings, folder)

@@ -1,0 +1,194 @@
+"""One image through a classifier, agglo's or the user's own: dense, then under several reductions, each timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from agglo.clustering import linkage
+from agglo.drawing.groups import Ints, Pixels, as_pixels, count_groups, stages_of
+from agglo.embedded import classifier as embedded
+from agglo.hosts.common.swap import UnsupportedModelError
+from agglo.lab.playground.settings import Chosen
+from agglo.lab.tasks.classification.evaluation.figures import dataset_of, prepared, with_class_names
+from agglo.methods import Outcome, View
+from agglo.methods.atc import ATC
+from agglo.methods.helpers.watching import Reduce, watched
+from agglo.models.libraries import class_names
+from agglo.models.opening import ModelSpec, build
+from agglo.models.outputs import logits_in
+from agglo.patch import apply, remove, report, trace
+from agglo.schedule import Counts
+from agglo.utils.timing import timed_pass
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+EMBEDDED = ModelSpec(embedded.NAME, pretrained=True)
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A model with the names of its classes."""
+
+    model: nn.Module  # takes inputs (B, C, H, W) and returns logits, or an output that holds them
+    classes: Sequence[str] | None  # None for a model without a head
+    dataset: str | None  # whose images the model is made for, which decides how an image is cropped; None is any
+
+    @cached_property
+    def size(self) -> tuple[int, float]:
+        """Patch tokens and GFLOPs of the dense model. The model is dense afterwards."""
+        apply(self.model, "atc", keep_rate=1.0)
+        found = report(self.model)
+        remove(self.model)
+        assert found is not None
+        return found.n_tokens, found.gflops_before
+
+    def prepare(self, image: Image) -> tuple[Tensor, Tensor]:
+        """Return an image as the model takes it, (1, C, H, W), and what it sees of it, (1, 3, H, W) bytes."""
+        inputs, seen = prepared(self.model, [image], self.dataset)
+        return inputs.to(next(self.model.parameters()).device), seen
+
+
+def open_classifier(spec: ModelSpec, device: str = "cpu") -> Classifier:
+    """Open a model as every command names it. Prompts without class names are of ImageNet's classes."""
+    model = build(with_class_names(spec)).to(device)
+    return Classifier(model, class_names(model), dataset_of(spec))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A class, and the probability that the model gives it."""
+
+    name: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What one pass took and gave."""
+
+    title: str
+    line: str  # of Python, which applies the reduction
+    counts: list[int]  # patch tokens after each reduction; empty for the dense model
+    gflops: float | None  # multiply-adds in 1e9; None where they are not counted
+    seconds: float
+    top: list[Answer]  # the first classes; empty for a model without a head
+    stages: dict[int, Ints] = field(default_factory=dict)  # by block, the group of every patch (h, w) after it
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A reduction that cannot be applied, and why."""
+
+    title: str
+    line: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The tree over an image's tokens where they are first reduced."""
+
+    merges: Tensor  # (N - 1, 4), as `agglo.linkage` gives it
+    groups: int  # left after the reduction
+    block: int
+    linkage: str
+    is_method: bool  # whether the groups are a cut of this tree
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The dense model and its reductions on one image."""
+
+    pixels: Pixels  # (H, W, 3), what the model saw
+    tokens: int  # patch tokens of the dense model
+    dense: Passed
+    sides: list[Passed | Refused]
+    tree: Tree | None
+
+    @property
+    def passes(self) -> list[Passed]:
+        """Every pass that ran, the dense one first."""
+        return [self.dense, *(side for side in self.sides if isinstance(side, Passed))]
+
+
+def compare(classifier: Classifier, image: Image, chosen: Sequence[Chosen]) -> Compared:
+    """Run the dense model and every reduction of it on one image. The model is dense afterwards."""
+    model = classifier.model
+    inputs, seen = classifier.prepare(image)
+    pixels = as_pixels(seen)
+    try:
+        tokens, gflops = classifier.size
+        remove(model)
+        seconds, output = timed_pass(model, inputs)
+        dense = Passed("dense", "agglo.remove(model)", [], gflops, seconds, _top(classifier, output))
+        found = [_reduced(classifier, inputs, pixels, each) for each in chosen]
+    finally:
+        remove(model)
+    # Where a side is ATC the tree is what it cut; the tree of others is there to compare.
+    trees = sorted((tree for _, tree in found if tree is not None), key=lambda tree: not tree.is_method)
+    return Compared(pixels[0], tokens, dense, [side for side, _ in found], trees[0] if trees else None)
+
+
+def _reduced(
+    classifier: Classifier, inputs: Tensor, pixels: Pixels, chosen: Chosen
+) -> tuple[Passed | Refused, Tree | None]:
+    model: Any = classifier.model
+    views: list[tuple[Tensor, str, Tensor | None]] = []
+
+    def note_first(reduce: Reduce, view: View) -> Outcome:
+        """Note what ATC compares, or would compare, at the first reduction."""
+        if not views:
+            own = method if isinstance(method, ATC) else ATC(features="tokens" if view.keys is None else "keys")
+            views.append(own.compared(view))
+        return reduce(view)
+
+    try:
+        config = chosen.config
+        method = config.create_method()
+        others: dict[str, Any] = {name: value for name, value in config.given().items() if name not in config.options}
+        apply(model, method, **others)
+        seconds, output = timed_pass(model, inputs)
+        # Watching takes time too: not of the pass that is timed, since the dense model runs unwatched as well.
+        apply(model, watched(method, note_first), **others)
+        with torch.inference_mode(), trace(model) as record:
+            model(inputs)
+        stages = stages_of(record, pixels)[0]
+        counts = [count_groups(labels) for labels in stages.values()]
+        gflops = _gflops(model, chosen, stages, counts)
+    except (ValueError, UnsupportedModelError) as error:
+        return Refused(chosen.title, chosen.line, str(error)), None
+    passed = Passed(chosen.title, chosen.line, counts, gflops, seconds, _top(classifier, output), stages)
+    if not views or not stages:
+        return passed, None
+    features, how, weights = views[0]
+    merges = linkage(features[0].float(), how, weights=None if weights is None else weights[0], check=False)
+    return passed, Tree(merges.cpu(), counts[0], min(stages), how, isinstance(method, ATC))
+
+
+def _gflops(model: Any, chosen: Chosen, stages: dict[int, Ints], counts: list[int]) -> float | None:
+    """Return the GFLOPs of the pass.
+
+    What a threshold leaves is known after it: a schedule of the same counts costs the same.
+    """
+    found = report(model)
+    if found is not None and found.gflops_after is None and stages:
+        apply(model, chosen.config.method, schedule=Counts(counts, blocks=list(stages)))
+        found = report(model)
+    return None if found is None else found.gflops_after or found.gflops_before
+
+
+def _top(classifier: Classifier, output: Any) -> list[Answer]:
+    if classifier.classes is None:
+        return []
+    probabilities = logits_in(output)[0].float().softmax(-1)
+    best = torch.topk(probabilities, min(TOP, len(probabilities)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [Answer(classifier.classes[index], probability) for index, probability in pairs]

@@ -1,0 +1,1 @@
+"""One package per task: image classification, detection and synthesis."""

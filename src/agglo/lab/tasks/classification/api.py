@@ -1,0 +1,205 @@
+"""The functions agglo.lab.evaluate and agglo.lab.finetune."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from agglo.lab.tasks.classification.training.settings import TrainingSettings
+
+# Settings of a training run that decide how a model is built; a model that a person has built has them already.
+_OF_BUILDING: dict[str, Any] = {"drop_path": 0.0, "global_pool": None, "patch_drop_rates": []}
+
+
+def evaluate(
+    model: nn.Module | str,
+    data: str | PathLike[str] | Iterable[tuple[Tensor, Tensor]],
+    *,
+    images: int | None = None,
+    dataset: str | None = None,
+    frame: str | None = None,
+    skip_bad: bool = False,
+    batch_size: int = 64,
+    workers: int = 2,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Measure the accuracy and speed of a classifier as it is now: dense, or reduced by `agglo.apply`.
+
+        agglo.apply(model, keep_rate=0.5)
+        agglo.lab.evaluate(model, "imagenet")  # {"top1": ..., "top5": ..., "images": ..., "images_per_second": ...}
+
+    What matters:
+        model: a classifier of timm, transformers, torchvision or open_clip, what `agglo.lab.zero_shot` gives, or any
+            module that turns images into logits. Or a name as `agglo evaluate` takes it, with its published weights.
+        data: the folder of a data set (docs/evaluate.md lists the layouts), whose images are prepared as the model
+            wants them; or batches (images, labels), prepared already: a DataLoader. Labels are classes (B,), or
+            0 and 1 for several labels per image (B, classes).
+
+    To tinker with:
+        images: only so many of a folder, evenly spread. dataset: its name, where the files do not show it.
+        frame: how images are resized and cropped: "study" or "model"; see docs/evaluate.md. skip_bad: leave out
+            unreadable images. batch_size, workers: of a folder.
+
+    The model runs on its own device, with its own dtype. Returns "top1" and "top5", or "mAP" for several labels per
+    image, in percent; "images"; and "images_per_second" of the model alone.
+
+    >>> import timm
+    >>> model = agglo.apply(timm.create_model("test_vit", num_classes=4), keep_rate=0.5)
+    >>> batches = [(torch.rand(2, 3, 160, 160), torch.tensor([0, 3]))]
+    >>> sorted(agglo.lab.evaluate(model, batches, quiet=True))
+    ['images', 'images_per_second', 'top1']
+    """
+    from agglo.lab.tasks.classification.evaluation.metrics import evaluate as one_pass
+    from agglo.lab.tasks.classification.evaluation.metrics import metric_for
+    from agglo.models.opening import ModelSpec, build
+    from agglo.utils.progress import progress
+
+    built = build(ModelSpec(model, pretrained=True)) if isinstance(model, str) else model
+    if not isinstance(built, nn.Module):
+        raise ValueError(f"model={built!r} must be a torch.nn.Module or a name")
+    if isinstance(data, (str, PathLike)):
+        loader, multi_label, prepare = _of_folder(
+            built, Path(data), images, dataset, frame, skip_bad, batch_size, workers
+        )
+    else:
+        if images is not None or dataset is not None or frame is not None or skip_bad:
+            raise ValueError("images, dataset, frame and skip_bad go with a folder; batches are taken as they are")
+        if not isinstance(data, Iterable):
+            raise ValueError(f"data={data!r} must be a folder, or batches of images and labels (a DataLoader)")
+        loader, multi_label, prepare = data, None, None
+    total = len(loader) if hasattr(loader, "__len__") else 0
+    with progress(total, "evaluate", every_seconds=10, quiet=quiet or not total) as advance:
+        pairs = map(_pair, loader)
+        first = next(pairs, None)
+        if first is None:
+            raise ValueError("there are no images")
+        if multi_label is None:
+            multi_label = first[1].dim() == 2
+        return one_pass(
+            built,
+            chain([first], pairs),
+            metric_for(multi_label),
+            prepare=prepare,
+            advance=lambda count: advance(f"{count} images"),
+        )
+
+
+def finetune(
+    model: nn.Module | str,
+    data: str | PathLike[str],
+    output: str | PathLike[str],
+    *,
+    recipe: str | PathLike[str] = "deit",
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train a classifier, dense or with its tokens reduced, as `agglo finetune` does: crash-safe, on any devices.
+
+        agglo.lab.finetune(model, "birds", "runs/atc50", method="atc", keep_rate=0.5, epochs=10)
+
+    What matters:
+        model: a classifier of timm, transformers, torchvision or open_clip, which gets a new head where its own is of
+            other classes; or a name as `agglo finetune --model` takes it.
+        data: folder of a data set, with a training and a validation split. output: folder of the run. The same call
+            goes on where an earlier one stopped.
+        method, keep_rate (or threshold, schedule), linkage: how tokens are reduced; without a method the dense model is
+            trained.
+
+    To tinker with:
+        recipe: its name, or the path of a .toml file (docs/finetune.md).
+        settings: all others, by the names that `agglo finetune RECIPE --show` lists: epochs, lr, batch_size, ...
+
+    Returns the best row of the log. The best weights are in output/best; a model that was given as an object has them
+    too, with the reduction applied.
+
+    >>> import tempfile, timm
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for place in ("train/red", "train/blue", "val/red", "val/blue"):
+    ...     (folder / place).mkdir(parents=True)
+    ...     Image.new("RGB", (160, 160), place.partition("/")[2]).save(folder / place / "0.png")
+    >>> model = timm.create_model("test_vit", num_classes=2)
+    >>> quick = {"epochs": 1, "batch_size": 2, "accumulation": 1, "workers": 0, "warmup_epochs": 0}
+    >>> best = agglo.lab.finetune(model, folder, folder / "run", method="atc", keep_rate=0.5, frozen_epochs=0, **quick)
+    >>> (folder / "run" / "best" / "model.safetensors").exists(), 0 <= best["best_metric"] <= 100
+    (True, True)
+    """
+    from agglo.lab.tasks.classification.data import detect
+    from agglo.lab.tasks.classification.training.settings import RECIPES
+    from agglo.lab.tasks.classification.training.trainer import finetune as train
+
+    folder, run = Path(data), Path(output)
+    chosen = {"dataset": detect(folder), **settings} if "dataset" not in settings else dict(settings)
+    if isinstance(model, str):
+        found, _ = RECIPES.load(str(recipe)).resolve({"model": model, **chosen})
+        return train(found, folder, run)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model={model!r} must be a torch.nn.Module or a name")
+    found = _for_object(model, str(recipe), chosen)
+    best = train(found, folder, run, model)
+    _take_best(model, run)
+    return best
+
+
+def _for_object(model: nn.Module, recipe: str, chosen: dict[str, Any]) -> TrainingSettings:
+    """Return the settings of a run that starts from a model object."""
+    from agglo.lab.tasks.classification.training.settings import RECIPES
+
+    for name in ("model", "checkpoint", "pretrained", "from_scratch", "teacher", *_OF_BUILDING):
+        if name in chosen:
+            raise ValueError(f"{name}={chosen[name]!r} goes with a model by name; this one is built already")
+    cls = type(model)
+    of_object = {"model": f"{cls.__module__}.{cls.__qualname__}", "pretrained": True, "from_scratch": False}
+    settings: TrainingSettings = RECIPES.load(recipe).resolve({**_OF_BUILDING, **of_object, **chosen})[0]
+    return settings
+
+
+def _take_best(model: nn.Module, run: Path) -> None:
+    """Give a trained model the best weights of its run, and its own forward back, which mixed precision wraps."""
+    from accelerate.utils import extract_model_from_parallel
+
+    from agglo.models.checkpoints import read_checkpoint
+
+    extract_model_from_parallel(model, keep_fp32_wrapper=False)
+    model.load_state_dict(read_checkpoint(run / "best" / "model.safetensors"))
+    model.eval()
+
+
+def _of_folder(
+    model: nn.Module,
+    folder: Path,
+    images: int | None,
+    dataset: str | None,
+    frame: str | None,
+    skip_bad: bool,
+    batch_size: int,
+    workers: int,
+) -> tuple[Any, bool, Any]:
+    """Return batches of a data set as bytes, whether images have several labels, and the normalisation."""
+    from agglo.lab.data.image_store import ImageStore
+    from agglo.lab.tasks.classification.data import detect, open_split
+    from agglo.lab.tasks.classification.data.transforms import Normalise, evaluation_transform, inputs_for
+    from agglo.lab.tasks.classification.evaluation.grid import require_same_classes, spread
+
+    for name, value, least in (("images", images, 1), ("batch_size", batch_size, 1), ("workers", workers, 0)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise ValueError(f"{name}={value!r} must be a whole number, at least {least}")
+    name = detect(folder) if dataset is None else dataset
+    opened = open_split(name, folder, "val", skip_bad=skip_bad)
+    inputs = inputs_for(model, name, frame)
+    require_same_classes(model, opened)
+    opened.transform = evaluation_transform(inputs, normalise=False)
+    store = ImageStore(spread(opened, images), batch_size, workers=workers)
+    return store.loader(), opened.multi_label, Normalise(inputs.mean, inputs.std)
+
+
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
+        raise ValueError(f"a batch of {type(batch).__name__}: (images, labels), two tensors, is accepted")
+    return batch[0], batch[1]

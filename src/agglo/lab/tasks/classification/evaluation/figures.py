@@ -1,0 +1,251 @@
+"""Images and their groups under several reductions of one model: on one sheet, or as an animation."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from agglo.config import ReductionConfig
+from agglo.drawing.groups import Ints, as_pixels, count_groups, draw_groups, enlarged, grid_of, stages_of, tokens
+from agglo.drawing.sheet import Panel, Row, compose
+from agglo.embedded import classifier as embedded
+from agglo.hosts.common.base import Layout
+from agglo.hosts.registry import find_tower
+from agglo.lab.data.image_files import open_image
+from agglo.lab.drawing.animation import Cut, counts_between, dissolve
+from agglo.lab.evaluation.configs import Configs
+from agglo.lab.tasks.classification.data.transforms import Normalise, evaluation_transform, inputs_for
+from agglo.methods import Method
+from agglo.models.checkpoints import Checkpoint, load_method, split_method
+from agglo.models.libraries import class_names, split_name
+from agglo.models.opening import ModelSpec, build
+from agglo.models.outputs import features_in
+from agglo.models.zero_shot import imagenet_names
+from agglo.patch import apply, remove, trace
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FEWEST = 12  # tokens at the end of an animation
+_STEPS = 18
+
+
+def visualize(
+    spec: ModelSpec,
+    images: Sequence[Path],
+    configs: Configs,
+    *,
+    after: int | None = None,
+    scale: int = 2,
+    every_stage: bool | None = None,
+) -> Image:
+    """Draw a sheet with one row for every image file; see `draw_configs`."""
+    opened = [open_image(path) for path in images]
+    checkpoint = None if spec.checkpoint is None else Checkpoint.read(spec.checkpoint)
+    model = build(with_class_names(spec), checkpoint)
+    inputs, seen = prepared(model, opened, dataset_of(spec))
+    return draw_configs(
+        model,
+        inputs,
+        seen,
+        configs,
+        names=[path.name for path in images],
+        classes=class_names(model),
+        after=after,
+        scale=scale,
+        learned=None if checkpoint is None else checkpoint.method,
+        every_stage=every_stage,
+    )
+
+
+def with_class_names(spec: ModelSpec) -> ModelSpec:
+    """Return the spec with ImageNet's class names in its prompts, where it has prompts without names."""
+    if spec.prompts is None or spec.prompts.class_names is not None:
+        return spec
+    return replace(spec, prompts=replace(spec.prompts, class_names=tuple(imagenet_names())))
+
+
+def dataset_of(spec: ModelSpec) -> str | None:
+    """Return the data set that a model is made for, whose images are prepared in a way of their own; None is any."""
+    return "fashion-mnist" if split_name(spec.name)[1] == embedded.NAME else None
+
+
+def prepared(model: Any, images: Sequence[Image], dataset: str | None = None) -> tuple[Tensor, Tensor]:
+    """Return images as the model takes them, (B, C, H, W), and the same before normalisation, (B, 3, H, W) bytes."""
+    wanted = inputs_for(model, dataset)
+    prepare = evaluation_transform(wanted, normalise=False)
+    # Pixels stay bytes until they are normalised, as in an evaluation: the model sees the same numbers.
+    pixels = torch.stack([torch.as_tensor(prepare(image)) for image in images])
+    return Normalise(wanted.mean, wanted.std)(pixels), pixels.expand(-1, 3, -1, -1)
+
+
+def draw_configs(
+    model: Any,
+    inputs: Tensor,
+    images: Tensor,
+    configs: Configs,
+    *,
+    names: Sequence[str],
+    classes: Sequence[str] | None = None,
+    after: int | None = None,
+    scale: int = 2,
+    learned: Mapping[str, Tensor] | None = None,
+    every_stage: bool | None = None,
+) -> Image:
+    """Draw one row for every image: the image, then one panel per reduction with its groups after the last stage.
+
+    Captions are the model's predictions, dense and reduced.
+
+    Args:
+        model: The model, without a reduction.
+        inputs: Images as the model takes them, (B, C, H, W).
+        images: The same images to draw on, (B, 3, H, W).
+        configs: The reductions, with their names.
+        names: Names of the images.
+        classes: Names of the classes; None draws no predictions.
+        after: Draw the stages up to this block only.
+        scale: How many times images are enlarged.
+        learned: Weights of the methods that learn; without them such a method is drawn untrained, with a warning.
+        every_stage: Draw one row per reduction, with its groups after every stage; None does so if there is only one.
+    """
+    every_stage = len(configs) == 1 if every_stage is None else every_stage
+    pixels = as_pixels(images)
+    with torch.inference_mode():
+        answers = Answers(features_in(remove(model)(inputs)), classes)
+    reduced = [_run(model, inputs, pixels, config, classes, after, learned) for config in configs]
+    remove(model)
+    sheet = []
+    for index, image in enumerate(pixels):
+        own = Panel(enlarged(image, scale), "input", answers.of(index, "dense"))
+        if every_stage:
+            for (config, name), (stages, reduced_answers) in zip(configs.items(), reduced, strict=True):
+                panels = [own, *_stages(stages[index], reduced_answers.of(index), image, scale)]
+                sheet.append(Row(panels, f"{names[index]}: {name}, {config.budget}"))
+            continue
+        panels = [own]
+        for config, (stages, reduced_answers) in zip(configs, reduced, strict=True):
+            labels = list(stages[index].values())[-1]
+            caption = ": ".join(filter(None, (tokens(count_groups(labels)), reduced_answers.of(index))))
+            panels.append(Panel(draw_groups(image, labels, scale=scale), _title(config, configs), caption))
+        sheet.append(Row(panels, names[index]))
+    return compose(sheet)
+
+
+def _stages(stages: Mapping[int, Ints], answer: str, image: Any, scale: int) -> list[Panel]:
+    """Return panels with the groups of one image after every stage, and the prediction below the last."""
+    return [
+        Panel(
+            draw_groups(image, labels, scale=scale),
+            f"block {block}: {tokens(count_groups(labels))}",
+            answer if block == max(stages) else "",
+        )
+        for block, labels in stages.items()
+    ]
+
+
+def _run(
+    model: Any,
+    inputs: Tensor,
+    pixels: Any,
+    config: ReductionConfig,
+    classes: Sequence[str] | None,
+    after: int | None,
+    learned: Mapping[str, Tensor] | None,
+) -> tuple[list[dict[int, Ints]], Answers]:
+    """Return the groups of every image by block under one reduction, and the model's predictions."""
+    apply(model, config)
+    if split_method(model.state_dict())[1]:
+        if learned:
+            load_method(model, learned, "the checkpoint")
+        else:
+            warnings.warn(
+                f"{config.method} learns what to keep, and there are no weights of it: what is drawn is chance; "
+                "give a checkpoint that was fine-tuned with it",
+                stacklevel=1,
+            )
+    with torch.inference_mode(), trace(model) as record:
+        logits = features_in(model(inputs))
+    stages = stages_of(record, pixels, _layout(model).grid)
+    if after is not None:
+        stages = [{block: labels for block, labels in of.items() if block <= after} for of in stages]
+        if not all(stages):
+            first = min(record.groupings)
+            raise ValueError(f"after={after}: {config} reduces at block {first} for the first time")
+    return stages, Answers(logits, classes)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The predictions of a classifier for a batch: logits (B, classes), and names unless the model has no head."""
+
+    logits: Tensor
+    classes: Sequence[str] | None
+
+    def of(self, index: int, who: str = "") -> str:
+        """Return the top-1 class of one image and its probability, such as "palace, 23%"."""
+        if self.classes is None:
+            return ""
+        confidence, best = self.logits[index].float().softmax(-1).max(-1)
+        answer = f"{self.classes[int(best)]}, {float(confidence):.0%}"
+        return f"{who}: {answer}" if who else answer
+
+
+def animate(
+    spec: ModelSpec,
+    image: Path,
+    method: Method,
+    *,
+    block: int | None = None,
+    keep_rate: float | None = None,
+    scale: int = 2,
+) -> list[Image]:
+    """Return frames of one image dissolving into its groups: cuts of the tree over its tokens at one block.
+
+    Every frame is a run of the model that merges at this block only, so that all frames compare the same tokens.
+
+    Args:
+        spec: The model.
+        image: An image file.
+        method: The method that merges.
+        block: The block; None is the one at a quarter of the depth, where reduction usually begins.
+        keep_rate: Fraction of tokens at the end; None ends with FEWEST tokens.
+        scale: How many times the image is enlarged.
+    """
+    opened = open_image(image)
+    model: Any = build(with_class_names(spec))
+    classes = class_names(model)
+    inputs, seen = prepared(model, [opened], dataset_of(spec))
+    pixels = as_pixels(seen)
+    layout = _layout(model)
+    n_patches = layout.patches
+    fewest = FEWEST if keep_rate is None else int(n_patches * keep_rate)
+    block = layout.depth // 4 if block is None else block
+    with torch.inference_mode():
+        grid = grid_of(n_patches, pixels.shape[1:3]) if layout.grid is None else layout.grid
+        alone: Ints = torch.arange(n_patches).view(grid).numpy()
+        first = Cut(alone, tokens(n_patches), Answers(features_in(model(inputs)), classes).of(0))
+        cuts = []
+        for count in counts_between(n_patches, fewest, _STEPS):
+            apply(model, method, schedule=[0] * block + [n_patches - count])
+            with trace(model) as record:
+                logits = features_in(model(inputs))
+            labels = stages_of(record, pixels, layout.grid)[0][block]
+            cuts.append(Cut(labels, tokens(count_groups(labels)), Answers(logits, classes).of(0)))
+    return dissolve(pixels[0], cuts, first=first, scale=scale)
+
+
+def _layout(model: Any) -> Layout:
+    module, host = find_tower(model)
+    return host.layout(module)
+
+
+def _title(config: ReductionConfig, configs: Configs) -> str:
+    """Return a reduction's name, with its budget where that is not the same for all."""
+    alike = len({other.budget for other in configs}) == 1
+    return configs[config] if alike else f"{configs[config]}, {config.budget}"

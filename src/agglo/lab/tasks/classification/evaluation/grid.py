@@ -1,0 +1,199 @@
+"""Accuracy and speed of a classifier, dense and reduced by every config of a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Subset
+
+from agglo.config import ReductionConfig
+from agglo.lab.data.image_store import GIGABYTE, ImageStore
+from agglo.lab.evaluation.cells import Cell, Reducible
+from agglo.lab.evaluation.configs import Configs
+from agglo.lab.evaluation.grid import Grid, about_data, run_grid
+from agglo.lab.tasks.classification.data import ClassificationData, detect, open_split
+from agglo.lab.tasks.classification.data.transforms import Normalise, evaluation_transform, inputs_for
+from agglo.lab.tasks.classification.evaluation.metrics import evaluate, metric_for
+from agglo.models.checkpoints import Checkpoint, fingerprint
+from agglo.models.libraries import class_count
+from agglo.models.opening import ModelSpec, build
+from agglo.models.zero_shot import imagenet_names
+from agglo.utils.devices import dtype_named
+from agglo.utils.journal import Journal
+from agglo.utils.progress import progress
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """The settings of an evaluation.
+
+    Args:
+        model: The classifier.
+        data: Folder of the data set.
+        configs: The reductions, each one a cell of the grid, with their names.
+        dense: Whether the dense model is evaluated too, first.
+        dataset: One of `data.dataset_names()`; None recognises it by its files.
+        images: How many images, evenly spread over the data set; None is all.
+        crop: Fraction of the resized image that is left; None is what `frame` says.
+        frame: How images are resized and cropped, "study" or "model"; see `inputs_for`.
+        skip_bad: Leave out images that cannot be read.
+        batch_size: Images per batch.
+        workers: Processes that read images.
+        threads: Threads of torch; None is torch's own number.
+        device: Where the model runs.
+        dtype: Dtype of the model.
+        cache_gigabytes: Memory per process up to which decoded images are kept for the next cell.
+    """
+
+    model: ModelSpec
+    data: Path
+    configs: Configs
+    dense: bool = True
+    dataset: str | None = None
+    images: int | None = None
+    crop: float | None = None
+    frame: str | None = None
+    skip_bad: bool = False
+    batch_size: int = 64
+    workers: int = 2
+    threads: int | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    cache_gigabytes: float = 4.0
+
+
+def run(settings: EvaluationSettings, json_path: Path | None = None) -> dict[str, Any]:
+    """Evaluate all cells and return the report; see `run_grid`."""
+    return run_grid(Evaluation, settings, json_path)
+
+
+class Evaluation(Grid):
+    """The grid of a classifier."""
+
+    prepared_by = ("image_size", "mean", "std", "interpolation", "crop", "squash")
+
+    def __init__(self, settings: EvaluationSettings) -> None:
+        super().__init__(settings)
+        self.settings = settings
+        name = detect(settings.data) if settings.dataset is None else settings.dataset
+        self.data = open_split(name, settings.data, "val", skip_bad=settings.skip_bad)
+        self.spec = spec = prompted(settings.model, self.data)
+        checkpoint = None if spec.checkpoint is None else Checkpoint.read(spec.checkpoint)
+        self.model = build(spec, checkpoint)
+        require_same_classes(self.model, self.data)
+        # What a method learned; None where the model's own weights are random too.
+        learned = None if spec.has_random_weights else {} if checkpoint is None else dict(checkpoint.method)
+        own = "pretrained" if spec.takes_own_weights else str(spec.checkpoint)
+        self.source = "random" if spec.has_random_weights else own
+        self.reducible = Reducible(self.model, learned, f"checkpoint {self.source}")
+        self.weights = fingerprint({**self.model.state_dict(), **(learned or {})})
+        self.model.to(self.device, dtype_named(settings.dtype))
+        self.inputs = inputs_for(self.model, name, settings.frame)
+        if settings.crop is not None:
+            self.inputs = replace(self.inputs, crop=settings.crop, squash=False)
+        self.data.transform = evaluation_transform(self.inputs, normalise=False)
+        self.images = spread(self.data, settings.images)
+
+    def evaluate(self, cells: Sequence[Cell], journal: Journal) -> None:
+        if not cells:
+            return
+        size, store = self.settings.batch_size, self.store
+        keep = len(cells) > 1 and self.fits_in_memory
+        steps = len(store.loader()) * (len(cells) + keep)
+        with progress(steps, f"batches of {size}", every_seconds=10, quiet=self.quiet) as advance:
+            if keep:
+                store.keep(lambda images: advance("reading images"))
+            for cell in cells:
+                journal.add(cell.key, {**cell.about, **self._measured(cell, advance)})
+
+    @cached_property
+    def store(self) -> ImageStore:
+        size, workers = self.settings.batch_size, self.settings.workers
+        return ImageStore(self.images, size, workers=workers, accelerator=self.accelerator)
+
+    @property
+    def fits_in_memory(self) -> bool:
+        return self.store.bytes_needed <= self.settings.cache_gigabytes * GIGABYTE
+
+    def one(self, config: ReductionConfig | None) -> dict[str, Any]:
+        """Return the result of one cell, for callers who keep results themselves; None is the dense model.
+
+        Images stay in memory for the next cell, if they fit.
+
+        Raises:
+            ValueError: The reduction cannot run.
+        """
+        reduced = {} if config is None else {config: config.method}
+        cell = self.reducible.cells(reduced, dense=config is None)[0]
+        if self.fits_in_memory and not self.store.kept:
+            self.store.keep(lambda images: None)
+        return {**cell.about, **self._measured(cell, lambda title: None)}
+
+    def _measured(self, cell: Cell, advance: Callable[[str], None]) -> dict[str, Any]:
+        self.reducible.apply(cell.config)
+        return evaluate(
+            self.model,
+            self.store.loader(),
+            metric_for(self.data.multi_label),
+            accelerator=self.accelerator,
+            prepare=Normalise(self.inputs.mean, self.inputs.std),
+            advance=lambda images: advance(cell.title),
+        )
+
+    def about(self) -> dict[str, Any]:
+        settings = self.settings
+        chosen = "found by its files" if settings.dataset is None else "as asked"
+        prompts = self.spec.prompts
+        asked = {} if prompts is None else {"classes": prompts.class_names, "templates": prompts.templates}
+        model = {"name": settings.model.name, "weights": self.source, "fingerprint": self.weights}
+        return {
+            "model": {**model, **({"prompts": asked} if asked else {})},
+            "data": about_data(self.data, chosen=chosen, root=settings.data, images=len(self.images)),
+            "inputs": {**asdict(self.inputs), "in_words": str(self.inputs)},
+        }
+
+
+def spread(data: ClassificationData, images: int | None) -> Any:
+    """Return a subset of the given size, evenly spread over the data set; None is all of it."""
+    if images is None or images >= len(data):
+        return data
+    return Subset(data, [index * len(data) // images for index in range(images)])
+
+
+def require_same_classes(model: Any, data: ClassificationData) -> None:
+    """Raise a ValueError unless the model's head has as many classes as the data."""
+    classes = class_count(model)
+    if not classes:
+        raise ValueError(
+            f"{type(model).__name__} has no head: give --checkpoint, of a classifier of these classes, or "
+            "--zero-shot for a model of images and texts"
+        )
+    if classes != len(data.classes):
+        hint = "; --dataset folder numbers the folders there are" if data.name == "imagenet" else ""
+        raise ValueError(
+            f"the model has {classes} classes, {data.name} has {len(data.classes)}: a checkpoint "
+            f"trained on these classes, or data of the model's, is needed{hint}"
+        )
+
+
+def prompted(spec: ModelSpec, data: ClassificationData) -> ModelSpec:
+    """Return the spec with class names in its prompts, if it has prompts: those given, or else the data set's."""
+    if spec.prompts is None:
+        return spec
+    names = spec.prompts.class_names
+    if names is None:
+        names = tuple(class_words(data))
+    if len(names) != len(data.classes):
+        raise ValueError(f"{len(names)} class names for the {len(data.classes)} classes of {data.name}: one each")
+    return replace(spec, prompts=replace(spec.prompts, class_names=names))
+
+
+def class_words(data: ClassificationData) -> list[str]:
+    """Return names of the classes: ImageNet's instead of WordNet ids, others without underscores."""
+    if data.name == "imagenet":
+        return imagenet_names()
+    return [" ".join(name.replace("_", " ").split()) for name in data.classes]

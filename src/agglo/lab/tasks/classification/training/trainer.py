@@ -1,0 +1,278 @@
+"""Fine-tuning of a classifier: its model and data from the settings, trained by the loop that all tasks share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from agglo.hosts.registry import applied_modules
+from agglo.lab.tasks.classification.data import ClassificationData, dataset_named, open_split
+from agglo.lab.tasks.classification.data.transforms import (
+    STUDY,
+    Inputs,
+    Normalise,
+    evaluation_transform,
+    inputs_for,
+    train_transform,
+)
+from agglo.lab.tasks.classification.evaluation.metrics import evaluate, metric_for
+from agglo.lab.tasks.classification.training.objective import Objective
+from agglo.lab.tasks.classification.training.parameter_groups import freeze_backbone, parameter_groups
+from agglo.lab.tasks.classification.training.settings import AUGMENTATION_SETTINGS, MAY_DIFFER, TrainingSettings
+from agglo.lab.training.batches import ImageBatches, MemoryBatches, Share, TrainingData
+from agglo.lab.training.loop import TrainingTask, train
+from agglo.models.checkpoints import Checkpoint, fingerprint, load_method, split_method
+from agglo.models.libraries import library_of
+from agglo.models.libraries.heads import class_count, head_name, set_classes
+from agglo.models.opening import ModelSpec, build
+from agglo.patch import apply
+from agglo.utils.randomness import seed_everything
+
+
+def finetune(
+    settings: TrainingSettings, data: Path, output: Path, model: nn.Module | None = None, *, cpu: bool = False
+) -> dict[str, Any]:
+    """Train as the settings say, or continue where an earlier call with the same settings stopped.
+
+    Started by `accelerate launch` or `torchrun`, all processes call this.
+
+    Args:
+        settings: Settings of the run.
+        data: Folder of the data set.
+        output: Folder of the run.
+        model: A model that is trained instead of the one that settings name.
+        cpu: Train on the CPU even where there is a GPU.
+
+    Returns:
+        The best row of the log.
+    """
+    return train(
+        settings,
+        data,
+        output,
+        lambda accelerator, share: Classification(settings, data, accelerator, share, model),
+        defaults=TrainingSettings(from_scratch=True),
+        may_differ=MAY_DIFFER,
+        name="finetune",
+        cpu=cpu,
+    )
+
+
+class Classification(TrainingTask):
+    """The training task of a classifier: its augmented images and its loss."""
+
+    def __init__(
+        self, settings: TrainingSettings, data: Path, accelerator: Any, share: Share, given: nn.Module | None = None
+    ) -> None:
+        self.settings, self.accelerator = settings, accelerator
+        self.train, self.validation = open_splits(settings, data)
+        classes, self.multi_label = len(self.train.classes), self.train.multi_label
+        checkpoint = starting_weights(settings)
+        self.model, teacher = build_models(settings, classes, checkpoint, given)
+        self.companions = () if teacher is None else (teacher,)
+        self.start = {} if settings.from_scratch else _fingerprints(self.model)
+        fresh = [] if checkpoint is None else checkpoint.fresh_names(self.model)
+        if fresh and accelerator.is_main_process:
+            print(f"not in {settings.checkpoint}, so started afresh: {', '.join(fresh)}", file=sys.stderr)
+        self.data = training_data(settings, self.train, self.model, share)
+        self.objective = Objective(settings, self.model, classes, self.multi_label, teacher)
+        self.loader = accelerator.prepare_data_loader(validation_loader(settings, self.validation, self.model))
+        self.groups = parameter_groups(
+            self.model,
+            weight_decay=settings.weight_decay,
+            layer_decay=settings.layer_decay,
+            backbone_lr_scale=settings.backbone_lr_scale,
+        )
+        self.ranked_by = "mAP" if self.multi_label else "top1"
+
+    def loss(self, forward: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.objective(forward, inputs, targets)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        found = evaluate(model, self.loader, metric_for(self.multi_label), accelerator=self.accelerator)
+        return {name: value for name, value in found.items() if name not in ("images", "images_per_second")}
+
+    def begin_epoch(self, epoch: int) -> None:
+        rates = self.settings.patch_drop_rates
+        if any(rates):
+            self.model.patch_drop.prob = rates[epoch] if epoch < len(rates) else 0.0  # type: ignore[union-attr]
+
+    def begin_step(self, epoch: int, groups: Sequence[dict[str, Any]]) -> None:
+        if epoch < self.settings.frozen_epochs:
+            freeze_backbone(groups)
+
+    def about(self) -> dict[str, str]:
+        settings = self.settings
+        what = {"model": settings.model, "dataset": settings.dataset, "method": settings.method}
+        return {**what, "keep_rate": str(settings.keep_rate)}
+
+    def fingerprints(self) -> dict[str, str]:
+        return {**self.start, "training images": self.train.fingerprint()}
+
+    def skipped(self) -> Sequence[str]:
+        return [*self.train.skipped, *self.validation.skipped]
+
+
+def _fingerprints(model: nn.Module) -> dict[str, str]:
+    """Return fingerprints of the starting weights, the method's apart: other methods start from the same model."""
+    own, learned = split_method(model.state_dict())
+    return {"weights": fingerprint(own), **({"weights of the method": fingerprint(learned)} if learned else {})}
+
+
+def starting_weights(settings: TrainingSettings) -> Checkpoint | None:
+    """Return the checkpoint that training starts from; None if there is none."""
+    return None if settings.checkpoint is None else Checkpoint.read(Path(settings.checkpoint))
+
+
+def build_models(
+    settings: TrainingSettings, classes: int, checkpoint: Checkpoint | None = None, given: nn.Module | None = None
+) -> tuple[nn.Module, nn.Module | None]:
+    """Return the model to train, reduced as settings say, and its dense teacher if it has one.
+
+    Args:
+        settings: Settings of the run.
+        classes: Number of classes of the data.
+        checkpoint: The `starting_weights`, if they were read already.
+        given: A model that is trained instead of the one that settings name.
+    """
+    seed_everything(settings.seed, "model")
+    checkpoint = starting_weights(settings) if checkpoint is None else checkpoint
+    known, model = _of_object(given, classes) if given is not None else _of_settings(settings, classes, checkpoint)
+    if settings.head_std is not None and known != classes and (name := head_name(model)) is not None:
+        head: Any = model.get_submodule(name)
+        nn.init.trunc_normal_(head.weight, std=settings.head_std)
+    teacher = _teacher(settings, model, known, classes) if settings.distill else None
+    if settings.config is not None:
+        apply(model, settings.config)
+        if checkpoint is not None and checkpoint.method:
+            load_method(model, checkpoint.method, f"checkpoint={checkpoint.source!r}")
+    return model, teacher
+
+
+def _of_settings(
+    settings: TrainingSettings, classes: int, checkpoint: Checkpoint | None
+) -> tuple[int | None, nn.Module]:
+    """Return the number of classes of the starting weights, None without a head, and the model with them."""
+    options: dict[str, Any] = {"drop_path_rate": settings.drop_path}
+    if any(settings.patch_drop_rates):
+        options["patch_drop_rate"] = max(settings.patch_drop_rates)
+    if settings.global_pool is not None:
+        options["global_pool"] = settings.global_pool
+    spec = ModelSpec(
+        settings.model,
+        None if settings.checkpoint is None else Path(settings.checkpoint),
+        settings.pretrained,
+        num_classes=classes,
+        options=options,
+        new_head=True,
+        from_scratch=settings.from_scratch,
+    )
+    model = build(spec, checkpoint)
+    if checkpoint is not None:
+        return checkpoint.head_classes, model
+    library = library_of(model)
+    return library.num_pretrained_classes(model) if settings.pretrained and library is not None else None, model
+
+
+def _of_object(model: nn.Module, classes: int) -> tuple[int | None, nn.Module]:
+    """Return the same for a model object, which gets a new head where its own has other classes."""
+    if applied_modules(model):
+        raise ValueError(
+            "this model is reduced already: call agglo.remove(model) first; method= says how it is trained"
+        )
+    known = class_count(model) or None
+    if known != classes:
+        set_classes(model, classes)
+    return known, model
+
+
+def _teacher(settings: TrainingSettings, model: nn.Module, known: int | None, classes: int) -> nn.Module:
+    """Return a dense teacher from the weights that settings name, or a copy of the model before training.
+
+    `known` is the number of classes of the starting weights, `classes` that of the data.
+    """
+    if settings.teacher is not None:
+        pool = {} if settings.global_pool is None else {"global_pool": settings.global_pool}
+        teacher = build(ModelSpec(settings.model, Path(settings.teacher), num_classes=classes, options=pool))
+    else:
+        if known != classes:
+            raise ValueError(
+                f"distill=true needs a teacher that knows the {classes} classes of the data; the starting weights "
+                f"know {known or 'none'}: give teacher=F, the dense model trained on this data"
+            )
+        teacher = deepcopy(model)
+    return teacher.eval().requires_grad_(False)
+
+
+def open_splits(settings: TrainingSettings, root: Path) -> tuple[ClassificationData, ClassificationData]:
+    """Open the training and the validation split of the settings' data set, without transforms yet."""
+    train, validation = (
+        open_split(settings.dataset, root, split, skip_bad=settings.skip_bad) for split in ("train", "val")
+    )
+    one_sided = sorted(set(train.classes) ^ set(validation.classes))
+    if one_sided:
+        some = ", ".join(one_sided[:5]) + (", ..." if len(one_sided) > 5 else "")
+        raise ValueError(f"{len(one_sided)} classes are in only one of the splits of data={str(root)!r}: {some}")
+    return train, validation
+
+
+def training_data(settings: TrainingSettings, data: ClassificationData, model: nn.Module, share: Share) -> TrainingData:
+    """Return augmented batches for a model."""
+    from timm.data.random_erasing import RandomErasing
+
+    # Only sizes and colours are the model's: crops are random here.
+    inputs = inputs_for(model, settings.dataset, STUDY)
+    repeats = settings.repeated_augmentation if share.processes > 1 else 1
+    if settings.in_memory:
+        images, targets = in_memory(data, inputs)
+        erase = RandomErasing(settings.erasing, mode="pixel", device="cpu") if settings.erasing else None
+        return MemoryBatches(
+            images,
+            targets,
+            share,
+            prepare=Normalise(inputs.mean, inputs.std),
+            seed=settings.seed,
+            repeats=repeats,
+            shift=settings.shift or 0,
+            flip=settings.flip,
+            erase=erase,
+        )
+    chosen = {name: getattr(settings, name) for name in AUGMENTATION_SETTINGS}
+    data.transform = train_transform(inputs, replace(dataset_named(settings.dataset).augmentation, **chosen))
+    return ImageBatches(data, share, seed=settings.seed, repeats=repeats, workers=settings.workers)
+
+
+def validation_loader(settings: TrainingSettings, split: ClassificationData, model: nn.Module) -> DataLoader[Any]:
+    """Return batches of the whole validation split, prepared for the model."""
+    inputs = inputs_for(model, settings.dataset)
+    data: Any = split
+    if settings.in_memory:
+        images, targets = in_memory(data, inputs)
+        data = TensorDataset(Normalise(inputs.mean, inputs.std)(images), targets)
+    else:
+        data.transform = evaluation_transform(inputs)
+    return DataLoader(data, settings.evaluation_batch_size, num_workers=settings.workers)
+
+
+def in_memory(data: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Return all images (N, C, H, W) uint8 and targets of a data set whose images have the model's size."""
+    images, targets = [], []
+    for index in range(len(data)):
+        image, target = data[index]
+        pixels = torch.from_numpy(np.array(image))
+        images.append(pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1))
+        targets.append(torch.as_tensor(target))
+    wanted = (len(inputs.mean), *inputs.image_size)
+    others = sorted({tuple(image.shape) for image in images} - {wanted})
+    if others:
+        raise ValueError(f"in_memory=true needs images of {wanted}, as the model does; {data.name} has {others[:3]}")
+    return torch.stack(images), torch.stack(targets)

@@ -1,0 +1,104 @@
+"""Tuning of a classifier by its name, on images of a folder, prepared as `agglo evaluate` prepares them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agglo.lab.data.image_store import ImageStore
+from agglo.lab.tasks.classification.data import detect, open_split
+from agglo.lab.tasks.classification.data.transforms import Normalise, evaluation_transform, inputs_for
+from agglo.lab.tasks.classification.evaluation.grid import prompted, spread
+from agglo.models.libraries import class_count
+from agglo.models.opening import ModelSpec, build
+from agglo.models.outputs import features_in
+from agglo.tuning import Tuned, TuneSettings, tune
+from agglo.utils.devices import dtype_named, require_device, torch_threads
+from agglo.utils.progress import progress
+
+
+@dataclass(frozen=True)
+class FolderSettings:
+    """A classifier to tune, and the folder whose validation split gives `images`, evenly spread over it."""
+
+    model: ModelSpec
+    data: Path
+    dataset: str | None = None
+    images: int = 1000
+    batch_size: int = 64
+    workers: int = 2
+    threads: int | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A classifier with images (N, C, H, W), as bytes, to tune it on.
+
+    Attributes:
+        labels: Classes (N,); None where the data set's are not those of the model.
+        output: Function that returns the logits of such images, or the features of a model without a head.
+    """
+
+    model: nn.Module
+    images: Tensor
+    labels: Tensor | None
+    output: Callable[[nn.Module, Tensor], Tensor]
+
+
+def prepare(settings: FolderSettings, *, quiet: bool = False) -> Prepared:
+    """Build the model and read the images."""
+    dtype, device = dtype_named(settings.dtype), require_device(settings.device)
+    name = detect(settings.data) if settings.dataset is None else settings.dataset
+    data = open_split(name, settings.data, "val")
+    torch.manual_seed(0)  # random weights are then the same ones when a stopped search goes on
+    model: Any = build(prompted(settings.model, data))
+    wanted = inputs_for(model, name)
+    data.transform = evaluation_transform(wanted, normalise=False)
+    chosen = spread(data, settings.images)
+    store = ImageStore(chosen, settings.batch_size, workers=settings.workers)
+    pixels: list[Tensor] = []
+    targets: list[Tensor] = []
+    with progress(len(store.loader()), "reading images", every_seconds=10, quiet=quiet) as advance:
+        for images, labels in store.loader():
+            # What workers send lies in shared memory, with open files for as long as it is kept.
+            pixels.append(images.clone())
+            targets.append(labels.clone())
+            advance(f"{len(images)} images")
+    known = not data.multi_label and len(data.classes) == class_count(model)
+    normalise = Normalise(wanted.mean, wanted.std)
+
+    def output(model: nn.Module, images: Tensor) -> Tensor:
+        # Bytes until here: they take a quarter of the memory.
+        return features_in(model(normalise(images).to(dtype)))
+
+    return Prepared(model.to(device, dtype), torch.cat(pixels), torch.cat(targets) if known else None, output)
+
+
+def tune_on_folder(folder: FolderSettings, *, settings: TuneSettings | None = None, **how: Any) -> Tuned:
+    """Tune a classifier on images of a folder.
+
+    Args:
+        folder: What is tuned, and on what.
+        settings: As for `agglo.tune`; the objective and the name are the classifier's.
+        how: Further arguments of `agglo.tune`.
+    """
+    settings = TuneSettings() if settings is None else settings
+    ready = prepare(folder, quiet=settings.quiet)
+    objective = "kl" if class_count(ready.model) else "auto"
+    with torch_threads(folder.threads):
+        return tune(
+            ready.model,
+            ready.images,
+            labels=ready.labels,
+            output=ready.output,
+            batch_size=folder.batch_size,
+            settings=replace(settings, objective=objective, name=folder.model.name),
+            **how,
+        )

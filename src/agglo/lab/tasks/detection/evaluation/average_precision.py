@@ -1,0 +1,107 @@
+"""COCO's twelve numbers for boxes and for masks, by faster-coco-eval.
+
+results = as_coco_results(detections, image_ids, data.category_ids)
+average_precision(data.ground_truth, results)["segm"]["AP"]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agglo.checks import choice
+from agglo.lab.tasks.detection.data.annotations import encoded
+
+KINDS = ("bbox", "segm")
+
+# In the order of COCO's summary. AP over IoU .50 to .95 and at two of them; of objects below 32 x 32 pixels, below
+# 96 x 96, and larger ones; then the recall with 1, 10 and 100 detections per image, and of the three sizes.
+NUMBERS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+
+Result = dict[str, Any]
+
+
+def average_precision(
+    ground_truth: Mapping[str, Any], detections: Sequence[Mapping[str, Any]], kinds: Sequence[str] = KINDS
+) -> dict[str, dict[str, float]]:
+    """Return the twelve numbers of each kind, from 0 to 1; nan where there is no object to find.
+
+    Args:
+        ground_truth: Images, annotations and categories as in a COCO file.
+        detections: COCO results. The size of a detection is that of its mask if the kind is "segm", as in MMDetection.
+        kinds: Any of "bbox" and "segm".
+    """
+    numbers = {}
+    for kind in kinds:
+        evaluation = coco_evaluation(ground_truth, detections, kind)
+        if evaluation is None:
+            numbers[kind] = dict.fromkeys(NUMBERS, math.nan)
+            continue
+        evaluation.run()
+        values = [float(value) for value in evaluation.stats[: len(NUMBERS)]]
+        numbers[kind] = {name: math.nan if value < 0 else value for name, value in zip(NUMBERS, values, strict=True)}
+    return numbers
+
+
+def coco_evaluation(
+    ground_truth: Mapping[str, Any], detections: Sequence[Mapping[str, Any]], kind: str, **options: Any
+) -> Any:
+    """Return faster-coco-eval's evaluation, not run yet, on copies of what is given; None without annotations.
+
+    Raises:
+        ValueError: A detection is in an image or of a category that the ground truth does not have, or its score is
+            not finite. The library would leave out an unknown category silently.
+    """
+    from faster_coco_eval import COCO, COCOeval_faster
+
+    choice("kind", kind, KINDS)
+    images, categories = ({entry["id"] for entry in ground_truth[key]} for key in ("images", "categories"))
+    for number, entry in enumerate(detections):
+        image, category, score = entry["image_id"], entry["category_id"], entry["score"]
+        if image not in images or category not in categories or not math.isfinite(score):
+            raise ValueError(f"detection {number} does not fit: image {image}, category {category}, score {score}")
+    if not ground_truth["annotations"]:
+        return None
+    # The library writes into what it is given, and takes an object with id 0 for no object.
+    annotations = [{**entry, "id": number} for number, entry in enumerate(ground_truth["annotations"], start=1)]
+    truth = COCO({**ground_truth, "annotations": annotations})
+    # With a box, the library would take the box's area for the mask's.
+    left_out = "bbox" if kind == "segm" else "segmentation"
+    found = [{key: value for key, value in entry.items() if key != left_out} for entry in detections]
+    return COCOeval_faster(truth, truth.loadRes(found), kind, **options)
+
+
+def as_coco_results(
+    detections: Sequence[Mapping[str, Any]], image_ids: Sequence[int], category_ids: Sequence[int]
+) -> list[Result]:
+    """Return a detector's outputs as COCO results that JSON can hold.
+
+    Args:
+        detections: For each image boxes (n, 4) xyxy, scores (n,), labels (n,) from 0, and masks (n, H, W) of the
+            original size.
+        image_ids: One for each image.
+        category_ids: The category of each label.
+    """
+    if len(detections) != len(image_ids):
+        raise ValueError(f"{len(detections)} detections do not fit {len(image_ids)} image ids")
+    results = []
+    for found, image_id in zip(detections, image_ids, strict=True):
+        boxes, scores, labels = (np.asarray(found[key].cpu()) for key in ("boxes", "scores", "labels"))
+        if labels.size and not 0 <= labels.min() <= labels.max() < len(category_ids):
+            raise ValueError(f"image {image_id} has labels {labels.min()} to {labels.max()} of {len(category_ids)}")
+        masks = encoded(np.asarray(found["masks"].cpu()))
+        for box, score, label, mask in zip(boxes.astype(float), scores, labels, masks, strict=True):
+            left, top, right, bottom = box.tolist()
+            results.append(
+                {
+                    "image_id": int(image_id),
+                    "category_id": int(category_ids[label]),
+                    "bbox": [left, top, right - left, bottom - top],
+                    "score": float(score),
+                    "segmentation": mask,
+                }
+            )
+    return results

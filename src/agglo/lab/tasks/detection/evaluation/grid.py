@@ -1,0 +1,180 @@
+"""AP and speed of one detector, dense and with each reduction, in tables and plots; a stopped run resumes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agglo.checks import choice
+from agglo.lab.evaluation import report as reports
+from agglo.lab.evaluation.cells import Cell, Reducible
+from agglo.lab.evaluation.configs import Configs, budget_of
+from agglo.lab.evaluation.grid import Grid, about_data, run_grid
+from agglo.lab.evaluation.report import Quality
+from agglo.lab.tasks.detection.data import make_scenes, open_coco, transforms_for
+from agglo.lab.tasks.detection.data.transforms import LONGEST, TEST_SHORT_SIDE
+from agglo.lab.tasks.detection.evaluation.average_precision import NUMBERS
+from agglo.lab.tasks.detection.evaluation.one_pass import Images, evaluate
+from agglo.lab.tasks.detection.specs import open_detector
+from agglo.models.checkpoints import fingerprint
+from agglo.utils.devices import dtype_named
+from agglo.utils.files import write_json
+from agglo.utils.journal import Journal
+from agglo.utils.progress import progress
+from agglo.utils.tables import Column, Table
+from agglo.utils.timing import speeds_in_turns
+
+MAIN = ("box_AP", "mask_AP")
+QUALITY = Quality({"box_AP": "box AP", "mask_AP": "mask AP"}, lambda report: MAIN)
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """What to evaluate, and how.
+
+    Attributes:
+        model: A name, the folder of a run, or a file of weights.
+        data: A folder or a JSON file.
+        configs: The reductions, each one a cell of the grid, with their names.
+        checkpoint: The weights of a name.
+        dense: Whether the detector is also evaluated without reduction, first.
+        dataset: "coco", or "scenes" made from Fashion-MNIST's files in `data`.
+        images: Only so many, evenly spread over the data set; None is all. Of scenes: how many; None is 1000.
+        image_size: Side of the squares that images are resized to; None is what the model was trained with.
+        turns: So many images are run by all cells in turns in the end, for speeds that can be compared; 0 leaves those
+            of each cell's own pass. Several processes take no turns.
+        detections: Folder for the detections of each cell, as COCO results; None writes none.
+    """
+
+    model: str
+    data: Path
+    configs: Configs
+    checkpoint: Path | None = None
+    dense: bool = True
+    dataset: str = "coco"
+    split: str = "val"
+    images: int | None = None
+    image_size: int | None = None
+    skip_bad: bool = False
+    batch_size: int = 1
+    workers: int = 2
+    threads: int | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    turns: int = 8
+    detections: Path | None = None
+
+
+def run(settings: EvaluationSettings, json_path: Path | None = None) -> dict[str, Any]:
+    """Return the report of all cells, see `run_grid`."""
+    return run_grid(Evaluation, settings, json_path)
+
+
+class Evaluation(Grid):
+    """A detector and a data set, ready to be evaluated in every way."""
+
+    prepared_by = ("in_words",)
+
+    def __init__(self, settings: EvaluationSettings) -> None:
+        super().__init__(settings)
+        self.settings = settings
+        self.data = open_data(settings)
+        self.opened = open_detector(settings.model, settings.checkpoint, n_classes=len(self.data.classes))
+        self.model = self.opened.model
+        _require_same_classes(self.opened.spec.n_classes, self.opened.spec.classes, self.data)
+        self.reducible = Reducible(self.model, self.opened.learned, f"checkpoint {self.opened.weights}")
+        self.weights = fingerprint({**self.model.state_dict(), **(self.opened.learned or {})})
+        self.model.to(self.device, dtype_named(settings.dtype))
+        self.side = settings.image_size or self.opened.spec.image_size
+        _, transform = transforms_for(self.side)
+        batches = {"batch_size": settings.batch_size, "workers": settings.workers}
+        self.images = Images(self.data, transform, **batches, accelerator=self.accelerator)
+
+    def evaluate(self, cells: Sequence[Cell], journal: Journal) -> None:
+        count, what = len(self.images) * len(cells), f"batches of {self.settings.batch_size}"
+        with progress(count, what, every_seconds=10, quiet=self.quiet) as advance:
+            for cell in cells:
+                self.reducible.apply(cell.config)
+                found = evaluate(
+                    self.model,
+                    self.images,
+                    accelerator=self.accelerator,
+                    advance=partial(advance, cell.title),
+                    keep=partial(self._keep, cell.title),
+                )
+                journal.add(cell.key, {**cell.about, **found})
+
+    def _keep(self, title: str, results: list[dict[str, Any]]) -> None:
+        if self.settings.detections is not None:
+            self.settings.detections.mkdir(parents=True, exist_ok=True)
+            name = re.sub(r"[^A-Za-z0-9.=-]+", "_", title)
+            write_json(self.settings.detections / f"{name}.json", results)
+
+    def finish(self, cells: Sequence[Cell], journal: Journal) -> None:
+        """Replace speeds that were measured one after the other by speeds that can be compared."""
+        found = [journal.find(cell.key) or {} for cell in cells]
+        timed = all("turns" in result for result in found)
+        if self.accelerator is not None or not self.settings.turns or timed:
+            return
+        batches, count = [], 0
+        for _, images, _ in self.images:
+            batches.append(images)
+            count += len(images)
+            if count >= self.settings.turns:
+                break
+        configs = [cell.config for cell in cells]
+        speeds = speeds_in_turns(self.model, configs, batches, 1, self.reducible.apply)
+        for cell, result, speed in zip(cells, found, speeds, strict=True):
+            journal.add(cell.key, {**result, **speed, "turns": count})
+
+    def about(self) -> dict[str, Any]:
+        settings, data = self.settings, self.data
+        backbone: Any = self.model.backbone
+        height, width = backbone.nominal_size
+        prepared = f"short side {TEST_SHORT_SIDE}, longest {LONGEST}" if self.side is None else f"{self.side} squared"
+        chosen = data.place if settings.dataset == "scenes" else f"split {settings.split}"
+        return {
+            "model": {"name": self.opened.name, "weights": self.opened.weights, "fingerprint": self.weights},
+            "data": about_data(data, chosen=chosen, root=settings.data, images=len(data)),
+            "inputs": {"in_words": f"{prepared}; tokens and GFLOPs of the backbone are for {height} x {width} pixels"},
+        }
+
+
+def open_data(settings: EvaluationSettings) -> Any:
+    """Open the data set to evaluate on."""
+    if choice("dataset", settings.dataset, ("coco", "scenes")) == "scenes":
+        return make_scenes(settings.data, settings.images or 1000, 0, settings.split, settings.image_size or 112)
+    return open_coco(settings.data, settings.split, skip_bad=settings.skip_bad).spread(settings.images)
+
+
+def _require_same_classes(n_classes: int, names: Sequence[str], data: Any) -> None:
+    if n_classes != len(data.classes):
+        raise ValueError(
+            f"the detector tells {n_classes} classes apart, {data.place} has {len(data.classes)}: a detector trained "
+            "on these classes, or data of the detector's, is needed"
+        )
+    differing = [f"{own!r} is {other!r} there" for own, other in zip(names, data.classes, strict=False) if own != other]
+    if differing:
+        raise ValueError(f"the detector's classes are not those of {data.place}: {'; '.join(differing[:3])}")
+
+
+def text(report: dict[str, Any]) -> str:
+    """Return tables for a terminal: a row for each cell, methods by keep rates, and all of COCO's numbers."""
+    rows = [
+        [result["name"], budget_of(result), kind, *(result[f"{kind}_{name}"] for name in NUMBERS)]
+        for result in report["results"]
+        if "cannot" not in result
+        for kind in ("box", "mask")
+    ]
+    words = [Column(title, left=True) for title in ("method", "budget", "of")]
+    all_numbers = Table([*words, *(Column(name, ".1f") for name in NUMBERS)], rows)
+    return f"{reports.text(report, QUALITY)}\n\n{all_numbers.text()}"
+
+
+def plot(report: dict[str, Any], path: Path) -> None:
+    """Plot box and mask AP against the budget, and box AP against speed."""
+    reports.plot(report, path, QUALITY)

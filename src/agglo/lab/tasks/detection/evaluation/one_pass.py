@@ -1,0 +1,136 @@
+"""One pass of a detector over images: COCO's numbers, and the speed of the detector alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from agglo.lab.tasks.detection.data import DetectionData, collate
+from agglo.lab.tasks.detection.data.base import Transform
+from agglo.lab.tasks.detection.evaluation.average_precision import as_coco_results, average_precision
+from agglo.utils.randomness import seed_everything
+from agglo.utils.timing import timed_pass
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+KINDS = {"bbox": "box", "segm": "mask"}
+
+
+class Images:
+    """Batches of a data set, the same for any number of processes, which take turns with them.
+
+    Padding makes what is found in an image depend a little on the other images of its batch.
+    """
+
+    def __init__(
+        self,
+        data: DetectionData,
+        transform: Transform,
+        *,
+        batch_size: int = 1,
+        workers: int = 0,
+        accelerator: Accelerator | None = None,
+    ) -> None:
+        self.data, self.workers = data, workers
+        self._prepared = data.prepared(transform, annotated=False)
+        process, processes = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
+        starts = range(0, len(data), batch_size)
+        batches = [list(range(start, min(start + batch_size, len(data)))) for start in starts]
+        self._own = list(enumerate(batches))[process::processes]
+
+    def __len__(self) -> int:
+        """Return the number of batches of this process."""
+        return len(self._own)
+
+    def __iter__(self) -> Iterator[tuple[int, list[Tensor], list[dict[str, Any]]]]:
+        """Yield the number of each batch, its images (3, h, w), and their targets without objects."""
+        loader = DataLoader(
+            self._prepared,
+            batch_sampler=[indices for _, indices in self._own],
+            num_workers=self.workers,
+            collate_fn=collate,
+        )
+        for (number, _), (images, targets) in zip(self._own, loader, strict=True):
+            yield number, images, targets
+
+
+def evaluate(
+    model: nn.Module,
+    images: Images,
+    *,
+    accelerator: Accelerator | None = None,
+    advance: Callable[[], None] | None = None,
+    keep: Callable[[list[dict[str, Any]]], None] | None = None,
+) -> dict[str, Any]:
+    """Evaluate a detector on images.
+
+    What is random in a method is drawn for each batch from its number. The speed is the median over batches without the
+    first one, which compiles kernels and fills caches; a batch that is alone runs twice. Those of processes add up.
+
+    Args:
+        model: The detector.
+        images: The batches of this process.
+        accelerator: If several processes run. Every process returns the numbers of all images.
+        advance: Called after each batch.
+        keep: Called with all detections, as COCO results in the order of the images, in the first process.
+
+    Returns:
+        COCO's twelve numbers in percent, "box_AP" to "mask_ARl", None where there is no object to find; "images", and
+        "images_per_second" of the detector alone: no decoding, no transfer.
+    """
+    like = next(model.parameters())
+    was_training = model.training
+    model.eval()
+    speeds: list[float] = []
+    results: list[dict[str, Any]] = []
+    try:
+        for number, batch, targets in images:
+            inputs = [image.to(like.device, like.dtype) for image in batch]
+            run = partial(model, original_sizes=[target["original_size"] for target in targets])
+            for _ in range(2 if len(images) == 1 else 1):
+                seed_everything("evaluation", number)
+                with nullcontext() if accelerator is None else accelerator.autocast():
+                    spent, found = timed_pass(run, inputs)
+                speeds.append(len(inputs) / spent)
+            image_ids = [target["image_id"] for target in targets]
+            results += as_coco_results(found, image_ids, images.data.category_ids)
+            if advance is not None:
+                advance()
+    finally:
+        model.train(was_training)
+    speed = median(speeds[1:] or [0.0])
+    if accelerator is not None:
+        speed = float(accelerator.reduce(torch.tensor([speed], device=like.device), "sum"))
+    numbers = _numbers(results, images.data, accelerator, keep)
+    return {**numbers, "images": len(images.data), "images_per_second": speed}
+
+
+def _numbers(
+    results: list[dict[str, Any]],
+    data: DetectionData,
+    accelerator: Accelerator | None,
+    keep: Callable[[list[dict[str, Any]]], None] | None,
+) -> dict[str, float | None]:
+    """Return the numbers of all processes' detections."""
+    if accelerator is not None:
+        from accelerate.utils import gather_object
+
+        results = gather_object(results)
+    index = {image_id: index for index, image_id in enumerate(data.image_ids)}
+    results = sorted(results, key=lambda result: index[result["image_id"]])
+    if keep is not None and (accelerator is None or accelerator.is_main_process):
+        keep(results)
+    return {
+        f"{KINDS[kind]}_{name}": None if math.isnan(value) else 100 * value
+        for kind, numbers in average_precision(data.ground_truth, results).items()
+        for name, value in numbers.items()
+    }

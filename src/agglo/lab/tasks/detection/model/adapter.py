@@ -1,0 +1,222 @@
+"""ViT-Adapter (Chen et al., ICLR 2023): a plain ViT that gives the four maps a detector needs.
+
+A small convolutional network makes a pyramid of maps. Before every few blocks of the ViT, features of the pyramid are
+injected into its tokens, and after these blocks the pyramid is updated from the tokens. With global attention in every
+block it is the backbone of the study's detectors; the original attends within windows in three of four.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from agglo.checks import choice
+from agglo.hosts.common.blocks import checkpointed, directly
+from agglo.hosts.common.swap import ReducedModule, UnsupportedModelError
+from agglo.hosts.timm.host import PARTS, Embedded, embed
+from agglo.lab.tasks.detection.model.adapter_layers import (
+    PYRAMID,
+    DeformableAttention,
+    Interaction,
+    Shape,
+    SpatialPrior,
+    windowed_block,
+)
+from agglo.lab.tasks.detection.model.vit import prepare_vit, resized_positions
+
+PADDING = ("apart", "merge")
+EXTRA_EXTRACTORS = 2  # after the last interaction's own
+
+
+class ViTAdapter(nn.Module):
+    """Images (B, 3, H, W) to four maps of C channels, at strides 4, 8, 16 and 32 for patches of 16 pixels.
+
+    Args:
+        vit: timm's VisionTransformer or Eva, which becomes part of this module: its last norm and its head are removed,
+            and, unless class_token, its class token with its position embedding. Patches of 4, 8 or 16 pixels; the
+            strides are a quarter, a half, one and two times as many.
+        interactions: Between ViT and pyramid, each around as many blocks.
+        deform_heads: Heads of deformable attention.
+        points: Points that each head samples on each map.
+        prior_width: Channels of the convolutional network's first map.
+        ffn_ratio: Hidden channels of the extractors' ConvFFN, as a fraction of C.
+        drop_path: Of the extractors; the blocks of the ViT have their own.
+        class_token: Keep the class token of the ViT, for methods that need its attention. Injectors and extractors
+            leave prefix tokens alone.
+        windowed: Attend within windows of `window` x `window` tokens, except in the last block of each interaction.
+        window: See `windowed`.
+        padding: How tokens that show nothing but a batch's padding are merged: "apart", never with tokens of the image;
+            "merge", like all others, as in the released detectors.
+        nominal_size: (height, width) of the image that `agglo.report` describes, and for which methods are built whose
+            parameters depend on the number of tokens.
+    """
+
+    def __init__(
+        self,
+        vit: nn.Module,
+        *,
+        interactions: int = 4,
+        deform_heads: int = 6,
+        points: int = 4,
+        prior_width: int = 64,
+        ffn_ratio: float = 0.25,
+        drop_path: float = 0.1,
+        class_token: bool = False,
+        windowed: bool = False,
+        window: int = 14,
+        padding: str = "apart",
+        nominal_size: tuple[int, int] = (800, 1344),
+    ) -> None:
+        super().__init__()
+        patch = prepare_vit(vit, class_token)
+        depth = len(vit.blocks)  # type: ignore[arg-type]
+        if interactions < 1 or depth % interactions:
+            raise ValueError(f"interactions={interactions!r} must divide the ViT's {depth} blocks into equal parts")
+        choice("padding", padding, PADDING)
+        self.strides = (patch // 4, patch // 2, patch, 2 * patch)
+        self.prefix: int = vit.num_prefix_tokens  # type: ignore[assignment]
+        if windowed and self.prefix:
+            raise ValueError(f"windowed=True does not go with the {self.prefix} prefix tokens of this ViT")
+        self.windowed, self.window, self.padding = windowed, window, padding
+        self.nominal_size = nominal_size
+        self.out_channels = width = int(vit.embed_dim)  # type: ignore[arg-type]
+        self.blocks_each = depth // interactions
+        self.vit = vit
+        self.prior = SpatialPrior(prior_width, width, stride=self.strides[0])
+        self.level_embedding = nn.Parameter(torch.randn(PYRAMID, width))
+        self.interactions = nn.ModuleList(
+            Interaction(
+                width,
+                heads=deform_heads,
+                points=points,
+                ffn_ratio=ffn_ratio,
+                drop_path=drop_path,
+                extractors=1 + EXTRA_EXTRACTORS * (index == interactions - 1),
+            )
+            for index in range(interactions)
+        )
+        self.up = nn.ConvTranspose2d(width, width, 2, 2)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in self.strides)
+        for part in (self.prior, self.interactions, self.up, self.norms):
+            part.apply(_initialise)
+        for module in self.interactions.modules():
+            if isinstance(module, DeformableAttention):
+                module.reset_parameters()
+        self.grid_of(*nominal_size)  # raises unless it can be padded no further
+
+    def grid_of(self, height: int, width: int) -> Shape:
+        """Return (rows, columns) of the patches of an image; ValueError unless it is padded to the coarsest stride."""
+        multiple, patch = self.strides[-1], self.strides[-2]
+        if height < 1 or width < 1 or height % multiple or width % multiple:
+            raise ValueError(f"an image of {height} x {width} pixels; needed: multiples of {multiple}, pad it")
+        return height // patch, width // patch
+
+    def is_global(self, block: int) -> bool:
+        """Return whether a block attends to all tokens."""
+        return not self.windowed or block % self.blocks_each == self.blocks_each - 1
+
+    def begin(self, images: Tensor, sizes: Sequence[tuple[int, int]] | None = None) -> ForwardState:
+        """Begin a forward pass, whose blocks the caller runs."""
+        if isinstance(self.vit, ReducedModule):
+            raise UnsupportedModelError(
+                "agglo.apply was called on the ViT inside a ViTAdapter, which does not run it by itself: "
+                "agglo.remove it there, and apply to the adapter or the detector"
+            )
+        return ForwardState(self, images, sizes)
+
+    def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]] | None = None) -> list[Tensor]:
+        """Return four maps (B, C, H / stride, W / stride) of images (B, 3, H, W).
+
+        Args:
+            images: All padded at the right and lower border to one size; attention sees the padding.
+            sizes: (height, width) of each image within the padded batch; None if nothing is padded.
+        """
+        state = self.begin(images, sizes)
+        x = state.embedded.tokens
+        call = checkpointed if self.vit.grad_checkpointing else directly
+        for index, block in enumerate(self.vit.blocks):  # type: ignore[arg-type]
+            interaction, place = divmod(index, self.blocks_each)
+            if place == 0:
+                x = x + F.pad(state.inject(interaction, x[:, self.prefix :]), (0, 0, self.prefix, 0))
+            table = state.embedded.table(index)
+            if self.is_global(index):
+                x = call(PARTS.whole, block, x, table)
+            else:
+                x = call(windowed_block, block, x, table, state.grid, self.window)
+            if place == self.blocks_each - 1:
+                state.extract(interaction, x[:, self.prefix :])
+        return state.maps(x[:, self.prefix :])
+
+
+class ForwardState:
+    """The embedded tokens at the beginning of a forward pass, on a grid of patches, and the pyramid as it changes.
+
+    `real` (B, N) says which patches show some of an image and not only padding; None where all do.
+    """
+
+    def __init__(self, adapter: ViTAdapter, images: Tensor, sizes: Sequence[tuple[int, int]] | None) -> None:
+        self.grid = adapter.grid_of(int(images.shape[-2]), int(images.shape[-1]))
+        self.adapter = adapter
+        self.embedded: Embedded = embed(adapter.vit, images, resized_positions(adapter.vit, self.grid))
+        self.real = real_patches(sizes, images, self.grid, adapter.strides[-2])
+        self.finest, *pyramid = adapter.prior(images)
+        self.shapes: list[Shape] = [(int(each.shape[-2]), int(each.shape[-1])) for each in pyramid]
+        levels = zip(pyramid, adapter.level_embedding, strict=True)
+        self.pyramid = torch.cat([each.flatten(2).transpose(1, 2) + level for each, level in levels], dim=1)
+
+    def inject(self, interaction: int, patches: Tensor) -> Tensor:
+        """Return what the patches (B, N, C) gain from the pyramid before an interaction's blocks."""
+        module: Any = self.adapter.interactions[interaction]
+        gain: Tensor = module.injector(patches, self.grid, self.pyramid, self.shapes)
+        return gain
+
+    def extract(self, interaction: int, patches: Tensor) -> None:
+        """Update the pyramid from the patches (B, N, C) after an interaction's blocks."""
+        module: Any = self.adapter.interactions[interaction]
+        for extractor in module.extractors:
+            self.pyramid = extractor(self.pyramid, self.shapes, patches, self.grid)
+
+    def maps(self, patches: Tensor) -> list[Tensor]:
+        """Return the four maps, from the pyramid and the last patches (B, N, C)."""
+        flat = zip(self.pyramid.split([h * w for h, w in self.shapes], dim=1), self.shapes, strict=True)
+        pyramid = [each.transpose(1, 2).unflatten(2, shape) for each, shape in flat]
+        seen = patches.transpose(1, 2).unflatten(2, self.grid)
+        maps = [self.adapter.up(pyramid[0]) + self.finest, *pyramid]
+        sized = (F.interpolate(seen, each.shape[-2:], mode="bilinear", align_corners=False) for each in maps)
+        return [norm(a + b) for a, b, norm in zip(maps, sized, self.adapter.norms, strict=True)]
+
+
+def real_patches(sizes: Sequence[tuple[int, int]] | None, images: Tensor, grid: Shape, patch: int) -> Tensor | None:
+    """Return which patches (B, N) of a padded batch (B, 3, H, W) show some of their image; None if all do."""
+    if sizes is None:
+        return None
+    height, width = images.shape[-2:]
+    if len(sizes) != len(images):
+        raise ValueError(f"{len(sizes)} sizes are given for {len(images)} images")
+    for size in sizes:
+        if not (1 <= size[0] <= height and 1 <= size[1] <= width):
+            raise ValueError(f"an image of size {tuple(size)} does not fit into the batch's {height} x {width} pixels")
+    covered = [(-(-int(h) // patch), -(-int(w) // patch)) for h, w in sizes]
+    if all(rows >= grid[0] and columns >= grid[1] for rows, columns in covered):
+        return None
+    rows, columns = torch.tensor(covered, device=images.device).unbind(1)
+    row, column = (torch.arange(n, device=images.device) for n in grid)
+    return ((row < rows[:, None])[:, :, None] & (column < columns[:, None])[:, None, :]).flatten(1)
+
+
+def _initialise(module: nn.Module) -> None:
+    """Initialise linear layers truncated normal, convolutions by their fan-out, norms at one."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+    elif isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+        fan_out = math.prod(module.kernel_size) * module.out_channels // module.groups
+        nn.init.normal_(module.weight, 0.0, math.sqrt(2.0 / fan_out))
+    elif isinstance(module, (nn.LayerNorm, nn.BatchNorm2d)):
+        nn.init.ones_(module.weight)
+    if isinstance(getattr(module, "bias", None), Tensor):
+        nn.init.zeros_(module.bias)  # type: ignore[arg-type]

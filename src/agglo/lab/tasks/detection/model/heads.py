@@ -1,0 +1,314 @@
+"""The two stages of Mask R-CNN: proposals of boxes on the pyramid, then class, exact box and mask of each proposal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
+
+from agglo.lab.tasks.detection.model.boxes import (
+    NEITHER,
+    anchors_inside,
+    decode,
+    encode,
+    full_precision,
+    level_anchors,
+    match,
+    sample,
+)
+from agglo.lab.tasks.detection.model.settings import HeadSettings, ProposalSettings
+
+Size = tuple[int, int]
+
+
+class Level(NamedTuple):
+    """The predictions of one level: anchors (n, 4), objectness logits (B, n), deltas (B, n, 4)."""
+
+    anchors: Tensor
+    logits: Tensor
+    deltas: Tensor
+
+
+class RPN(nn.Module):
+    """The region proposal network on pyramid levels of these strides."""
+
+    def __init__(self, strides: Sequence[int], settings: HeadSettings) -> None:
+        super().__init__()
+        self.strides, self.settings = tuple(strides), settings
+        width, ratios = settings.width, len(settings.anchor_ratios)
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+        self.objectness = nn.Conv2d(width, ratios, 1)
+        self.differences = nn.Conv2d(width, 4 * ratios, 1)
+        for module in (self.conv, self.objectness, self.differences):
+            nn.init.normal_(module.weight, std=0.01)
+            nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+
+    def forward(self, pyramid: Sequence[Tensor]) -> list[Level]:
+        """Return what is predicted on maps (B, width, H, W) of all levels, in float32."""
+        levels = []
+        for stride, features in zip(self.strides, pyramid, strict=True):
+            hidden = F.relu(self.conv(features))
+            logits = self.objectness(hidden).permute(0, 2, 3, 1).flatten(1).float()
+            deltas = self.differences(hidden).permute(0, 2, 3, 1).flatten(1).unflatten(1, (-1, 4)).float()
+            height, width = features.shape[-2:]
+            scale, ratios = self.settings.anchor_scale, self.settings.anchor_ratios
+            levels.append(Level(level_anchors(stride, (height, width), scale, ratios, features.device), logits, deltas))
+        return levels
+
+    def losses(self, levels: Sequence[Level], padded: Sequence[Size], objects: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return cross entropy and L1 over the sampled anchors, both divided by how many were sampled in the batch.
+
+        Anchors outside of an image as padded on its own, which are there because of larger images in the batch, are
+        left out. objects: Boxes (m, 4) of each image.
+        """
+        rules = self.settings.proposal_assignment
+        anchors = torch.cat([level.anchors for level in levels])
+        logits, deltas = (torch.cat(parts, dim=1) for parts in zip(*(level[1:] for level in levels), strict=True))
+        entropy, distance, count = logits.new_zeros(()), logits.new_zeros(()), 0
+        with full_precision(anchors.device):
+            for i, boxes in enumerate(objects):
+                inside = anchors_inside(anchors, padded[i])
+                matched = torch.full((len(anchors),), NEITHER, device=anchors.device)
+                matched[inside] = match(anchors[inside], boxes, rules)
+                positive, negative, stands_for = sample(matched, rules)
+                seen = torch.cat([positive, negative])
+                is_object = torch.zeros(len(seen), device=anchors.device)
+                is_object[: len(positive)] = 1
+                entropy = entropy + F.binary_cross_entropy_with_logits(logits[i, seen], is_object, reduction="sum")
+                wanted = encode(boxes[stands_for], anchors[positive])
+                distance = distance + F.l1_loss(deltas[i, positive], wanted, reduction="sum")
+                # MMDetection counts at least one of each kind per image.
+                count += max(len(positive), 1) + max(len(negative), 1)
+        return {"loss_rpn_cls": entropy / count, "loss_rpn_bbox": distance / count}
+
+    @torch.no_grad()
+    def proposals(self, levels: Sequence[Level], sizes: Sequence[Size], settings: ProposalSettings) -> list[Tensor]:
+        """Return the best boxes (n, 4) of each image, best first; suppression is per level.
+
+        Boxes are cut at the border of the image without padding, whose (height, width) is in sizes.
+        """
+        found = []
+        for i, size in enumerate(sizes):
+            parts = []
+            for number, level in enumerate(levels):
+                score, order = level.logits[i].sigmoid().sort(descending=True, stable=True)
+                order = order[: settings.per_level]
+                boxes = decode(level.deltas[i, order], level.anchors[order], inside=size)
+                parts.append((boxes, score[: settings.per_level], torch.full_like(order, number)))
+            box, score, number_of = (torch.cat(part) for part in zip(*parts, strict=True))
+            has_area = (box[:, 2:] > box[:, :2]).all(dim=1)
+            box, score, number_of = box[has_area], score[has_area], number_of[has_area]
+            with full_precision(box.device):
+                found.append(box[batched_nms(box, score, number_of, settings.iou)[: settings.kept]])
+        return found
+
+
+class Target(NamedTuple):
+    """The objects of one image: boxes (n, 4) float32, labels (n,) int64, masks (n, h, w) of 0 and 1."""
+
+    boxes: Tensor
+    labels: Tensor
+    masks: Tensor
+
+
+def level_of(boxes: Tensor, finest_scale: float, levels: int) -> Tensor:
+    """Return the pyramid level (n,) int64 that each box (n, 4) is read from, by its size."""
+    side = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1).sqrt()
+    return (side / finest_scale + 1e-6).log2().floor().clamp(0, levels - 1).long()
+
+
+def pool(
+    pyramid: Sequence[Tensor], strides: Sequence[int], boxes: Sequence[Tensor], side: int, finest_scale: float
+) -> Tensor:
+    """Return features (sum of n, width, side, side) of the boxes [(n, 4), ...] of a batch, in the pyramid's dtype.
+
+    RoIAlign in float32, aligned and with as many samples per cell as it has pixels, which torchvision's
+    MultiScaleRoIAlign does not offer.
+    """
+    rois = torch.cat([torch.cat([torch.full_like(b[:, :1], i), b], dim=1) for i, b in enumerate(boxes)])
+    level = level_of(rois[:, 1:], finest_scale, len(strides))
+    by_level = level.argsort(stable=True)
+    counts = level.bincount(minlength=len(strides)).tolist()
+    parts = [rois.new_zeros(0, pyramid[0].shape[1], side, side)]
+    with full_precision(rois.device):
+        for features, stride, part in zip(pyramid, strides, rois[by_level].split(counts), strict=True):
+            if len(part):
+                parts.append(roi_align(features.float(), part, side, 1 / stride, sampling_ratio=0, aligned=True))
+    pooled = torch.cat(parts)[by_level.argsort()]
+    return pooled.to(pyramid[0].dtype)
+
+
+class BoxHead(nn.Module):
+    """Two linear layers, then logits of all classes with background last, and the deltas of one box per class."""
+
+    def __init__(self, n_classes: int, settings: HeadSettings) -> None:
+        super().__init__()
+        self.n_classes = n_classes
+        self.fc1 = nn.Linear(settings.width * settings.box_pool**2, settings.box_width)
+        self.fc2 = nn.Linear(settings.box_width, settings.box_width)
+        self.classes = nn.Linear(settings.box_width, n_classes + 1)
+        self.differences = nn.Linear(settings.box_width, n_classes * 4)
+        for layer in (self.fc1, self.fc2):
+            nn.init.xavier_uniform_(layer.weight)
+        nn.init.normal_(self.classes.weight, std=0.01)
+        nn.init.normal_(self.differences.weight, std=0.001)
+        for layer in (self.fc1, self.fc2, self.classes, self.differences):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits (n, n_classes + 1) and deltas (n, n_classes, 4) of (n, width, side, side), both float32."""
+        hidden = F.relu(self.fc2(F.relu(self.fc1(pooled.flatten(1)))))
+        return self.classes(hidden).float(), self.differences(hidden).unflatten(1, (self.n_classes, 4)).float()
+
+
+class MaskHead(nn.Module):
+    """3x3 convolutions, a transposed one that doubles the side, and logits of one mask per class."""
+
+    def __init__(self, n_classes: int, settings: HeadSettings) -> None:
+        super().__init__()
+        width = settings.width
+        self.convs = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(settings.mask_convolutions))
+        self.up = nn.ConvTranspose2d(width, width, 2, stride=2)
+        self.logits = nn.Conv2d(width, n_classes, 1)
+        for layer in (*self.convs, self.up, self.logits):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """Return logits (n, n_classes, 2 * side, 2 * side) of (n, width, side, side), in float32."""
+        for conv in self.convs:
+            pooled = F.relu(conv(pooled))
+        return self.logits(F.relu(self.up(pooled))).float()
+
+
+class RoIHeads(nn.Module):
+    """Box head and mask head on pyramid levels of these strides."""
+
+    def __init__(self, strides: Sequence[int], n_classes: int, settings: HeadSettings) -> None:
+        super().__init__()
+        self.strides, self.settings, self.n_classes = tuple(strides), settings, n_classes
+        self.box = BoxHead(n_classes, settings)
+        self.mask = MaskHead(n_classes, settings)
+
+    def _pool(self, pyramid: Sequence[Tensor], boxes: Sequence[Tensor], side: int) -> Tensor:
+        return pool(pyramid[: len(self.strides)], self.strides, boxes, side, self.settings.finest_scale)
+
+    def losses(
+        self, pyramid: Sequence[Tensor], proposals: Sequence[Tensor], targets: Sequence[Target]
+    ) -> dict[str, Tensor]:
+        """Return cross entropy of classes and masks, and L1 of boxes, over sampled proposals (n, 4) of each image."""
+        rules, deviations, side = self.settings.box_assignment, self.settings.box_deviations, self.settings.mask_pool
+        seen, labels, positives, positive_labels, wanted, wanted_masks = ([] for _ in range(6))
+        with full_precision(pyramid[0].device):
+            for boxes, target in zip(proposals, targets, strict=True):
+                # Each object is a candidate of its own: there is something to learn before proposals are any good.
+                own = torch.arange(len(target.boxes), device=boxes.device)
+                matched = torch.cat([own, match(boxes, target.boxes, rules)])
+                boxes = torch.cat([target.boxes, boxes])
+                positive, negative, objects = sample(matched, rules)
+                label = target.labels[objects]
+                seen.append(torch.cat([boxes[positive], boxes[negative]]))
+                labels.append(torch.cat([label, label.new_full((len(negative),), self.n_classes)]))
+                positives.append(boxes[positive])
+                positive_labels.append(label)
+                wanted.append(encode(target.boxes[objects], boxes[positive], deviations))
+                wanted_masks.append(targets_in_boxes(target.masks, objects, boxes[positive], 2 * side))
+        logits, deltas = self.box(self._pool(pyramid, seen, self.settings.box_pool))
+        masks = self.mask(self._pool(pyramid, positives, side))
+        with full_precision(logits.device):
+            label, of_class, count = torch.cat(labels), torch.cat(positive_labels), max(len(logits), 1)
+            masks = masks[torch.arange(len(masks), device=masks.device), of_class]
+            deltas = deltas[(label < self.n_classes).nonzero()[:, 0], of_class]
+            mask_loss = F.binary_cross_entropy_with_logits(masks, torch.cat(wanted_masks), reduction="sum")
+            return {
+                "loss_cls": F.cross_entropy(logits, label, reduction="sum") / count,
+                "loss_bbox": F.l1_loss(deltas, torch.cat(wanted), reduction="sum") / count,
+                "loss_mask": mask_loss / max(masks.numel(), 1),
+            }
+
+    @torch.no_grad()
+    def detect(
+        self, pyramid: Sequence[Tensor], proposals: Sequence[Tensor], sizes: Sequence[Size], original: Sequence[Size]
+    ) -> list[dict[str, Tensor]]:
+        """Return the detections of each image, best first, in pixels of its original size.
+
+        Args:
+            pyramid: All levels.
+            proposals: (n, 4) of each image.
+            sizes: (height, width) of each image without padding, as original is the one that detections are wanted in.
+        """
+        logits, deltas = self.box(self._pool(pyramid, proposals, self.settings.box_pool))
+        counts = [len(boxes) for boxes in proposals]
+        with full_precision(logits.device):
+            parts = zip(logits.split(counts), deltas.split(counts), proposals, sizes, original, strict=True)
+            found = [self._best(*part) for part in parts]
+        read = [boxes * _scales(boxes, old, new) for (boxes, *_), old, new in zip(found, original, sizes, strict=True)]
+        squares = self.mask(self._pool(pyramid, read, self.settings.mask_pool)).sigmoid().split(list(map(len, read)))
+        results = []
+        for (boxes, scores, labels), square, size in zip(found, squares, original, strict=True):
+            square = square[torch.arange(len(labels), device=labels.device), labels]
+            masks = paste(square, boxes, size, self.settings.mask_threshold)
+            results.append({"boxes": boxes, "scores": scores, "labels": labels, "masks": masks})
+        return results
+
+    def _best(
+        self, logits: Tensor, deltas: Tensor, proposals: Tensor, size: Size, original: Size
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return boxes (k, 4), scores (k,) and labels (k,) of one image; suppression is per class, after scaling."""
+        scores = logits.softmax(dim=1)[:, : self.n_classes]
+        boxes = decode(deltas, proposals[:, None], self.settings.box_deviations, inside=size)
+        boxes = boxes * _scales(boxes, size, original)
+        box, label = (scores > self.settings.score_threshold).nonzero(as_tuple=True)
+        boxes, scores = boxes[box, label], scores[box, label]
+        best = batched_nms(boxes, scores, label, self.settings.suppression_iou)[: self.settings.detections]
+        return boxes[best], scores[best], label[best]
+
+
+def _scales(like: Tensor, old: Size, new: Size) -> Tensor:
+    """Return what the coordinates of a box are multiplied by (4,) from one image size to another."""
+    y, x = new[0] / old[0], new[1] / old[1]
+    return like.new_tensor([x, y, x, y])
+
+
+def targets_in_boxes(masks: Tensor, objects: Tensor, boxes: Tensor, side: int) -> Tensor:
+    """Return what the mask head should predict for boxes (n, 4): (n, side, side) float32 of 0 and 1.
+
+    Of masks (m, h, w), that of the box's object (n,) is averaged over each cell; the cell is 1 from one half on.
+    """
+    boxes = clip_boxes_to_image(boxes, (masks.shape[-2], masks.shape[-1]))
+    shares = boxes.new_zeros(len(boxes), side, side)
+    # Object by object: float copies of all masks of a crowded image would take gigabytes.
+    for number in objects.unique().tolist():
+        of_it = objects == number
+        mask = masks[number].to(boxes.dtype)[None, None]
+        shares[of_it] = roi_align(mask, [boxes[of_it]], side, sampling_ratio=0, aligned=True)[:, 0]
+    return (shares >= 0.5).float()
+
+
+def paste(probabilities: Tensor, boxes: Tensor, size: tuple[int, int], threshold: float) -> Tensor:
+    """Return masks (n, H, W) bool of an image of `size`: the squares (n, s, s) stretched over the boxes (n, 4).
+
+    Each pixel reads the square bilinearly at its centre, and belongs to the object from `threshold` on; torchvision
+    rounds boxes to whole pixels first.
+    """
+    height, width = size
+    pasted = torch.zeros(len(boxes), height, width, dtype=torch.bool, device=boxes.device)
+    for mask, square, box in zip(pasted, probabilities, boxes, strict=True):
+        x1, y1, x2, y2 = box.tolist()
+        if not (x2 > x1 and y2 > y1):
+            continue
+        left, right = max(int(x1) - 1, 0), min(int(x2) + 2, width)
+        top, bottom = max(int(y1) - 1, 0), min(int(y2) + 2, height)
+        # Positions of pixel centres in the box: -1 at its start, 1 at its end.
+        x, y = (
+            (torch.arange(first, last, device=box.device) + 0.5 - box[i]) / (box[i + 2] - box[i]) * 2 - 1
+            for i, (first, last) in enumerate(((left, right), (top, bottom)))
+        )
+        positions = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)
+        values = F.grid_sample(square[None, None].float(), positions[None], align_corners=False)[0, 0]
+        mask[top:bottom, left:right] = values >= threshold
+    return pasted

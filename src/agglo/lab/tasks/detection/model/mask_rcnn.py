@@ -1,0 +1,129 @@
+"""Mask R-CNN on any backbone that gives a pyramid of maps, with MMDetection's definitions and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torchvision.ops import FeaturePyramidNetwork
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+
+from agglo.lab.tasks.detection.model.heads import RPN, RoIHeads, Target
+from agglo.lab.tasks.detection.model.settings import HeadSettings
+
+Size = tuple[int, int]
+
+
+class FPN(nn.Module):
+    """torchvision's feature pyramid, which computes what MMDetection's does, with MMDetection's initial weights.
+
+    The additional level takes every second value of the last.
+    """
+
+    def __init__(self, channels: int, levels: int, width: int) -> None:
+        super().__init__()
+        self.pyramid = FeaturePyramidNetwork([channels] * levels, width, extra_blocks=LastLevelMaxPool())
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Return maps (B, width, H, W) of maps (B, C, H, W), one more than given."""
+        return list(self.pyramid({str(i): value for i, value in enumerate(maps)}).values())
+
+
+class Detector(nn.Module):
+    """Boxes, classes and masks of the objects in images.
+
+    Args:
+        backbone: Called with images (B, 3, H, W) and their sizes before padding; gives one map per `backbone.strides`,
+            each with `backbone.out_channels` channels.
+        n_classes: Without background.
+        settings: Every number of the heads.
+
+    Attributes:
+        left_out: Names in the file of weights that a detector has no use for.
+    """
+
+    left_out: tuple[str, ...] = ()
+
+    def __init__(self, backbone: nn.Module, *, n_classes: int, settings: HeadSettings | None = None) -> None:
+        super().__init__()
+        if n_classes < 1:
+            raise ValueError(f"n_classes={n_classes} must be at least 1; background is not counted")
+        settings = settings or HeadSettings()
+        strides = tuple(cast("Sequence[int]", backbone.strides))
+        self.n_classes, self.settings, self.strides = n_classes, settings, strides
+        self.backbone = backbone
+        self.neck = FPN(cast(int, backbone.out_channels), len(strides), settings.width)
+        self.rpn = RPN((*strides, 2 * strides[-1]), settings)
+        self.roi = RoIHeads(strides, n_classes, settings)
+
+    def forward(
+        self,
+        images: Sequence[Tensor],
+        targets: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        original_sizes: Sequence[Size] | None = None,
+    ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
+        """Return in training mode the losses, else the detections of each image.
+
+        Args:
+            images: (3, h, w) each, normalised, of any sizes: they are padded with zeros at the right and the bottom.
+            targets: In training mode, one per image: boxes (n, 4) as x1 y1 x2 y2, labels (n,) from 0 to n_classes - 1,
+                masks (n, h, w). Crowds are left out.
+            original_sizes: (height, width) in which detections are wanted; the images' own if None.
+
+        Returns:
+            Losses: scalars loss_rpn_cls, loss_rpn_bbox, loss_cls, loss_bbox, loss_mask, whose sum is minimised.
+            Detections: boxes (n, 4), scores (n,) falling, labels (n,), masks (n, height, width) bool.
+        """
+        if self.training and targets is None:
+            raise ValueError("targets=None in training mode; call eval() for detections")
+        for i, image in enumerate(images):
+            if image.ndim != 3 or image.shape[0] != 3 or 0 in image.shape or not image.is_floating_point():
+                found = f"{image.dtype} of shape {tuple(image.shape)}"
+                raise ValueError(f"image {i} is {found}; accepted: floating point, (3, height, width), not empty")
+        sizes = [(image.shape[-2], image.shape[-1]) for image in images]
+        step = self.strides[-1]
+        padded = [(-(-height // step) * step, -(-width // step) * step) for height, width in sizes]
+        whole = max(height for height, _ in padded), max(width for _, width in padded)
+        batch = images[0].new_zeros(len(images), 3, *whole)
+        for row, image in zip(batch, images, strict=True):
+            row[:, : image.shape[-2], : image.shape[-1]] = image
+        pyramid = self.neck(self.backbone(batch, sizes))
+        levels = self.rpn(pyramid)
+        if not self.training:
+            proposals = self.rpn.proposals(levels, sizes, self.settings.test_proposals)
+            return self.roi.detect(pyramid, proposals, sizes, original_sizes or sizes)
+        objects = checked(targets or (), images, self.n_classes)
+        losses = self.rpn.losses(levels, padded, [target.boxes for target in objects])
+        proposals = self.rpn.proposals(levels, sizes, self.settings.training_proposals)
+        return losses | self.roi.losses(pyramid, proposals, objects)
+
+
+def checked(targets: Sequence[Mapping[str, Any]], images: Sequence[Tensor], n_classes: int) -> list[Target]:
+    """Return the targets of images (3, h, w) as plain tensors on their device; ValueError names the first wrong one."""
+    if len(targets) != len(images):
+        raise ValueError(f"{len(targets)} targets for {len(images)} images; each image needs one")
+    found = []
+    for i, (target, image) in enumerate(zip(targets, images, strict=True)):
+        form = getattr(target["boxes"], "format", None)
+        if form is not None and getattr(form, "value", form) != "XYXY":
+            raise ValueError(f"target {i}: boxes are {form}; accepted: XYXY")
+        # Without the class of torchvision's tv_tensors, which follows through every operation.
+        boxes, labels, masks = (target[name].as_subclass(Tensor).to(image.device) for name in Target._fields)
+        boxes, labels = boxes.float(), labels.long()
+        n = len(boxes)
+        if boxes.shape != (n, 4) or labels.shape != (n,) or masks.shape != (n, *image.shape[-2:]):
+            shapes = ", ".join(str(tuple(part.shape)) for part in (boxes, labels, masks))
+            raise ValueError(f"target {i}: boxes, labels and masks of shapes {shapes} in an image {tuple(image.shape)}")
+        if n and not 0 <= labels.min() <= labels.max() < n_classes:
+            raise ValueError(f"target {i}: labels {sorted(set(labels.tolist()))}; accepted: 0 to {n_classes - 1}")
+        bad = ~(boxes.isfinite().all(dim=1) & (boxes[:, 2:] > boxes[:, :2]).all(dim=1))
+        if bad.any():
+            raise ValueError(f"target {i}: box {boxes[bad][0].tolist()} has no area; leave such objects out")
+        found.append(Target(boxes, labels, masks))
+    return found

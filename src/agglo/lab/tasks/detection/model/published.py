@@ -1,0 +1,155 @@
+"""The checkpoints that ViT-Adapter's, SViT's and ATC's authors publish, under MMDetection's names, and back.
+
+Three kinds exist. Dense detectors name a block's layers as timm does. SViT's are PyTorch's encoder layers
+(`self_attn.in_proj_weight`, `linear1`, ...), whose layer norms have another epsilon, and hold the gates besides. ATC's
+carry a class token, a last norm and a head that nothing uses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ENCODER_LAYER = "TransformerEncoderLayer"
+ENCODER_LAYER_EPS = 1e-5  # of SViT's layer norms; DeiT's have 1e-6
+_POSITIONS, _CLASS_POSITION = "backbone.pos_embed", "backbone.pos_embed[:, :1]"
+_UNUSED = re.compile(r"^backbone\.(norm|fc_norm|head)\.(weight|bias)$")
+_CLASS_TOKEN = "backbone.cls_token"
+
+_Replacement = str | Callable[[re.Match[str]], str]
+
+
+def _shifted(text: str, by: int) -> Callable[[re.Match[str]], str]:
+    """Replace by `text`, with the number that was found, shifted, in place of #."""
+    return lambda found: text.replace("#", str(int(found[1]) + by))
+
+
+# Ours to theirs, in order: every rule that is found applies.
+_RULES: tuple[tuple[str, _Replacement], ...] = (
+    (r"^backbone\.vit\.", "backbone."),
+    (r"^(backbone\.blocks\.\d+\.)ls([12])\.gamma$", r"\1gamma\2"),
+    (r"^backbone\.level_embedding$", "backbone.level_embed"),
+    (r"^backbone\.prior\.stem\.", "backbone.spm.stem."),
+    (r"^backbone\.prior\.stages\.(\d)\.", _shifted("backbone.spm.conv#.", 2)),
+    (r"^backbone\.prior\.projections\.(\d)\.", _shifted("backbone.spm.fc#.", 1)),
+    (r"^backbone\.norms\.(\d)\.", _shifted("backbone.norm#.", 1)),
+    (r"(?<=\.injector\.)norm_tokens\.|(?<=\.extractors\.\d\.)norm_pyramid\.", "query_norm."),
+    (r"(?<=\.injector\.)norm_pyramid\.|(?<=\.extractors\.\d\.)norm_tokens\.", "feat_norm."),
+    (r"\.norm_ffn\.", ".ffn_norm."),
+    (r"\.attention\.offsets\.", ".attn.sampling_offsets."),
+    (r"\.attention\.weights\.", ".attn.attention_weights."),
+    (r"\.attention\.value\.", ".attn.value_proj."),
+    (r"\.attention\.out\.", ".attn.output_proj."),
+    (r"\.ffn\.enter\.", ".ffn.fc1."),
+    (r"\.ffn\.convolution\.", ".ffn.dwconv.dwconv."),
+    (r"\.ffn\.leave\.", ".ffn.fc2."),
+    (r"\.extractors\.0\.", ".extractor."),
+    (r"\.extractors\.(\d)\.", _shifted(".extra_extractors.#.", -1)),
+    (r"^neck\.pyramid\.inner_blocks\.(\d)\.0\.", r"neck.lateral_convs.\1.conv."),
+    (r"^neck\.pyramid\.layer_blocks\.(\d)\.0\.", r"neck.fpn_convs.\1.conv."),
+    (r"^rpn\.conv\.", "rpn_head.rpn_conv."),
+    (r"^rpn\.objectness\.", "rpn_head.rpn_cls."),
+    (r"^rpn\.differences\.", "rpn_head.rpn_reg."),
+    (r"^roi\.box\.fc(\d)\.", _shifted("roi_head.bbox_head.shared_fcs.#.", -1)),
+    (r"^roi\.box\.classes\.", "roi_head.bbox_head.fc_cls."),
+    (r"^roi\.box\.differences\.", "roi_head.bbox_head.fc_reg."),
+    (r"^roi\.mask\.convs\.(\d)\.", r"roi_head.mask_head.convs.\1.conv."),
+    (r"^roi\.mask\.up\.", "roi_head.mask_head.upsample."),
+    (r"^roi\.mask\.logits\.", "roi_head.mask_head.conv_logits."),
+)
+_ENCODER_RULES: tuple[tuple[str, _Replacement], ...] = (
+    (r"^(backbone\.blocks\.\d+\.)", rf"\1{ENCODER_LAYER}."),
+    (r"\.attn\.qkv\.", ".self_attn.in_proj_"),
+    (rf"(?<={ENCODER_LAYER})\.attn\.proj\.", ".self_attn.out_proj."),
+    (r"\.mlp\.fc1\.", ".linear1."),
+    (r"\.mlp\.fc2\.", ".linear2."),
+)
+_GATES = (("agglo_method.gates", "selective_modules"), ("decide.0", "mlp.fc1"), ("decide.2", "mlp.fc2"))  # ours, theirs
+_GATE = re.compile(r"^backbone\.selective_modules\.(\d+)\.(norm|mlp\.fc1|mlp\.fc2)\.(weight|bias)$")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published checkpoint in the detector's names.
+
+    Attributes:
+        model: The detector's state dict; a tensor that it does not have keeps its published name.
+        left_out: Under the published names, what a detector has no use for.
+        encoder_layers: Whether the blocks were PyTorch's encoder layers.
+    """
+
+    model: dict[str, Tensor]
+    left_out: dict[str, Tensor]
+    encoder_layers: bool
+
+
+def is_published(state: Mapping[str, Tensor]) -> bool:
+    """Return whether these are the names of an MMDetection detector on a ViT-Adapter."""
+    return "rpn_head.rpn_conv.weight" in state and "backbone.level_embed" in state
+
+
+def gates(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return SViT's gates of a published state dict, for after `agglo.apply`; empty for other detectors."""
+    found = {}
+    for name, value in state.items():
+        if _GATE.match(name):
+            for ours, theirs in _GATES:
+                name = name.replace(theirs, ours)
+            found[name] = value
+    return found
+
+
+def from_published(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Published:
+    """Rename a published state dict for the detector whose state dict is `own`.
+
+    Where the detector has no class token, the token and the first position embedding are left out.
+    """
+    encoder_layers = any(ENCODER_LAYER in name for name in state)
+    ours_of = {_published_name(name, encoder_layers): name for name in own if "agglo_method" not in name.split(".")}
+    left_out = {name: value for name, value in state.items() if _UNUSED.match(name)}
+    if _CLASS_TOKEN not in ours_of and _CLASS_TOKEN in state:
+        left_out[_CLASS_TOKEN] = state[_CLASS_TOKEN]
+    used = {name: value for name, value in state.items() if name not in left_out and not _GATE.match(name)}
+    if _POSITIONS in used and _POSITIONS in ours_of:
+        extra = used[_POSITIONS].shape[1] - own[ours_of[_POSITIONS]].shape[1]
+        if extra == 1:
+            left_out[_CLASS_POSITION], used[_POSITIONS] = used[_POSITIONS].tensor_split([1], dim=1)
+    return Published({ours_of.get(name, name): value for name, value in used.items()}, left_out, encoder_layers)
+
+
+def to_published(
+    state: Mapping[str, Tensor], *, encoder_layers: bool = False, left_out: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Return a detector's state dict under the names of the authors' code, whose strict loading accepts it.
+
+    Args:
+        state: The detector's, with the gates of SViT if it is applied.
+        encoder_layers: Name the blocks as SViT does.
+        left_out: Of `from_published`, to get back what was read; without it the position embedding of the class token,
+            which dense detectors have and do not use, is zero.
+    """
+    extra = dict(left_out or {})
+    class_position = extra.pop(_CLASS_POSITION, None)
+    published = {_published_name(name, encoder_layers): value for name, value in state.items()}
+    positions = published.get(_POSITIONS)
+    if positions is not None and _CLASS_TOKEN not in published:
+        first = torch.zeros_like(positions[:, :1]) if class_position is None else class_position
+        published[_POSITIONS] = torch.cat([first, positions], dim=1)
+    return published | extra
+
+
+def _published_name(name: str, encoder_layers: bool) -> str:
+    if ".agglo_method." in name:
+        for ours, theirs in _GATES:
+            name = name.replace(ours, theirs)
+        return name
+    for pattern, replacement in _RULES:
+        name = re.sub(pattern, replacement, name)
+    if encoder_layers and name.startswith("backbone.blocks."):
+        for pattern, replacement in _ENCODER_RULES:
+            name = re.sub(pattern, replacement, name)
+    return name

@@ -1,0 +1,182 @@
+"""The plain ViT inside a ViT-Adapter: DeiT's shapes, any timm ViT without its head, and the embedded classifier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Format
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from agglo.checks import choice
+from agglo.hosts.common.swap import UnsupportedModelError
+from agglo.hosts.timm.host import TimmViT
+from agglo.lab.tasks.detection.data.transforms import MEAN, STD
+from agglo.models.checkpoints import load_exactly
+
+MINIATURE = "miniature"  # the name of the detector on the embedded classifier
+ENLARGED = 4
+MINIATURE_SIDE = 28 * ENLARGED  # pixels of its images: as many patches as the embedded classifier has
+_AFTER_THE_BLOCKS = ("head.", "head_dist.", "norm.", "fc_norm.", "pre_logits.")
+
+
+class Size(NamedTuple):
+    """Width, heads, and the drop path of the last block and of the adapter."""
+
+    width: int
+    heads: int
+    drop_path: float
+
+
+SIZES = {"tiny": Size(192, 3, 0.1), "small": Size(384, 6, 0.2)}
+
+
+def plain_vit(
+    size: str = "tiny", *, class_token: bool = False, drop_path: float | None = None, layer_scale: bool = False
+) -> nn.Module:
+    """Return DeiT-Tiny or -Small without last norm and head.
+
+    Args:
+        size: "tiny" or "small".
+        class_token: Whether it has one.
+        drop_path: Of the last block, rising to it from 0 at the first; None takes that of the size.
+        layer_scale: As the original ViT-Adapter has; the detectors of the study have none.
+    """
+    width, heads, usual_drop_path = SIZES[choice("size", size, tuple(SIZES))]
+    return VisionTransformer(
+        embed_dim=width,
+        num_heads=heads,
+        drop_path_rate=usual_drop_path if drop_path is None else drop_path,
+        class_token=class_token,
+        global_pool="",
+        num_classes=0,
+        final_norm=False,
+        dynamic_img_size=True,
+        init_values=1.0 if layer_scale else None,
+    )
+
+
+def prepare_vit(vit: Any, class_token: bool) -> int:
+    """Strip a timm model of all but what an adapter runs; returns the width of its patches."""
+    host = TimmViT()
+    if not host.recognises(vit):
+        raise UnsupportedModelError(
+            f"{type(vit).__name__} cannot be the ViT of an adapter; accepted: {', '.join(host.model_classes)}"
+        )
+    host.check(vit)
+    embedding = vit.patch_embed
+    if type(embedding).__name__ != "PatchEmbed":
+        raise UnsupportedModelError(f"the ViT embeds patches by {type(embedding).__name__}; supported: PatchEmbed")
+    patch = embedding.patch_size
+    if patch[0] != patch[1] or patch[0] not in (4, 8, 16):
+        raise UnsupportedModelError(
+            f"patches of {patch[0]} x {patch[1]} pixels; supported: 4, 8 and 16 squared (timm's set_input_size with "
+            "patch_size=16 resamples the embedding of others)"
+        )
+    if getattr(vit, "rope", None) is not None and not vit.dynamic_img_size:
+        raise UnsupportedModelError("this rotary ViT has tables for one image size: make it with dynamic_img_size=True")
+    has_token = getattr(vit, "cls_token", None) is not None
+    if class_token and not has_token:
+        raise ValueError("class_token=True needs a ViT that has one")
+    if has_token and not class_token:
+        _drop_class_token(vit)
+    vit.norm = vit.head = nn.Identity()
+    if hasattr(vit, "fc_norm"):
+        vit.fc_norm = nn.Identity()
+    if getattr(vit, "attn_pool", None) is not None:
+        vit.attn_pool = None
+    vit.dynamic_img_size = True
+    embedding.strict_img_size, embedding.flatten, embedding.output_fmt = False, False, Format.NHWC
+    return int(patch[0])
+
+
+def _drop_class_token(vit: Any) -> None:
+    """Remove the class token of a ViT with its position embedding; register tokens stay."""
+    if getattr(vit, "dist_token", None) is not None:
+        raise UnsupportedModelError("a distilled ViT needs both of its first tokens: give class_token=True")
+    vit.cls_token = None
+    if vit.pos_embed is not None and not vit.no_embed_class:
+        vit.pos_embed = nn.Parameter(vit.pos_embed.detach()[:, 1:].clone())
+    vit.num_prefix_tokens -= 1
+    for block in vit.blocks:
+        if hasattr(block.attn, "num_prefix_tokens"):
+            block.attn.num_prefix_tokens -= 1
+    vit.has_class_token = False
+
+
+def resized_positions(vit: Any, grid: tuple[int, int]) -> Tensor | None:
+    """Return the ViT's position embedding (1, T, C) for another grid: bicubic, without antialiasing, in float32."""
+    positions: Tensor | None = vit.pos_embed
+    if positions is None or tuple(vit.patch_embed.grid_size) == grid:
+        return positions
+    n_prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
+    patches = positions[:, n_prefix:].transpose(1, 2).unflatten(2, vit.patch_embed.grid_size).float()
+    patches = F.interpolate(patches, size=grid, mode="bicubic", align_corners=False).to(positions.dtype)
+    return torch.cat([positions[:, :n_prefix], patches.flatten(2).transpose(1, 2)], dim=1)
+
+
+def is_vit(state: Mapping[str, Tensor]) -> bool:
+    """Return whether these are the names of a timm vision transformer."""
+    return "patch_embed.proj.weight" in state and any(name.startswith("blocks.0.") for name in state)
+
+
+def load_vit(vit: Any, state: Mapping[str, Tensor], source: str) -> list[str]:
+    """Load a timm checkpoint (DeiT, AugReg) into a plain ViT; returns the names of what was left out.
+
+    What comes after the blocks is left out, and without a class token also that token and its position. A checkpoint of
+    another image size brings its own grid of positions, which the ViT takes over.
+    """
+    keeps_token = getattr(vit, "cls_token", None) is not None
+    prefix_tokens = ("dist_token",) if keeps_token else ("cls_token", "dist_token")
+    left_out = [name for name in state if name.startswith(_AFTER_THE_BLOCKS) or name in prefix_tokens]
+    kept = {name: value for name, value in state.items() if name not in left_out}
+    positions = kept.get("pos_embed")
+    if positions is not None and positions.ndim == 3:
+        side = math.isqrt(positions.shape[1])
+        prefix = positions.shape[1] - side**2
+        if tuple(vit.patch_embed.grid_size) != (side, side):
+            vit.set_input_size(img_size=tuple(side * patch for patch in vit.patch_embed.patch_size))
+        wanted = min(prefix, int(keeps_token))
+        if prefix > wanted:
+            left_out.append("pos_embed of prefix tokens")
+        kept["pos_embed"] = torch.cat([positions[:, :wanted], positions[:, prefix:]], dim=1)
+    load_exactly(vit, kept, source)
+    return left_out
+
+
+def miniature_vit(*, pretrained: bool = True, drop_path: float = 0.0) -> nn.Module:
+    """Return the embedded Fashion-MNIST classifier as a ViT 64 wide, with 12 blocks and patches of 8 x 8 pixels.
+
+    The classifier takes grey images of 28 x 28 pixels in patches of 2 x 2. Here images are four times as large, have
+    three channels, and are normalised as a detector's are; the patch embedding is changed so that a grey image,
+    enlarged pixel by pixel, gives the very same tokens.
+    """
+    import timm
+
+    from agglo.embedded import classifier as embedded
+
+    small: Any = timm.create_model(embedded.NAME, pretrained=pretrained, drop_path_rate=drop_path)
+    patch = small.patch_embed.proj.kernel_size[0] * ENLARGED
+    options = {"in_chans": 3, "img_size": MINIATURE_SIDE, "patch_size": patch, "drop_path_rate": drop_path}
+    large: Any = timm.create_model(embedded.NAME, pretrained=False, **options)
+    state = small.state_dict()
+    weight, bias = "patch_embed.proj.weight", "patch_embed.proj.bias"
+    [mean], [std] = embedded.default_cfgs[embedded.NAME].default.mean, embedded.default_cfgs[embedded.NAME].default.std
+    state[weight], state[bias] = _for_detectors(state[weight], state[bias], mean, std)
+    large.load_state_dict(state)
+    return nn.Module.train(large)
+
+
+def _for_detectors(weight: Tensor, bias: Tensor, mean: float, std: float) -> tuple[Tensor, Tensor]:
+    """Convert a patch embedding (C, 1, p, p) of grey pixels, normalised by mean and std, for a detector's RGB.
+
+    Each channel carries a third of the grey value, each small pixel its share of the large one.
+    """
+    large = weight.repeat_interleave(ENLARGED, 2).repeat_interleave(ENLARGED, 3) / (3 * ENLARGED**2)
+    of_channel = torch.tensor(STD).view(1, 3, 1, 1) / 255
+    shift = torch.tensor(MEAN).view(1, 3, 1, 1) / 255 - mean
+    return large * of_channel / std, bias + (large * shift / std).sum((1, 2, 3))

@@ -1,0 +1,114 @@
+"""The settings that decide what the training of a detector does, and its recipes, `recipes/*.toml`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from agglo.lab.options import Amount, AtLeastOne, Fraction, Whole, option, require_limits
+from agglo.lab.tasks.detection.specs import DetectorSpec
+from agglo.lab.training.optimisation import DropSettings
+from agglo.lab.training.recipes import Recipes
+from agglo.lab.training.reduction import ReductionSettings
+
+
+@dataclass(frozen=True)
+class DetectionSettings(ReductionSettings, DropSettings):
+    """The settings of a recipe and the command line; epochs are counted from the start of training."""
+
+    # What is trained
+    model: str = option("tiny", "tiny, small (DeiT's shapes), miniature (the embedded classifier's), or a timm ViT")
+    checkpoint: str | None = option(
+        None, "starting weights: a file of a timm ViT (DeiT, AugReg), of a detector, or a published one"
+    )
+    from_scratch: bool = option(
+        False, "start without a file: from random weights, or for miniature from the embedded classifier"
+    )
+    class_token: bool = option(
+        False, "give the backbone a class token, for methods that ask what it attends to (evit, topk, ats, evovit)"
+    )
+    backbone_options: dict[str, Any] = option({}, "arguments of the timm ViT")
+    adapter_options: dict[str, Any] = option({}, "arguments of vit_adapter: prior_width, deform_heads, padding, ...")
+    head_options: dict[str, Any] = option({}, "numbers of Mask R-CNN: width, anchor_scale, box_width, ...")
+
+    # Data
+    dataset: Literal["coco", "scenes"] = option(
+        "coco", "coco: COCO's layout, or any JSON of instances; scenes: made from Fashion-MNIST's files"
+    )
+    image_size: int | None = option(
+        None, "make every image a square of this side; none is the paper's way: many scales and crops"
+    )
+    flip: Fraction = option(0.5, "probability of mirroring an image")
+    held_out: Fraction = option(
+        0.0,
+        "fraction of the training images kept for validation, for data without such a split; 0 takes the split",
+    )
+    images: int | None = option(
+        None,
+        "only so many, evenly spread, and without held_out judged by the same: to overfit a dozen; none is all",
+    )
+    scenes: AtLeastOne = option(4000, "training scenes")
+    validation_scenes: AtLeastOne = 200
+    skip_bad: bool = option(
+        False, "leave out bad images and annotations and count them; every process reads all images once to find them"
+    )
+
+    # Optimisation, where it is not as for every task
+    epochs: AtLeastOne = 36
+    batch_size: AtLeastOne = 2
+    lr: Amount = 1e-4
+    lr_batch: AtLeastOne = 16
+    weight_decay: Amount = option(0.05, "not for norms, biases, position and level embeddings")
+
+    # Running
+    loss_scale: Amount = option(512.0, "that fp16 starts with")
+    ranked_by: Literal["box_AP", "mask_AP"] = option("box_AP", "what says which weights are best")
+    evaluation_batch_size: AtLeastOne = option(
+        1, "images of several sizes are padded to the largest, which changes a little what is found"
+    )
+    workers: Whole = option(2, "processes that load images")
+
+    def __post_init__(self) -> None:
+        require_limits(self)
+        self.require_reduction()
+        if self.from_scratch == (self.checkpoint is not None):
+            problem = "weights and from_scratch=true exclude each other" if self.from_scratch else "no starting weights"
+            raise ValueError(f"{problem}: give one of checkpoint=F and from_scratch=true")
+        for name in ("image_size", "images"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1, or none")
+        if self.held_out == 1:
+            raise ValueError("held_out=1 leaves no image to train on; below 1 is accepted")
+        if self.held_out and self.dataset == "scenes":
+            raise ValueError(f"held_out={self.held_out:g} is for files; scenes have a split of their own")
+        self.require_rates()
+
+    def spec(self, classes: list[str]) -> DetectorSpec:
+        """Return the detector of these settings for certain classes."""
+        return DetectorSpec(
+            self.model,
+            len(classes),
+            self.backbone_options,
+            {**({"class_token": True} if self.class_token else {}), **self.adapter_options},
+            self.head_options,
+            tuple(classes),
+            self.image_size,
+        )
+
+
+# What may change between two starts of one run: it decides nothing about the weights.
+MAY_DIFFER = frozenset({"workers", "checkpoint_minutes", "tracker", "from_scratch"})
+
+
+def _weights(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Let a file of weights that a person names replace starting from scratch."""
+    return {} if chosen.get("checkpoint") is None else {"from_scratch": False}
+
+
+RECIPES = Recipes(
+    DetectionSettings,
+    "agglo.lab.tasks.detection.training",
+    start={**asdict(DetectionSettings(from_scratch=True)), "from_scratch": False},
+    implied=_weights,
+)

@@ -1,0 +1,205 @@
+"""Training of a detector: what this task adds to the training loop that all tasks share."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from agglo.lab.tasks.detection.data import DetectionData, collate, make_scenes, open_coco, transforms_for
+from agglo.lab.tasks.detection.evaluation.one_pass import Images, evaluate
+from agglo.lab.tasks.detection.model.adapter_layers import SpatialPrior
+from agglo.lab.tasks.detection.specs import method_weights
+from agglo.lab.tasks.detection.training.settings import MAY_DIFFER, DetectionSettings
+from agglo.lab.training.batches import ImageBatches, Share
+from agglo.lab.training.loop import TrainingTask, train
+from agglo.lab.training.reduction import method_loss, trace_if_reduced
+from agglo.models.checkpoints import fingerprint, load_method
+from agglo.patch import apply
+from agglo.utils.randomness import seed_everything
+
+_LOGGED = ("AP", "AP50", "AP75", "APs", "APm", "APl")
+_NORMS = (nn.LayerNorm, nn.modules.batchnorm._BatchNorm)
+_EMBEDDINGS = ("pos_embed", "level_embedding")
+
+
+def train_detector(settings: DetectionSettings, data: Path, output: Path, *, cpu: bool = False) -> dict[str, Any]:
+    """Train a detector, or resume where an earlier call with the same settings stopped; return the log's best row.
+
+    Started by `accelerate launch` or `torchrun`, all processes call this.
+
+    Args:
+        settings: What is trained, and how.
+        data: Folder of the data set, or a JSON file.
+        output: Folder of the run.
+        cpu: Train on the CPU even where there is a GPU.
+    """
+    return train(
+        settings,
+        data,
+        output,
+        lambda accelerator, share: Detection(settings, data, accelerator, share),
+        defaults=DetectionSettings(from_scratch=True),
+        may_differ=MAY_DIFFER,
+        name="detect train",
+        loss_scale=settings.loss_scale,
+        some_unused=True,
+        cpu=cpu,
+    )
+
+
+class Detection(TrainingTask):
+    """A detector, its augmented images and its losses."""
+
+    def __init__(self, settings: DetectionSettings, data: Path, accelerator: Any, share: Share) -> None:
+        self.settings, self.accelerator = settings, accelerator
+        self.splits = open_splits(settings, data)
+        self._tell(self.splits.remarks)
+        if all(entry["iscrowd"] for entry in self.splits.validation.ground_truth["annotations"]):
+            raise ValueError(f"data={str(data)!r}: no validation image has an object, so that nothing can be judged")
+        self.spec = settings.spec(self.splits.train.classes)
+        self.model = self._synchronised(build_model(settings, self.splits.train.classes))
+        self.start = {} if settings.from_scratch else {"weights": fingerprint(self.model.state_dict())}
+        training, evaluation = transforms_for(settings.image_size, flip=settings.flip)
+        self.data = ImageBatches(
+            self.splits.train.prepared(training),
+            share,
+            seed=settings.seed,
+            workers=settings.workers,
+            collate=_collated,
+        )
+        self.groups = parameter_groups(self.model, weight_decay=settings.weight_decay)
+        self.ranked_by = settings.ranked_by
+        self.validation = Images(
+            self.splits.validation,
+            evaluation,
+            batch_size=settings.evaluation_batch_size,
+            workers=settings.workers,
+            accelerator=accelerator,
+        )
+
+    def _tell(self, notes: Sequence[str]) -> None:
+        if self.accelerator.is_main_process:
+            for note in notes:
+                print(f"agglo: {note}", file=sys.stderr)
+
+    def _synchronised(self, model: nn.Module) -> nn.Module:
+        """Synchronise batch norms between processes, as in the released training."""
+        if self.accelerator.num_processes == 1:
+            return model
+        if self.accelerator.device.type == "cpu":
+            self._tell(["batch norms see one process's images each: torch synchronises them between GPUs only"])
+            return model
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+
+    def loss(self, forward: nn.Module, inputs: Any, targets: Any) -> Mapping[str, Tensor]:
+        with trace_if_reduced(self.model) as record:
+            losses = forward(inputs, targets)
+        if (extra := method_loss(record)) is not None:
+            losses = {**losses, "loss_method": extra}
+        return {name: value.float() for name, value in losses.items()}
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        found = evaluate(model, self.validation, accelerator=self.accelerator)
+        numbers = {f"{kind}_{name}": found[f"{kind}_{name}"] for kind in ("box", "mask") for name in _LOGGED}
+        # Where no object has a size there is no AP of that size: the column is left out.
+        return {name: value for name, value in numbers.items() if value is not None}
+
+    def about(self) -> dict[str, str]:
+        settings = self.settings
+        what = {"model": settings.model, "dataset": settings.dataset, "method": settings.method}
+        return {**what, "keep_rate": str(settings.keep_rate), **self.spec.about()}
+
+    def fingerprints(self) -> dict[str, str]:
+        return {**self.start, "training images": self.splits.train.fingerprint()}
+
+    def skipped(self) -> Sequence[str]:
+        return self.splits.skipped
+
+
+def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
+    """Return two groups for AdamW, each with the `names` of its parameters: with weight decay, and without.
+
+    Position and level embeddings, everything called bias and the scales of norms do not decay. The released rule goes
+    by names, and there the norms of the convolutional prior are called "stem.1.weight", not norm: these, and the
+    injectors' gamma, do decay.
+    """
+    modules = dict(model.named_modules())
+    priors = [module for module in modules.values() if isinstance(module, SpatialPrior)]
+    in_prior = {id(part) for prior in priors for part in prior.modules()}
+    groups: list[dict[str, Any]] = [{"weight_decay": decay, "params": [], "names": []} for decay in (weight_decay, 0.0)]
+    for name, parameter in model.named_parameters():
+        owner, _, last = name.rpartition(".")
+        norm = isinstance(modules[owner], _NORMS) and id(modules[owner]) not in in_prior
+        group = groups[norm or "bias" in last or last in _EMBEDDINGS]
+        group["params"].append(parameter)
+        group["names"].append(name)
+    return groups
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The data of a run, not transformed."""
+
+    train: DetectionData
+    validation: DetectionData
+
+    @property
+    def skipped(self) -> list[str]:
+        """A sentence for everything left out; once, where both splits are of one file."""
+        return list(dict.fromkeys([*self.train.skipped, *self.validation.skipped]))
+
+    @property
+    def remarks(self) -> list[str]:
+        return list(dict.fromkeys([*self.train.remarks, *self.validation.remarks]))
+
+
+def open_splits(settings: DetectionSettings, root: Path) -> Splits:
+    """Open both splits. Images without objects are not trained on, but are evaluated."""
+    if settings.dataset == "scenes":
+        side = settings.image_size or 112
+        return Splits(
+            make_scenes(root, settings.images or settings.scenes, settings.seed, "train", side),
+            make_scenes(root, settings.images or settings.validation_scenes, 0, "val", side),
+        )
+    train: Any = open_coco(root, "train", skip_bad=settings.skip_bad, with_objects=True)
+    if settings.held_out:
+        every = [math.floor((index + 1) * settings.held_out) for index in range(len(train))]
+        held = [index for index, count in enumerate(every) if count > (every[index - 1] if index else 0)]
+        if not held:
+            raise ValueError(f"held_out={settings.held_out:g} of {len(train)} images is not one image")
+        train, validation = train.part(sorted(set(range(len(train))) - set(held))), train.part(held)
+    elif settings.images is not None:
+        # To overfit: judged by the very images that are learned.
+        validation = train
+    else:
+        validation = open_coco(root, "val", skip_bad=settings.skip_bad)
+    train, validation = train.spread(settings.images), validation.spread(settings.images)
+    if train.classes != validation.classes:
+        one_sided = sorted(set(train.classes) ^ set(validation.classes)) or ["the order of the classes"]
+        raise ValueError(f"the splits of data={str(root)!r} differ in their classes: {', '.join(one_sided[:5])}")
+    return Splits(train, validation)
+
+
+def build_model(settings: DetectionSettings, classes: list[str]) -> nn.Module:
+    """Build the detector to train, reduced as the settings say."""
+    seed_everything(settings.seed, "model")
+    weights = None if settings.checkpoint is None else Path(settings.checkpoint)
+    model = settings.spec(classes).build(weights, start=True)
+    if settings.config is not None:
+        apply(model, settings.config)
+        if weights is not None and (learned := method_weights(weights)):
+            load_method(model, learned, f"checkpoint={settings.checkpoint!r}")
+    return model
+
+
+def _collated(batch: list[Any]) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Collate to plain tensors: the transforms are done, so that the classes of tv_tensors are not needed any more."""
+    images, targets = collate(batch)
+    kept = ("boxes", "labels", "masks")
+    return images, [{name: target[name].as_subclass(type(target["labels"])) for name in kept} for target in targets]

@@ -1,0 +1,199 @@
+"""Generators of images: a pipeline of diffusers, or the generator that comes with agglo."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from agglo.embedded import generator as embedded
+from agglo.hosts.diffusers.applying import denoisers
+from agglo.lab.tasks.synthesis.data.requests import Request
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+EMBEDDED = "embedded"
+# Called with the number of steps done, and the predicted first image if the model has one by then.
+AfterStep = Callable[[int, "Image | None"], None]
+
+
+class Generator(ABC):
+    """Generates images from requests.
+
+    Attributes:
+        reduced: The pipeline or model that `agglo.apply` takes.
+        guided: Whether a call of the model has every image twice, without and then with its prompt.
+        steps: Number of denoising steps.
+    """
+
+    reduced: Any
+    guided: bool
+    steps: int
+
+    @abstractmethod
+    def __call__(self, requests: Sequence[Request], after_step: AfterStep | None = None) -> list[Image]:
+        """Return one image for each request, from its own seed. What `after_step` raises ends the generation."""
+
+    def canvas(self, image: Image) -> Image:
+        """Return the image padded to what the model's tokens cover."""
+        return image
+
+    @abstractmethod
+    def about(self) -> dict[str, Any]:
+        """Return all settings that decide what the images look like, as plain values for JSON."""
+
+
+class EmbeddedGenerator(Generator):
+    """The embedded generator of clothes, grey images of 28 x 28; `weights` replaces those in the package."""
+
+    def __init__(
+        self,
+        *,
+        weights: Path | None = None,
+        steps: int = 25,
+        guidance: float = 1.0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        from agglo.models.checkpoints import fingerprint
+
+        self.reduced = embedded.trained(embedded.WEIGHTS if weights is None else weights).to(device)
+        if dtype != torch.float32:  # diffusers warns of every cast
+            self.reduced.to(dtype)
+        self.fingerprint = fingerprint(self.reduced.state_dict())
+        self.steps, self.guidance, self.dtype = steps, guidance, dtype
+        self.guided = guidance != 1.0
+
+    def __call__(self, requests: Sequence[Request], after_step: AfterStep | None = None) -> list[Image]:
+        labels, seeds = [request.label for request in requests], [request.seed for request in requests]
+
+        def show(step: int, images: Tensor) -> None:
+            if after_step is not None:
+                after_step(step, pil_images(images[:1])[0])
+
+        images = embedded.sample(self.reduced, labels, seeds, steps=self.steps, guidance=self.guidance, after_step=show)
+        return pil_images(images)
+
+    def canvas(self, image: Image) -> Image:
+        from PIL import ImageOps
+
+        return ImageOps.expand(image, embedded.PADDING)
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "model": embedded.NAME,
+            "weights": self.fingerprint,
+            "scheduler": "DDIMScheduler",
+            "steps": self.steps,
+            "guidance": self.guidance,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+
+class PipelineGenerator(Generator):
+    """A text-to-image pipeline of diffusers, or one that takes classes (DiT), from a folder or by its name.
+
+    Args:
+        name: A folder, or a name on the hub.
+        steps: Number of denoising steps.
+        guidance: Scale of classifier-free guidance.
+        size: Height and width; None is the model's own.
+        scheduler: A class of diffusers; None is the pipeline's own, which is PNDM for Stable Diffusion 1.5.
+        device: Where it runs.
+        dtype: Of its weights.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        steps: int = 50,
+        guidance: float = 7.5,
+        size: tuple[int, int] | None = None,
+        scheduler: str | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        import diffusers
+
+        pipeline = diffusers.DiffusionPipeline.from_pretrained(name, dtype=dtype)
+        if getattr(pipeline, "safety_checker", None) is not None:
+            pipeline.register_modules(safety_checker=None)  # it blackens images: no measure of a model
+        if scheduler is not None:
+            kind: Any = getattr(diffusers, scheduler, None)
+            known = inspect.isclass(kind) and issubclass(kind, diffusers.SchedulerMixin)
+            if not known:
+                raise ValueError(f"scheduler={scheduler!r} is no scheduler of diffusers, such as 'PNDMScheduler'")
+            pipeline.scheduler = kind.from_config(pipeline.scheduler.config)
+        pipeline.set_progress_bar_config(disable=True)
+        self.reduced, self.name, self.steps, self.guidance = pipeline.to(device), name, steps, guidance
+        self.size, self.device, self.dtype = size, torch.device(device), dtype
+        self.guided = guidance > 1.0
+        accepted = inspect.signature(type(pipeline).__call__).parameters
+        if "prompt" not in accepted and "class_labels" not in accepted:
+            raise ValueError(f"model={name!r} is a {type(pipeline).__name__}, which takes neither prompts nor classes")
+        self.by_prompt = "prompt" in accepted
+
+    def __call__(self, requests: Sequence[Request], after_step: AfterStep | None = None) -> list[Image]:
+        generators = [torch.Generator(self.device).manual_seed(request.seed) for request in requests]
+        what: dict[str, Any] = (
+            {"prompt": [request.prompt for request in requests]}
+            if self.by_prompt
+            else {"class_labels": [request.label for request in requests]}
+        )
+        if self.size is not None:
+            what |= {"height": self.size[0], "width": self.size[1]}
+        what |= {"generator": generators, "num_inference_steps": self.steps, "guidance_scale": self.guidance}
+        with _telling(self.reduced, after_step) as arguments:
+            found: list[Image] = self.reduced(**what, **arguments).images
+        return found
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "model": self.name,
+            "scheduler": type(self.reduced.scheduler).__name__,
+            "steps": self.steps,
+            "guidance": self.guidance,
+            "size": None if self.size is None else list(self.size),
+            "device": self.device.type,  # noise is drawn on it: the same seeds give other images on another
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+
+@contextmanager
+def _telling(pipeline: Any, after_step: AfterStep | None) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of a pipeline's call that report its steps.
+
+    A pipeline that takes no callback is followed by a hook on its model.
+    """
+    if after_step is None:
+        yield {}
+    elif "callback_on_step_end" in inspect.signature(type(pipeline).__call__).parameters:
+
+        def told(_pipeline: Any, step: int, _time: Any, kept: dict[str, Any]) -> dict[str, Any]:
+            after_step(step + 1, None)
+            return kept
+
+        yield {"callback_on_step_end": told}
+    else:
+        calls = count(1)
+        hook = denoisers(pipeline)[0].register_forward_hook(lambda *_: after_step(next(calls), None))
+        try:
+            yield {}
+        finally:
+            hook.remove()
+
+
+def pil_images(images: Tensor) -> list[Image]:
+    """Return grey images (B, 1, H, W), uint8, as PIL images."""
+    from PIL import Image
+
+    return [Image.fromarray(image[0].cpu().numpy()) for image in images]

@@ -1,0 +1,174 @@
+"""Training batches: which images a process sees in which order, from any epoch and step on.
+
+Order and augmentation depend on the seed, the epoch and the position in it, on nothing else. So a resumed run sees what
+it would have seen, and two processes see together what one of twice the batch would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from agglo.utils.randomness import derived_seed, generator, seed_everything
+
+Batch = tuple[Any, Any]  # inputs and targets, tensors or whatever a task's objective takes
+
+
+@dataclass(frozen=True)
+class Share:
+    """Division of a step's images: `accumulation` batches for each of several processes."""
+
+    batch_size: int
+    accumulation: int = 1
+    processes: int = 1
+    process: int = 0
+
+    @property
+    def total(self) -> int:
+        """Images of one step, all processes together."""
+        return self.batch_size * self.accumulation * self.processes
+
+    def positions(self, step: int) -> list[range]:
+        """Return the positions in the epoch of this process's batches at a step.
+
+        Neighbours go to different processes, so that the copies of repeated augmentation do not meet in one batch.
+        """
+        at_once = self.batch_size * self.processes
+        starts = (step * self.total + part * at_once for part in range(self.accumulation))
+        return [range(start + self.process, start + at_once, self.processes) for start in starts]
+
+
+def epoch_order(n_images: int, seed: int, epoch: int, repeats: int = 1) -> list[int]:
+    """Return the image at each position of an epoch: shuffled, each `repeats` times in a row, cut to n_images."""
+    from timm.data.distributed_sampler import RepeatAugSampler
+
+    sampler = RepeatAugSampler(range(n_images), num_replicas=1, rank=0, num_repeats=repeats, selected_round=0)
+    sampler.set_epoch(derived_seed(seed, "order", epoch))
+    return list(sampler)
+
+
+class TrainingData(Protocol):
+    """Training data that gives an epoch's batches from any step on."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, epoch: int, first_step: int, n_steps: int) -> Iterator[Batch]:
+        """Yield this process's batches of steps first_step to n_steps - 1, `accumulation` for each."""
+        ...
+
+
+class _Seeded(Dataset[Any]):
+    """A dataset indexed by (image, position in the epoch), which seeds the augmentations by the position."""
+
+    def __init__(self, data: Dataset[Any], seed: int, epoch: int) -> None:
+        self.data, self.seed, self.epoch = data, seed, epoch
+
+    def __getitem__(self, where: tuple[int, int]) -> Any:
+        index, position = where
+        seed_everything(self.seed, "image", self.epoch, position)
+        return self.data[index]
+
+
+class ImageBatches:
+    """Images of a dataset one by one, through its transform, in worker processes; collate None stacks them."""
+
+    def __init__(
+        self,
+        data: Dataset[Any],
+        share: Share,
+        *,
+        seed: int,
+        repeats: int = 1,
+        workers: int = 0,
+        collate: Callable[[list[Any]], Batch] | None = None,
+    ) -> None:
+        self.data, self.share, self.seed, self.repeats, self.workers = data, share, seed, repeats, workers
+        self.collate = collate
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.data))
+
+    def batches(self, epoch: int, first_step: int, n_steps: int) -> Iterator[Batch]:
+        order = epoch_order(len(self), self.seed, epoch, self.repeats)
+        sampler = (
+            [(order[position], position) for position in positions]
+            for step in range(first_step, n_steps)
+            for positions in self.share.positions(step)
+        )
+        loader = DataLoader(
+            _Seeded(self.data, self.seed, epoch),
+            batch_sampler=sampler,
+            num_workers=self.workers,
+            collate_fn=self.collate,
+            pin_memory=torch.cuda.is_available(),
+        )
+        return iter(loader)
+
+
+class MemoryBatches:
+    """Small images of one size, all in memory; whole batches are shifted, flipped and erased.
+
+    Args:
+        images: (N, C, H, W) uint8.
+        targets: (N,) or (N, classes).
+        share: This process's share of a step.
+        prepare: Turns a batch of images into inputs, such as by normalisation.
+        seed: Seed of the order and the augmentation.
+        repeats: Number of copies in repeated augmentation.
+        shift: Pixels an image moves at most, along each axis; what comes in is black.
+        flip: Probability of a horizontal flip.
+        erase: timm's RandomErasing on the CPU, or anything that changes an image (C, H, W) in place.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        targets: Tensor,
+        share: Share,
+        *,
+        prepare: Callable[[Tensor], Tensor],
+        seed: int,
+        repeats: int = 1,
+        shift: int = 0,
+        flip: float = 0.0,
+        erase: Callable[[Tensor], Any] | None = None,
+    ) -> None:
+        self.images, self.targets, self.share = images, targets, share
+        self.prepare = prepare
+        self.seed, self.repeats, self.shift, self.flip, self.erase = seed, repeats, shift, flip, erase
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batches(self, epoch: int, first_step: int, n_steps: int) -> Iterator[Batch]:
+        order = torch.tensor(epoch_order(len(self), self.seed, epoch, self.repeats))
+        draws = generator(self.seed, "shift and flip", epoch)
+        offsets = torch.randint(0, 2 * self.shift + 1, (len(self), 2), generator=draws)
+        mirrored = torch.rand(len(self), generator=draws) < self.flip
+        for step in range(first_step, n_steps):
+            for positions in self.share.positions(step):
+                at = torch.tensor(positions)
+                images = shifted(self.images[order[at]], offsets[at], self.shift)
+                images = torch.where(mirrored[at].view(-1, 1, 1, 1), images.flip(-1), images)
+                inputs = self.prepare(images)
+                if self.erase is not None:
+                    for position, image in zip(positions, inputs, strict=True):
+                        seed_everything(self.seed, "erase", epoch, position)
+                        self.erase(image)
+                yield inputs, self.targets[order[at]]
+
+
+def shifted(images: Tensor, offsets: Tensor, pad: int) -> Tensor:
+    """Crop images (B, C, H, W), padded by `pad` black pixels, at offsets (B, 2) in 0 to 2 pad."""
+    if pad == 0:
+        return images
+    batch, _, height, width = images.shape
+    padded = torch.nn.functional.pad(images, (pad, pad, pad, pad))
+    rows = offsets[:, 0, None, None] + torch.arange(height).view(1, -1, 1)
+    columns = offsets[:, 1, None, None] + torch.arange(width).view(1, 1, -1)
+    return padded[torch.arange(batch).view(-1, 1, 1), :, rows, columns].permute(0, 3, 1, 2).contiguous()

@@ -1,0 +1,377 @@
+"""The training loop of every task, on Accelerate: one CPU, several GPUs or machines; a killed run can be resumed.
+
+No random state is carried from step to step: every step seeds its own draws (`randomness`), learning rates are a
+function of the step, and the checkpoint holds the rest. So a run that was killed ends with the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+from agglo.lab.training.batches import Batch, Share, TrainingData
+from agglo.lab.training.optimisation import LoopSettings, optimiser_and_schedule
+from agglo.lab.training.run_folder import RunFolder
+from agglo.utils.devices import new_accelerator
+from agglo.utils.progress import progress
+from agglo.utils.randomness import seed_everything
+
+BEST = "best_metric"  # in a row of the log: the metric it is ranked by, of the weights or their average
+
+
+class NonFiniteLossError(ValueError):
+    """The loss or its gradient is not finite."""
+
+
+class TrainingTask(ABC):
+    """The part of training that differs between tasks.
+
+    Attributes:
+        model: The model to train.
+        data: Its training batches.
+        groups: Its parameters, as `optimiser_and_schedule` takes them.
+        companions: Further modules that the loss runs, to be put on the model's device.
+        ranked_by: The metric of an evaluation that says which weights are best.
+        lower_is_better: Whether a low value of that metric is good.
+    """
+
+    model: nn.Module
+    data: TrainingData
+    groups: Sequence[Mapping[str, Any]]
+    companions: Sequence[nn.Module] = ()
+    ranked_by: str
+    lower_is_better: bool = False
+
+    @abstractmethod
+    def loss(self, forward: nn.Module, inputs: Any, targets: Any) -> Tensor | Mapping[str, Tensor]:
+        """Return the loss of a batch, or its parts by name, which are added up and get a column of the log each.
+
+        `forward` is the model, perhaps wrapped by Accelerate.
+        """
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Return the metrics of a model; every process returns those of all data."""
+
+    def begin_epoch(self, epoch: int) -> None:  # noqa: B027 most have nothing to do
+        """Called before the training steps of an epoch, also when it is resumed."""
+
+    def begin_step(self, epoch: int, groups: Sequence[dict[str, Any]]) -> None:  # noqa: B027
+        """Called before each step, with the optimiser's groups, whose learning rates are set."""
+
+    def about(self) -> dict[str, str]:
+        """Return the metadata of the files of weights."""
+        return {}
+
+    def fingerprints(self) -> dict[str, str]:
+        """Return fingerprints of what the run starts from, by name: another start in the same folder is refused."""
+        return {}
+
+    def skipped(self) -> Sequence[str]:
+        """Return descriptions of data that is left out."""
+        return ()
+
+
+def train(
+    settings: LoopSettings,
+    data: Path,
+    output: Path,
+    prepare: Callable[[Any, Share], TrainingTask],
+    *,
+    defaults: LoopSettings,
+    may_differ: frozenset[str],
+    name: str,
+    loss_scale: float | None = None,
+    some_unused: bool = False,
+    cpu: bool = False,
+) -> dict[str, Any]:
+    """Train, or resume where an earlier call with the same settings stopped.
+
+    Started by `accelerate launch` or `torchrun`, all processes call this.
+
+    Args:
+        settings: Settings of the run.
+        data: Folder of the data set.
+        output: Folder of the run.
+        prepare: Makes the task, given the accelerator and this process's share of a batch.
+        defaults: Values of settings that did not exist yet when a run began.
+        may_differ: Names of settings that decide nothing about the weights.
+        name: Title of the progress bar.
+        loss_scale: The scale that fp16 starts with; None is torch's own.
+        some_unused: Whether a step may leave some parameters out (DDP's find_unused_parameters).
+        cpu: Train on the CPU even where there is a GPU.
+
+    Returns:
+        The best row of the log.
+    """
+    accelerator = _accelerator(settings, output, loss_scale, some_unused, cpu)
+    folder = RunFolder(output)
+    values = asdict(settings)
+    processes = accelerator.num_processes
+    folder.require_same(values, processes, defaults=asdict(defaults), may_differ=may_differ)
+    share = Share(settings.batch_size, settings.accumulation, processes, accelerator.process_index)
+    task = prepare(accelerator, share)
+    loop = Loop(settings, accelerator, folder, task, share, name)
+    # Every process has looked into the folder before the first one writes to it.
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        folder.start(values, processes, data, task.skipped())
+        folder.require_same_start(task.fingerprints())
+    if settings.tracker != "none":
+        accelerator.init_trackers("agglo", {key: str(value) for key, value in values.items()})
+    best = loop.run()
+    if accelerator.is_main_process:
+        folder.finish(best)
+    for tracker in accelerator.trackers:
+        tracker.finish()
+    # Not `end_training`: that ends the process group too, which the next run of a sweep needs.
+    accelerator.free_memory()
+    return best
+
+
+def _accelerator(settings: LoopSettings, output: Path, loss_scale: float | None, some_unused: bool, cpu: bool) -> Any:
+    from accelerate.utils import DistributedDataParallelKwargs, GradScalerKwargs
+
+    has_device = torch.accelerator.is_available() and not cpu
+    if settings.precision == "fp16" and not has_device:
+        raise ValueError(
+            "precision='fp16' needs a GPU: Accelerate would train in float32; a CPU can do 'bf16' and 'no'"
+        )
+    # Of the machine, so not part of what the settings say.
+    automatic = "fp16" if has_device and torch.cuda.is_available() else "no"
+    accelerator = new_accelerator(
+        # By default Accelerate takes each of several processes without a GPU for a separate run.
+        cpu=not has_device,
+        mixed_precision=automatic if settings.precision == "auto" else settings.precision,
+        log_with=None if settings.tracker == "none" else settings.tracker,
+        project_dir=output,
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(find_unused_parameters=some_unused),
+            *([] if loss_scale is None else [GradScalerKwargs(init_scale=loss_scale)]),
+        ],
+    )
+    kind = accelerator.distributed_type.value
+    if kind != "NO" and not kind.startswith("MULTI_"):
+        # Checkpoints and exports take the weights to be whole in every process.
+        raise ValueError(f"Accelerate is set to {kind}, which shards weights; data parallel runs are what this can do")
+    return accelerator
+
+
+@dataclass
+class Position:
+    """Progress of a run, which a checkpoint holds besides weights and moments.
+
+    Attributes:
+        step: Number of optimiser steps done.
+        loss_sum: Sum of the losses since the latest evaluation.
+        rows: Rows of the log, one per evaluation; the first may be of epoch 0, before training.
+        part_sums: Sums of the loss's parts likewise, if it has any.
+    """
+
+    step: int = 0
+    loss_sum: float = 0.0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    part_sums: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def evaluated(self) -> int:
+        """Latest epoch that was evaluated; -1 if none."""
+        return self.rows[-1]["epoch"] if self.rows else -1
+
+    def best_row(self, lower_is_better: bool = False) -> dict[str, Any]:
+        """Return the first of the best rows after training began, by the weights or their average."""
+        sign = -1 if lower_is_better else 1
+        return max((row for row in self.rows if row["epoch"] > 0), key=lambda row: sign * row[BEST])
+
+
+class Loop:
+    """One run, from its last checkpoint to its end."""
+
+    def __init__(
+        self, settings: LoopSettings, accelerator: Any, folder: RunFolder, task: TrainingTask, share: Share, name: str
+    ) -> None:
+        from timm.utils import ModelEmaV3
+
+        self.settings, self.accelerator, self.folder, self.task, self.name = settings, accelerator, folder, task, name
+        self.steps_per_epoch = len(task.data) // share.total
+        if self.steps_per_epoch == 0:
+            n_images = len(task.data)
+            raise ValueError(f"{n_images} training images do not fill one step of {share.total}: lower batch_size")
+        self.total_steps = settings.epochs * self.steps_per_epoch
+        self.model = model = task.model
+        # The average is copied before Accelerate wraps the model's forward: a copy of that would run the original.
+        self.average = (
+            ModelEmaV3(model, settings.ema_decay, use_warmup=settings.ema_warmup) if settings.ema_decay else None
+        )
+        self.optimiser, self.scheduler = optimiser_and_schedule(
+            settings, task.groups, share.total, self.steps_per_epoch
+        )
+        self.wrapped, self.stepper = accelerator.prepare(model, self.optimiser)
+        for other in (*task.companions, *([] if self.average is None else [self.average])):
+            other.to(accelerator.device)
+        self.position = Position()
+        self._restore()
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end; return the best row of the log."""
+        self.saved_at = time.monotonic()
+        quiet = not self.accelerator.is_main_process
+        with progress(
+            self.total_steps, self.name, start=self.position.step, every_seconds=10, quiet=quiet
+        ) as self.advance:
+            while True:
+                epoch, within = divmod(self.position.step, self.steps_per_epoch)
+                if within == 0 and self._is_evaluation_due(epoch):
+                    self._evaluate(epoch)
+                elif self.position.step < self.total_steps:
+                    self._train(epoch, within)
+                else:
+                    break
+        return self.position.best_row(self.task.lower_is_better)
+
+    def _is_evaluation_due(self, epoch: int) -> bool:
+        if epoch == 0:
+            return self.settings.evaluate_first and not self.position.rows
+        in_turn = epoch % self.settings.evaluate_every == 0 or epoch == self.settings.epochs
+        return in_turn and self.position.evaluated < epoch
+
+    def _train(self, epoch: int, first: int) -> None:
+        """Train the rest of an epoch, from step `first` of it on."""
+        self.wrapped.train()
+        self.task.begin_epoch(epoch)
+        batches = self.task.data.batches(epoch, first, self.steps_per_epoch)
+        for _ in range(first, self.steps_per_epoch):
+            loss, parts = self._step(epoch, batches)
+            self.position.step += 1
+            self.position.loss_sum += loss
+            for name, value in parts.items():
+                self.position.part_sums[name] = self.position.part_sums.get(name, 0.0) + value
+            self.advance(f"epoch {epoch + 1}/{self.settings.epochs} loss {loss:.3f}")
+            if time.monotonic() - self.saved_at >= 60 * self.settings.checkpoint_minutes:
+                self._save()
+        if not self._is_evaluation_due(epoch + 1):
+            self._save()
+
+    def _step(self, epoch: int, batches: Iterator[Batch]) -> tuple[float, dict[str, float]]:
+        """Take one optimiser step; return its loss and the loss's parts, means over all processes."""
+        from accelerate.utils import send_to_device
+
+        self.scheduler.step_update(self.position.step)
+        self.task.begin_step(epoch, self.optimiser.param_groups)
+        total = torch.zeros((), device=self.accelerator.device)
+        sums: dict[str, Tensor] = {}
+        for part in range(self.settings.accumulation):
+            inputs, targets = send_to_device(next(batches), self.accelerator.device, non_blocking=True)
+            # Batches draw too where no worker processes do: seed after them.
+            seed_everything(self.settings.seed, "step", self.position.step, part, self.accelerator.process_index)
+            last = part == self.settings.accumulation - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.wrapped):
+                with self.accelerator.autocast():
+                    found = self.task.loss(self.wrapped, inputs, targets)
+                    parts = {} if isinstance(found, Tensor) else found
+                    whole = found if isinstance(found, Tensor) else torch.stack(list(found.values())).sum()
+                    loss = whole / self.settings.accumulation
+                self.accelerator.backward(loss)
+            total += loss.detach()
+            for name, value in parts.items():
+                sums[name] = sums.get(name, 0.0) + value.detach().float() / self.settings.accumulation
+        # A non-finite loss of one process spoils the gradients of all: all of them stop.
+        means = self.accelerator.reduce(torch.stack([total, *sums.values()]), "mean").tolist()
+        self._require_finite("loss", means[0], epoch)
+        self._require_finite("gradient's norm", self._clipped_norm(), epoch)
+        self.stepper.step()
+        self.stepper.zero_grad()
+        if self.average is not None:
+            self.average.update(self.model, step=self.position.step + 1 if self.settings.ema_warmup else None)
+        return means[0], dict(zip(sums, means[1:], strict=True))
+
+    def _clipped_norm(self) -> float:
+        """Clip the gradient; return its norm before, or 0 under a scaler, which skips steps that overflow."""
+        if self.settings.clip_grad:
+            norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.clip_grad)
+        else:
+            norm = get_total_norm(p.grad for p in self.model.parameters() if p.grad is not None)
+        return 0.0 if self.accelerator.scaler is not None else float(norm)
+
+    def _require_finite(self, what: str, value: float, epoch: int) -> None:
+        """Raise before a step that would spoil the weights, and with them the next checkpoint."""
+        if not math.isfinite(value):
+            last = self.folder.last / "state.pt"
+            left = (
+                f"the last checkpoint, {str(last)!r}, is from before" if last.exists() else "no checkpoint was due yet"
+            )
+            raise NonFiniteLossError(
+                f"the {what} is {value} in epoch {epoch + 1}, step {self.position.step}: {left}; "
+                "try a lower lr, clip_grad=1 or precision=no"
+            )
+
+    def _evaluate(self, epoch: int) -> None:
+        """Add a row to the log, keep the weights if they are the best so far, and write a checkpoint."""
+        row: dict[str, Any] = {"epoch": epoch}
+        if epoch:
+            groups = self.optimiser.param_groups
+            steps = (epoch - max(self.position.evaluated, 0)) * self.steps_per_epoch
+            row |= {"train_loss": self.position.loss_sum / steps, "lr": max(group["lr"] for group in groups)}
+            row |= {f"train_{name}": value / steps for name, value in self.position.part_sums.items()}
+        candidates = [("", self.model)] + ([] if self.average is None else [("ema_", self.average.module)])
+        for prefix, model in candidates:
+            self._share_buffers(model)
+            row |= {prefix + name: value for name, value in self.task.evaluate(model).items()}
+        choose = min if self.task.lower_is_better else max
+        prefix, model = choose(candidates, key=lambda candidate: row[candidate[0] + self.task.ranked_by])
+        row |= {BEST: row[prefix + self.task.ranked_by]}
+        self.position.rows.append(row)
+        better = epoch > 0 and self.position.best_row(self.task.lower_is_better) is row
+        self.position.loss_sum, self.position.part_sums = 0.0, {}
+        self.accelerator.log({name: value for name, value in row.items() if name != "epoch"}, step=epoch)
+        if self.accelerator.is_main_process:
+            if better:
+                self.folder.save_best(model.state_dict(), self.task.about(), {**row, "average": prefix == "ema_"})
+            self.folder.save_last(self.model.state_dict(), self.task.about())
+            self.folder.save_log(self.position.rows)
+        # Last, so that a run killed before this does all of the above again.
+        self._save()
+
+    def _share_buffers(self, model: nn.Module) -> None:
+        """Broadcast the first process's buffers, which are saved: batch norms saw other images in each process."""
+        if self.accelerator.num_processes > 1:
+            from accelerate.utils import broadcast
+
+            for buffer in model.buffers():
+                broadcast(buffer)
+
+    def _save(self) -> None:
+        self.saved_at = time.monotonic()
+        if self.accelerator.is_main_process:
+            scaler = self.accelerator.scaler
+            self.folder.save(
+                {
+                    "model": self.model.state_dict(),
+                    "average": None if self.average is None else self.average.module.state_dict(),
+                    "optimiser": self.optimiser.state_dict(),
+                    "scaler": None if scaler is None else scaler.state_dict(),
+                    "position": asdict(self.position),
+                }
+            )
+
+    def _restore(self) -> None:
+        state = self.folder.load()
+        if state is None:
+            return
+        self.model.load_state_dict(state["model"])
+        if self.average is not None:
+            self.average.module.load_state_dict(state["average"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        if self.accelerator.scaler is not None and state["scaler"] is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.position = Position(**state["position"])

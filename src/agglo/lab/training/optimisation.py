@@ -1,0 +1,129 @@
+"""Settings of the training loop, which every task's settings build on, with AdamW and its learning rate schedules."""
+
+from __future__ import annotations
+
+from argparse import BooleanOptionalAction
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.optim import AdamW, Optimizer
+
+from agglo.lab.options import Amount, AtLeastOne, Fraction, Whole, option
+from agglo.lab.training.settings import Precision
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """Settings of AdamW, the weight average, evaluation and checkpoints. Tasks change the defaults."""
+
+    epochs: AtLeastOne = option(30, "passes over the training images")
+    batch_size: AtLeastOne = option(64, "of one process and one accumulation step")
+    accumulation: AtLeastOne = option(1, "batches whose gradients make one step")
+    lr: Amount = option(
+        1e-3,
+        "highest, at a total batch (batch_size x accumulation x processes) of lr_batch; others in proportion",
+    )
+    lr_batch: AtLeastOne = option(64, "total batch that lr is for")
+    weight_decay: Amount = option(0.05, "of AdamW")
+    clip_grad: Amount = option(0.0, "largest gradient norm; 0 is no limit")
+    ema_decay: Fraction = option(0.0, "of the average of the weights; 0 is none")
+    ema_warmup: bool = option(False, "let the average forget faster at first")
+    seed: Whole = option(0, "of all that is drawn")
+    precision: Precision = option("no", "mixed precision: no, bf16, fp16, or auto: fp16 on GPUs and none on CPUs")
+    evaluate_first: bool = option(
+        False, "before training too: a row of the log, never the best one", action=BooleanOptionalAction
+    )
+    evaluate_every: AtLeastOne = option(1, "epochs from one evaluation to the next; after the last one always")
+    checkpoint_minutes: Amount = option(10.0, "longest time between checkpoints")
+    tracker: str = option("none", "besides log.csv: tensorboard, wandb, or any other that Accelerate knows")
+
+    def lr_schedule(self, optimiser: Optimizer, steps_per_epoch: int) -> Any:
+        """Return one of timm's schedulers, for an optimiser whose groups have their highest learning rates."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class CosineSettings(LoopSettings):
+    """Settings of a cosine learning rate schedule by step."""
+
+    min_lr: Amount = option(1e-5, "where the cosine ends; scaled with each group's rate")
+    warmup_lr: Amount = option(1e-6, "where warm-up starts; scaled with each group's rate")
+    warmup_epochs: Amount = option(5.0, "length of warm-up")
+    cosine_after_warmup: bool = option(
+        False,
+        "start the cosine when warm-up is over; otherwise warm-up replaces its beginning",
+        action=BooleanOptionalAction,
+    )
+
+    def require_rates(self) -> None:
+        """Raise ValueError for a warm-up that never ends."""
+        if self.warmup_epochs > self.epochs:
+            raise ValueError(f"warmup_epochs={self.warmup_epochs:g} must not exceed epochs={self.epochs}")
+
+    def lr_schedule(self, optimiser: Optimizer, steps_per_epoch: int) -> Any:
+        """Return a cosine from the highest rate down, with a linear warm-up."""
+        from timm.scheduler import CosineLRScheduler
+
+        rate = optimiser.defaults["lr"]
+        warmup = round(self.warmup_epochs * steps_per_epoch)
+        steps = self.epochs * steps_per_epoch
+        return CosineLRScheduler(
+            optimiser,
+            t_initial=max(1, steps - warmup) if self.cosine_after_warmup else steps,
+            # Rates scale with the batch, these two do not: a small batch must not make them the larger ones.
+            lr_min=min(self.min_lr, rate),
+            warmup_t=warmup,
+            warmup_lr_init=min(self.warmup_lr, rate),
+            warmup_prefix=self.cosine_after_warmup,
+            t_in_epochs=False,
+        )
+
+
+@dataclass(frozen=True)
+class DropSettings(LoopSettings):
+    """Settings of a learning rate that drops after certain epochs."""
+
+    lr_drops: list[float] = option([], "epochs after each of which the rate is multiplied by lr_drop")
+    lr_drop: Fraction = 0.1
+    warmup_steps: Whole = option(500, "length of warm-up")
+    warmup_factor: Fraction = option(0.001, "of the rate, where warm-up starts")
+
+    def require_rates(self) -> None:
+        """Raise ValueError for a drop that never comes."""
+        late = [epoch for epoch in self.lr_drops if not 0 < epoch < self.epochs]
+        if late:
+            raise ValueError(
+                f"lr_drops={self.lr_drops}: {late[0]:g} must lie in 0 to epochs={self.epochs}, without both"
+            )
+
+    def lr_schedule(self, optimiser: Optimizer, steps_per_epoch: int) -> Any:
+        """Return a constant rate that drops, with a linear warm-up."""
+        from timm.scheduler import MultiStepLRScheduler
+
+        return MultiStepLRScheduler(
+            optimiser,
+            # timm drops the rate one step before the one that is given.
+            decay_t=sorted(round(epochs * steps_per_epoch) + 1 for epochs in self.lr_drops),
+            decay_rate=self.lr_drop,
+            warmup_t=self.warmup_steps,
+            warmup_lr_init=self.warmup_factor * optimiser.defaults["lr"],
+            warmup_prefix=False,
+            t_in_epochs=False,
+        )
+
+
+def optimiser_and_schedule(
+    settings: LoopSettings, groups: Sequence[Mapping[str, Any]], total_batch: int, steps_per_epoch: int
+) -> tuple[AdamW, Any]:
+    """Return AdamW over parameter groups, and their learning rate schedule.
+
+    Args:
+        settings: Settings of the run.
+        groups: As AdamW takes them, with `lr_scale` where a group's rate is to be multiplied; `names` are left out.
+        total_batch: Images of one step, of all processes.
+        steps_per_epoch: Optimiser steps.
+    """
+    rate = settings.lr * total_batch / settings.lr_batch
+    optimiser = AdamW([{k: v for k, v in group.items() if k != "names"} for group in groups], lr=rate)
+    return optimiser, settings.lr_schedule(optimiser, steps_per_epoch)

@@ -1,0 +1,1 @@
+"""Open a model by its name, whatever library it belongs to: weights, inputs, outputs."""

@@ -1,0 +1,189 @@
+"""Weights from files: read without executing code in them, and loaded only if they fit exactly."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_SHOWN = 6
+_NESTED_UNDER = ("state_dict", "model")
+_AVERAGE, _AVERAGE_IS_BETTER = "model_ema", "ema_best"
+_OF_METHOD = "agglo_method"
+# What libraries call the layer that gives logits: timm, transformers (and its DeiT), torchvision, convolutional models.
+HEADS = ("head", "classifier", "cls_classifier", "heads.head", "fc")
+# Names of torchvision's vision transformers, SWAG's among them, and timm's for the same weights.
+_TORCHVISION = {
+    r"class_token$": "cls_token",
+    r"conv_proj\.": "patch_embed.proj.",
+    r"heads\.head\.": "head.",
+    r"encoder\.pos_embedding$": "pos_embed",
+    r"encoder\.ln\.": "norm.",
+    r"encoder\.layers\.encoder_layer_(\d+)\.": r"blocks.\1.",
+    r"(blocks\.\d+)\.ln_([12])\.": r"\1.norm\2.",
+    r"(blocks\.\d+)\.self_attention\.in_proj_": r"\1.attn.qkv.",
+    r"(blocks\.\d+)\.self_attention\.out_proj\.": r"\1.attn.proj.",
+    r"(blocks\.\d+)\.mlp\.(0|linear_1)\.": r"\1.mlp.fc1.",  # linear_1 and linear_2 before torchvision 0.12
+    r"(blocks\.\d+)\.mlp\.(3|linear_2)\.": r"\1.mlp.fc2.",
+}
+_BLOCKED = re.compile(r"\bGLOBAL (\S+)")  # as torch names what it refuses to read
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The content of a file of weights.
+
+    Attributes:
+        source: The file, for messages.
+        model: The weights of the model itself.
+        method: The weights of a learned method that was applied to the model, if any.
+    """
+
+    source: str
+    model: Mapping[str, Tensor]
+    method: Mapping[str, Tensor]
+
+    @classmethod
+    def read(cls, path: Path) -> Checkpoint:
+        """Read a file; a vision transformer of torchvision gets timm's names."""
+        state = read_checkpoint(path)
+        if "conv_proj.weight" in state:
+            state = {_timm_name(name): value for name, value in state.items()}
+        return cls(str(path), *split_method(state))
+
+    @property
+    def head_classes(self) -> int | None:
+        """Number of classes of the head; None if there is no head."""
+        return next((len(self.model[f"{head}.weight"]) for head in HEADS if f"{head}.weight" in self.model), None)
+
+    def fresh_names(self, model: nn.Module) -> list[str]:
+        """Return the parameters of a model that are missing here or have another shape: those are initialised anew."""
+        shapes = {name: value.shape for name, value in (*self.model.items(), *self.method.items())}
+        return [name for name, parameter in model.named_parameters() if shapes.get(name) != parameter.shape]
+
+
+def _timm_name(name: str) -> str:
+    """Return timm's name of a tensor of torchvision's ViT.
+
+    >>> _timm_name("encoder.layers.encoder_layer_3.self_attention.in_proj_weight"), _timm_name("heads.head.bias")
+    ('blocks.3.attn.qkv.weight', 'head.bias')
+    """
+    for theirs, ours in _TORCHVISION.items():
+        name = re.sub(f"^{theirs}", ours, name)
+    return name
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file. Nothing in it is executed: safetensors, or torch.load with weights_only=True."""
+    if not path.is_file():
+        raise ValueError(f"checkpoint={str(path)!r} is not a file")
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"checkpoint={str(path)!r} cannot be read as safetensors: {error}") from error
+    try:
+        # DeiT's trainer, and the study's after it, save their arguments beside the weights.
+        with torch.serialization.safe_globals([Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # bytes that are no checkpoint fail in as many ways as there are bytes
+        raise ValueError(f"checkpoint={str(path)!r} cannot be read as plain tensors: {_why(error)}") from error
+    return _state_dict(content, path)
+
+
+def _why(error: Exception) -> str:
+    """Return what is wrong with a file. Torch's own message would advise to run the code in it."""
+    message = str(error)
+    if isinstance(error, OSError):
+        return message
+    if blocked := _BLOCKED.search(message):
+        return f"it holds {blocked[1]} besides, which could run code when read; save the state dict alone"
+    if "TorchScript" in message:
+        return "it is a TorchScript program; save the state dict alone"
+    return "it is not a whole file of tensors as torch.save writes them"
+
+
+def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+    """Return the state dict in what training scripts save: itself, under a key, or with data-parallel names.
+
+    Averaged weights are taken where the file says that they are the better ones, as the study's files do.
+    """
+    if isinstance(content, Mapping) and content.get(_AVERAGE_IS_BETTER):
+        if not isinstance(content.get(_AVERAGE), Mapping):
+            raise ValueError(f"checkpoint={str(path)!r} says {_AVERAGE_IS_BETTER} but holds no {_AVERAGE}")
+        content = content[_AVERAGE]
+    for key in _NESTED_UNDER:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        found = f"keys {listed(list(content))}" if isinstance(content, Mapping) else type(content).__name__
+        raise ValueError(
+            f"checkpoint={str(path)!r} holds no state dict but {found}; accepted: names to tensors, "
+            f"as such or under {' or '.join(map(repr, _NESTED_UNDER))}"
+        )
+    parallel = bool(content) and all(name.startswith("module.") for name in content)
+    return {name.removeprefix("module.") if parallel else name: value for name, value in content.items()}
+
+
+def load_exactly(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    """Load a state dict whose names and shapes are exactly the model's; ValueError otherwise, before any change."""
+    own = model.state_dict()
+    if differences := _differences(own, state):
+        raise ValueError(f"checkpoint={source!r} does not fit {type(model).__name__}: {differences}")
+    model.load_state_dict(state)
+
+
+def split_method(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Split a state dict into the weights of the model and those of a learned method."""
+    learned = {name: value for name, value in state.items() if _OF_METHOD in name.split(".")}
+    return {name: value for name, value in state.items() if name not in learned}, learned
+
+
+def load_method(model: nn.Module, learned: Mapping[str, Tensor], source: str) -> None:
+    """Load the weights of the method applied to a model; a method that does not learn has none."""
+    _, own = split_method(model.state_dict())
+    if own and not learned:
+        raise ValueError(f"this method learns, and {source} holds no weights of it")
+    if own and (differences := _differences(own, learned)):
+        other = "weights of another method, or of this one at another keep rate"
+        raise ValueError(f"{source} holds {other}: {differences}")
+    model.load_state_dict({name: learned[name] for name in own}, strict=False)
+
+
+def _differences(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
+    """Describe how a state dict differs from the model's own; empty if names and shapes are the same."""
+    problems = {
+        "missing": [name for name in own if name not in state],
+        "unexpected": [name for name in state if name not in own],
+        "of another shape": [
+            f"{name} {tuple(state[name].shape)} where the model has {tuple(own[name].shape)}"
+            for name in own
+            if name in state and state[name].shape != own[name].shape
+        ],
+    }
+    return "; ".join(f"{what}: {listed(names)}" for what, names in problems.items() if names)
+
+
+def listed(names: Sequence[Any]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(str(name) for name in names[:_SHOWN]) + more
+
+
+def fingerprint(state: Mapping[str, Tensor]) -> str:
+    """Return a short hash of the names, shapes, dtypes and values of all weights."""
+    content = hashlib.sha256()
+    for name, value in state.items():
+        content.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()[:16]

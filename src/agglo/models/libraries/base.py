@@ -1,0 +1,177 @@
+"""The interface of a model library: how a model is built from a name, and which inputs it expects."""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from agglo.models.checkpoints import HEADS, Checkpoint
+from agglo.models.inputs import Inputs
+from agglo.models.zero_shot import Prompts
+
+# The head, and the norm before it: what a checkpoint may lack where a model gets a new head.
+_ENDS = (*(f"{head}." for head in HEADS), "norm.", "fc_norm.")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model as a person describes it.
+
+    Attributes:
+        name: As timm knows it, or with the library in front; see `agglo.models.opening`.
+        checkpoint: A .safetensors file or one of torch.save; its names and shapes must be exactly the model's. The
+            weights of a method may be there too and are left out (`checkpoints.load_method`).
+        pretrained: Take the published weights instead (downloads them). Names of folders, of models on the hub and
+            with a tag bring their weights by themselves.
+        image_size: (height, width); None is the model's own. Position embeddings are resampled after loading.
+        num_classes: Of the head; None is the checkpoint's, or else the model's own.
+        options: Further arguments of the model, by timm's names (drop_path_rate, global_pool, ...).
+        new_head: Initialise the head and final norm anew where the weights lack them or have others.
+        from_scratch: Random weights, even where the name brings some.
+        prompts: Make a zero-shot classifier of a model of images and texts. None is its image tower alone.
+    """
+
+    name: str
+    checkpoint: Path | None = None
+    pretrained: bool = False
+    image_size: tuple[int, int] | None = None
+    num_classes: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    new_head: bool = False
+    from_scratch: bool = False
+    prompts: Prompts | None = None
+
+    @property
+    def has_random_weights(self) -> bool:
+        from agglo.models.libraries import brings_weights
+
+        return self.checkpoint is None and not self.pretrained and (self.from_scratch or not brings_weights(self.name))
+
+    @property
+    def takes_own_weights(self) -> bool:
+        """Whether the weights are the ones published under this name."""
+        return self.checkpoint is None and not self.has_random_weights
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a built model that its library does not keep in it.
+
+    Attributes:
+        inputs: How images are prepared.
+        class_names: Of its logits; None if unknown.
+        num_pretrained_classes: Classes of its published weights; None if unknown.
+    """
+
+    inputs: Inputs
+    class_names: tuple[str, ...] | None = None
+    num_pretrained_classes: int | None = None
+
+
+class Library(ABC):
+    """A library of models.
+
+    Attributes:
+        prefixes: Of the names of its models; timm's plain names need none.
+        accepts: How its names are written, for messages.
+        package: The Python package of its classes.
+    """
+
+    prefixes: ClassVar[tuple[str, ...]]
+    accepts: ClassVar[str]
+    package: ClassVar[str]
+
+    @abstractmethod
+    def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
+        """Build the model of a name without its prefix, with weights; ValueError for what does not fit."""
+
+    def brings_weights(self, name: str) -> bool:
+        """Return whether the name stands for weights too."""
+        return False
+
+    @abstractmethod
+    def inputs(self, model: Any) -> Inputs:
+        """Return how images are prepared for one of the library's models, by its own configuration."""
+
+    def class_names(self, model: Any) -> list[str] | None:
+        """Return the names of a model's classes; None where its library does not say."""
+        return None
+
+    def num_pretrained_classes(self, model: Any) -> int | None:
+        """Return the number of classes of a model's published weights; None if unknown."""
+        known = known_of(model)
+        return None if known is None else known.num_pretrained_classes
+
+
+def known_of(model: Any) -> Known | None:
+    """Return what `remember` noted, or None."""
+    return getattr(model, "agglo_known", None)
+
+
+def remember(model: Any, known: Known) -> Any:
+    """Keep what is known of a model as its attribute, which copies take along; return the model."""
+    model.agglo_known = known
+    return model
+
+
+def with_own_head(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state dict with the model's own head and final norm where it lacks them or has others.
+
+    MAE's encoder has none, another number of classes another shape, another pooling another name.
+    """
+    own = model.state_dict()
+    ends = {name for name in (*own, *state) if name.startswith(_ENDS)}
+    differs = {name for name in ends if name not in own or name not in state or own[name].shape != state[name].shape}
+    kept = {name: value for name, value in state.items() if name not in differs}
+    return {**kept, **{name: own[name] for name in differs if name in own}}
+
+
+# By option: the setting of a training run that does without.
+OFF = {"drop_path_rate": "drop_path=0", "patch_drop_rate": "patch_drop_rates=[]", "global_pool": "global_pool=none"}
+
+
+def loads_as_head(name: str) -> bool:
+    """Return whether a weight may be initialised anew together with a new head."""
+    return name.startswith(_ENDS)
+
+
+def refuse_option(name: str, value: Any, owner: str) -> None:
+    """Raise ValueError for an option that models of a library or a config do not have, unless it is off."""
+    if value:
+        hint = f": {OFF[name]} leaves it out" if name in OFF else ""
+        raise ValueError(f"{name}={value!r}: {owner} has no such option{hint}")
+
+
+def require_name(spec: ModelSpec, name: str, known: Sequence[str], problem: str, lister: str) -> None:
+    """Raise ValueError with the nearest names unless a library knows the name.
+
+    Args:
+        spec: What was asked for.
+        name: Without its prefix.
+        known: All names of the library.
+        problem: Such as "is not known to timm".
+        lister: The call that lists all names.
+    """
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=3)
+        hint = f"; close to it: {', '.join(close)}" if close else f"; {lister} lists them"
+        raise ValueError(f"model={spec.name!r} {problem}{hint}")
+
+
+def require_tag(spec: ModelSpec, name: str, tag: str, known: Iterable[str]) -> None:
+    """Raise ValueError unless a library has weights of this tag for a model; no tag is fine."""
+    if tag and tag not in known:
+        raise ValueError(f"model={spec.name!r}: {name} has no weights {tag!r}; accepted: {', '.join(known) or 'none'}")
+
+
+def one_size(image_size: tuple[int, int], library: str) -> int:
+    """Return a square image size as one number."""
+    if image_size[0] != image_size[1]:
+        raise ValueError(f"image_size={image_size}: models of {library} take squares")
+    return image_size[0]

@@ -1,0 +1,96 @@
+"""timm's models: plain names, and timm's own spellings of models on the hub and in folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from agglo.checks import choice
+from agglo.embedded import FASHION_CLASSES
+from agglo.models.checkpoints import Checkpoint, load_exactly
+from agglo.models.inputs import Inputs
+from agglo.models.libraries.base import Library, ModelSpec, require_name, with_own_head
+
+OWN_SPELLINGS = ("hf-hub:", "hf_hub:", "local-dir:")  # whose rest is timm's to read
+
+
+class Timm(Library):
+    prefixes: ClassVar[tuple[str, ...]] = ("timm:", *OWN_SPELLINGS)
+    accepts: ClassVar[str] = "deit_tiny_patch16_224, hf-hub:timm/NAME, local-dir:PATH (timm)"
+    package: ClassVar[str] = "timm"
+
+    def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
+        import timm
+
+        import agglo.embedded.classifier  # noqa: F401 from here on timm knows the model that comes with agglo
+
+        if not name.startswith(OWN_SPELLINGS) and not timm.is_model(name):
+            others = "is not known to timm (other libraries: torchvision:NAME, open_clip:NAME, hf:PATH)"
+            require_name(spec, name, timm.list_models(), others, "timm.list_models()")
+        state = None if checkpoint is None else checkpoint.model
+        options = {} if state is None or spec.new_head else _options_of(state)
+        if spec.num_classes is not None:
+            options["num_classes"] = spec.num_classes
+        options.update(spec.options)
+        model: nn.Module = timm.create_model(name, pretrained=spec.takes_own_weights, **options)
+        if state is not None:
+            load_exactly(model, with_own_head(model, state) if spec.new_head else state, str(spec.checkpoint))
+        if spec.image_size is not None:
+            _resize(model, spec.image_size)
+        return model
+
+    def brings_weights(self, name: str) -> bool:
+        return name.startswith(OWN_SPELLINGS)
+
+    def inputs(self, model: Any) -> Inputs:
+        from timm.data import resolve_data_config
+
+        config = resolve_data_config({}, model=model)
+        choice("crop_mode", config.get("crop_mode", "center"), ("center", "squash"))
+        size = tuple(getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:])
+        return Inputs(
+            (int(size[0]), int(size[1])),
+            tuple(config["mean"]),
+            tuple(config["std"]),
+            interpolation=config["interpolation"],
+            crop=config["crop_pct"],
+            squash=config.get("crop_mode") == "squash",
+        )
+
+    def class_names(self, model: Any) -> list[str] | None:
+        """Return ImageNet's names where a model has as many classes as published."""
+        from timm.data import ImageNetInfo
+
+        import agglo.embedded.classifier as embedded
+
+        published = model.pretrained_cfg
+        if model.num_classes == published["num_classes"] and published["architecture"] == embedded.NAME:
+            return list(FASHION_CLASSES)
+        if model.num_classes == published["num_classes"] == 1000:
+            info = ImageNetInfo()
+            return [info.index_to_description(number).partition(",")[0] for number in range(1000)]
+        return None
+
+    def num_pretrained_classes(self, model: Any) -> int | None:
+        return int(model.pretrained_cfg["num_classes"])
+
+
+def _options_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the options of a vision transformer with these weights: classes, and whether patches are averaged."""
+    options: dict[str, Any] = {}
+    if "head.weight" in state and state["head.weight"].ndim == 2:
+        options["num_classes"] = len(state["head.weight"])
+    if "fc_norm.weight" in state and "norm.weight" not in state:
+        options["global_pool"] = "avg"
+    return options
+
+
+def _resize(model: Any, image_size: tuple[int, int]) -> None:
+    if not hasattr(model, "set_input_size"):
+        raise ValueError(f"{type(model).__name__} has a fixed image size; image_size={image_size} cannot be set")
+    patch = model.patch_embed.patch_size
+    if any(side < 1 or side % p for side, p in zip(image_size, patch, strict=True)):
+        raise ValueError(f"image_size={image_size} must be multiples of the patch size {tuple(patch)}")
+    model.set_input_size(img_size=image_size)

@@ -1,0 +1,295 @@
+"""transformers' models: `hf:PATH`, a folder that `save_pretrained` wrote, or `hf:ORG/NAME` on the hub."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from agglo.models.checkpoints import HEADS, Checkpoint, listed, load_exactly
+from agglo.models.inputs import Inputs, crop_of, evaluation_transform
+from agglo.models.libraries.base import Known, Library, ModelSpec, loads_as_head, refuse_option, remember, with_own_head
+from agglo.models.libraries.heads import class_count
+from agglo.models.zero_shot import is_contrastive, zero_shot
+
+_INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # as PIL numbers them
+_PROBE = (150, 101)  # pixels wide and high of the image that proves it, in hundredths of the image size
+# How far pixels may be off, of 255 levels: transformers resizes tensors where timm resizes PIL images.
+_TOLERATED = 3.0
+_TOWER = "vision_model."  # of a model of images and texts
+
+
+class Transformers(Library):
+    prefixes: ClassVar[tuple[str, ...]] = ("hf:",)
+    accepts: ClassVar[str] = "hf:PATH, hf:google/vit-base-patch16-224 (transformers)"
+    package: ClassVar[str] = "transformers"
+
+    def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
+        config = _config(name, spec)
+        if spec.prompts is not None:
+            return _by_prompts(name, config, spec, checkpoint)
+        num_pretrained_classes = config.num_labels if _is_classifier(config) else None
+        options = {key: value for key, value in spec.options.items() if value}
+        for option, value in options.items():
+            if not hasattr(config, option):
+                refuse_option(option, value, type(config).__name__)
+            setattr(config, option, value)
+        model = _with_weights(name, config, spec, checkpoint)
+        names = _label_names(config) if class_count(model) else None
+        known = Known(_inputs(name, config, spec), names, num_pretrained_classes if spec.takes_own_weights else None)
+        return remember(model, known)
+
+    def brings_weights(self, name: str) -> bool:
+        return True
+
+    def inputs(self, model: Any) -> Inputs:
+        return inputs_of(getattr(model, "name_or_path", ""), model.config)
+
+    def class_names(self, model: Any) -> list[str] | None:
+        names = _label_names(model.config)
+        return None if names is None else list(names)
+
+
+def _config(name: str, spec: ModelSpec) -> Any:
+    from transformers import AutoConfig
+
+    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+    folder = Path(name).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ValueError(f"model={spec.name!r}: the folder holds no config.json, as save_pretrained writes it")
+    if looks_like_path and not folder.is_dir():
+        raise ValueError(f"model={spec.name!r} is not a folder")
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"model={spec.name!r} is neither a folder of transformers nor can it be had from the hub: {reason}"
+        ) from error
+    if config.model_type == "timm_wrapper":
+        raise ValueError(f"model={spec.name!r} is timm's: write {'local-dir' if folder.is_dir() else 'hf-hub'}:{name}")
+    return config
+
+
+def _inputs(name: str, config: Any, spec: ModelSpec) -> Inputs:
+    inputs = inputs_of(name, config)
+    return inputs if spec.image_size is None else replace(inputs, image_size=spec.image_size)
+
+
+def _is_classifier(config: Any) -> bool:
+    return any("ForImageClassification" in name for name in config.architectures or ())
+
+
+def _label_names(config: Any) -> tuple[str, ...] | None:
+    """Return the names of the labels; None where they are transformers' numbered defaults."""
+    names = [config.id2label[number] for number in sorted(config.id2label)]
+    return None if all(name == f"LABEL_{number}" for number, name in enumerate(names)) else tuple(names)
+
+
+def _with_weights(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
+    """Build a classifier where the model has a head or is to get one, otherwise the base model.
+
+    Of a model of images and texts, the base model is the image tower.
+    """
+    from transformers import AutoModel, AutoModelForImageClassification
+
+    head = None if checkpoint is None or spec.new_head else checkpoint.head_classes
+    classes = spec.num_classes or head
+    kind = AutoModelForImageClassification if classes or spec.new_head or _is_classifier(config) else AutoModel
+    if classes is not None and classes != config.num_labels:
+        config.num_labels = classes
+    model = _published(kind, name, config, spec) if spec.takes_own_weights else kind.from_config(config)
+    state = None if checkpoint is None else dict(checkpoint.model)
+    if kind is AutoModel and hasattr(model, "get_image_features"):
+        model = model.vision_model
+        of_tower = {} if state is None else {key: value for key, value in state.items() if key.startswith(_TOWER)}
+        if len(of_tower) < len(state or ()) and of_tower:  # a checkpoint of the whole model, texts too
+            state = {key.removeprefix(_TOWER): value for key, value in of_tower.items()}
+    if state is not None:
+        load_exactly(model, with_own_head(model, state) if spec.new_head else state, str(spec.checkpoint))
+    found: nn.Module = model if spec.image_size is None else resized(model, spec.image_size)
+    return found
+
+
+def _published(kind: Any, name: str, config: Any, spec: ModelSpec) -> Any:
+    """Load the published weights; raise for missing ones, which transformers would initialise at random."""
+    model, loading = kind.from_pretrained(
+        name,
+        config=config,
+        dtype=torch.float32,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )
+    missing = [*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])]
+    if spec.new_head:
+        missing = [key for key in missing if not loads_as_head(key)]
+    elif missing and all(key.startswith("pooler.") for key in missing):
+        model.pooler = None  # what many towers were trained without
+        missing = []
+    if missing:
+        of_head = all(key.startswith(tuple(f"{head}." for head in HEADS)) for key in missing)
+        hint = ": its head is of other classes" if of_head else ""
+        raise ValueError(f"model={spec.name!r} has no fitting weights for {listed(sorted(missing))}{hint}")
+    return model
+
+
+def _by_prompts(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
+    from transformers import AutoModel, AutoTokenizer
+
+    assert spec.prompts is not None and spec.prompts.class_names is not None
+    refusal = f"model={spec.name!r}: a {config.model_type} does not compare images with texts, as zero-shot needs"
+    if not hasattr(config, "text_config"):
+        raise ValueError(refusal)
+    model: Any = _published(AutoModel, name, config, spec) if spec.takes_own_weights else AutoModel.from_config(config)
+    if not is_contrastive(model):
+        raise ValueError(refusal)
+    if checkpoint is not None:
+        load_exactly(model, checkpoint.model, str(spec.checkpoint))
+    model = model if spec.image_size is None else resized(model, spec.image_size)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"model={spec.name!r} brings no tokenizer for its prompts: {reason}") from error
+    found = zero_shot(model, tokenizer, spec.prompts.class_names, spec.prompts.templates)
+    return remember(found, Known(_inputs(name, config, spec), spec.prompts.class_names))
+
+
+def inputs_of(path: str, config: Any) -> Inputs:
+    """Return what the image processor of a folder or a name on the hub does.
+
+    Without one it is the default of the model's type at the model's size, with a warning.
+
+    Raises:
+        ValueError: The processor does something else, found out by running it.
+    """
+    processor = _processor(path, config)
+    inputs = _read(processor.to_dict(), type(processor).__name__)
+    _require_alike(processor, inputs)
+    return inputs
+
+
+def _processor(path: str, config: Any) -> Any:
+    from transformers import AutoImageProcessor
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
+
+    folder = Path(path).expanduser()
+    names = ("preprocessor_config.json", "processor_config.json")
+    if path and not (folder.is_dir() and not any((folder / name).is_file() for name in names)):
+        try:
+            return AutoImageProcessor.from_pretrained(path)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"the image processor of {path!r} cannot be read: {' '.join(str(error).split())}"
+            ) from error
+    try:
+        known = IMAGE_PROCESSOR_MAPPING[type(config)]
+    except KeyError:
+        raise ValueError(
+            f"{path or type(config).__name__!r} does not say how images are prepared, and transformers knows "
+            f"no image processor for {config.model_type}: save one beside it (processor.save_pretrained)"
+        ) from None
+    kind = known["torchvision"] if isinstance(known, Mapping) else known[-1] or known[0]
+    side = _side(config)
+    default = kind()
+    size = {"shortest_edge": side} if "shortest_edge" in default.size else {"height": side, "width": side}
+    where = f"{path} holds no preprocessor_config.json" if path else "the model has no folder"
+    warnings.warn(f"{where}: images are prepared as {kind.__name__} does by default, at {side} pixels", stacklevel=2)
+    return kind(size=size, crop_size={"height": side, "width": side})
+
+
+def _side(config: Any) -> int:
+    size = getattr(config, "image_size", None) or getattr(getattr(config, "vision_config", None), "image_size", None)
+    if size is None:
+        raise ValueError(f"{type(config).__name__} has no image_size")
+    return int(size if isinstance(size, int) else size[0])
+
+
+def _read(given: Mapping[str, Any], kind: str) -> Inputs:
+    size, crop = given.get("size") or {}, given.get("crop_size") or {}
+    short = size.get("shortest_edge")
+    resized = (short, short) if short is not None else (size.get("height"), size.get("width"))
+    if not given.get("do_resize", True) or None in resized:
+        raise ValueError(f"{kind} does not resize images to one size (size={dict(size)}), so batches cannot be made")
+    final = (crop.get("height"), crop.get("width")) if given.get("do_center_crop") else resized
+    if None in final:
+        final = (crop.get("shortest_edge"),) * 2
+    sides = [(int(a), int(b)) for a, b in zip(final, resized, strict=True)]  # type: ignore[arg-type]
+    fractions = {crop_of(a, b) for a, b in sides}
+    if len(fractions) > 1:
+        raise ValueError(f"{kind} resizes to {resized} and crops to {final}, in other proportions")
+    # Pixels are scaled by 1/255 here; another factor is the same as another mean and deviation.
+    factor = 255 * given.get("rescale_factor", 1 / 255) if given.get("do_rescale", True) else 255.0
+    mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    if given.get("do_normalize", True):
+        mean, std = tuple(given["image_mean"]), tuple(given["image_std"])
+    return Inputs(
+        (sides[0][0], sides[1][0]),
+        tuple(value / factor for value in mean),
+        tuple(value / factor for value in std),
+        interpolation=_INTERPOLATION[int(given.get("resample", 2))],
+        crop=fractions.pop(),
+        squash=short is None,
+    )
+
+
+def _require_alike(processor: Any, inputs: Inputs) -> None:
+    """Raise ValueError unless a smooth image comes out as the processor has it."""
+    from PIL import Image
+
+    width, height = (inputs.image_size[0] * part // 100 + 1 for part in _PROBE)
+    across = torch.linspace(0, 3, width).expand(height, width)
+    down = torch.linspace(0, 2, height)[:, None].expand(height, width)
+    waves = torch.stack([(across + down).sin(), (across * down).cos(), (across - 2 * down).sin()], dim=-1)
+    image = Image.fromarray((127.5 + 127 * waves).round().to(torch.uint8).numpy())
+    expected = torch.as_tensor(processor(images=image, return_tensors="pt")["pixel_values"])[0]
+    found = evaluation_transform(inputs)(image)
+    std = torch.tensor(inputs.std).view(-1, 1, 1)
+    unknown = f"{type(processor).__name__} prepares images in a way that agglo does not know"
+    if expected.shape != found.shape:
+        raise ValueError(f"{unknown}: {tuple(expected.shape)} where {tuple(found.shape)} was expected")
+    # Where an odd number of pixels is cropped, libraries differ in the side that loses one more.
+    shifted = (found.roll(shift, (1, 2)) for shift in product((0, -1, 1), repeat=2))
+    off = min(float(((expected - each) * std * 255)[:, 1:-1, 1:-1].abs().max()) for each in shifted)
+    if off > _TOLERATED:
+        raise ValueError(f"{unknown}: pixels are off by up to {off:.1f} of 255")
+
+
+@torch.no_grad()
+def resized(model: Any, image_size: tuple[int, int]) -> nn.Module:
+    """Return a model of the same weights for squares of another size; ValueError where that is impossible."""
+    if image_size[0] != image_size[1]:
+        raise ValueError(f"image_size={image_size}: models of transformers take squares")
+    side, config = image_size[0], deepcopy(model.config)
+    vision = getattr(config, "vision_config", config)
+    patch = getattr(vision, "patch_size", None)
+    if patch is None or not hasattr(vision, "image_size"):
+        raise ValueError(f"{type(model).__name__} has no image size that could be set to {side}")
+    if side % (patch if isinstance(patch, int) else patch[0]):
+        raise ValueError(f"image_size={image_size} must be multiples of the patch size {patch}")
+    vision.image_size = side
+    other: nn.Module = type(model)(config)
+    state, wanted = dict(model.state_dict()), other.state_dict()
+    for name, value in wanted.items():
+        if value.shape != state[name].shape:
+            blank = torch.zeros(1, *value.shape[-2:])  # of which only the shape counts
+            state[name] = _embeddings(model, name).interpolate_pos_encoding(blank, side, side).reshape(value.shape)
+    other.load_state_dict(state)
+    return other
+
+
+def _embeddings(model: nn.Module, name: str) -> Any:
+    """Return the module that can resample a position embedding."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, -1, -1):
+        module = model.get_submodule(".".join(parts[:end]))
+        if hasattr(module, "interpolate_pos_encoding"):
+            return module
+    raise ValueError(f"{type(model).__name__} cannot resample {name} for another image size")

@@ -1,0 +1,177 @@
+"""Classifiers without training: a model of images and texts, and a prompt for each class.
+
+The logits of an image are those of the library's own model, image against text, where every class has one text. With
+several templates a class is the mean of its texts' normalised embeddings, normalised again (as CLIP's authors do it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from agglo.utils.progress import progress
+
+TEMPLATE = "a photo of a {}."
+OPENAI = "openai"  # the word for the names and templates that open_clip has of CLIP's authors
+_TEXTS = 256  # embedded at a time
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts. class_names: in the order of the labels; None is those of the data. templates: with {} for the name."""
+
+    class_names: tuple[str, ...] | None = None
+    templates: tuple[str, ...] = (TEMPLATE,)
+
+    def __post_init__(self) -> None:
+        if not self.templates:
+            raise ValueError(f"templates={self.templates} are none; one such as {TEMPLATE!r} is needed")
+        for template in self.templates:
+            if template.count("{}") != 1:
+                raise ValueError(f"template={template!r} needs one {{}} where the name of a class goes")
+        if self.class_names is not None and not (self.class_names and all(name.strip() for name in self.class_names)):
+            raise ValueError("class names are missing: every class needs one")
+
+
+def read_prompts(class_names: str | None, templates: str | None) -> Prompts:
+    """Read prompts from text files, one per line; "openai" is open_clip's list of CLIP's own for ImageNet."""
+    given: dict[str, Any] = {}
+    if class_names is not None:
+        given["class_names"] = _openai("IMAGENET_CLASSNAMES") if class_names == OPENAI else _lines(class_names)
+    if templates is not None:
+        given["templates"] = _openai("OPENAI_IMAGENET_TEMPLATES") if templates == OPENAI else _lines(templates)
+    return Prompts(**given)
+
+
+def _openai(name: str) -> tuple[str, ...]:
+    import open_clip
+
+    # open_clip's templates are functions.
+    return tuple(entry if isinstance(entry, str) else entry("{}") for entry in getattr(open_clip, name))
+
+
+def _lines(path: str) -> tuple[str, ...]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path!r} is not a text file with one line for each: {error}") from error
+    lines = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if not lines:
+        raise ValueError(f"{path!r} is empty: one line for each is needed")
+    return lines
+
+
+def imagenet_names() -> list[str]:
+    """Return the names of ImageNet-1K's classes as the paper prompts them: all synonyms, the two cranes told apart."""
+    return files("agglo.models").joinpath("imagenet_names.txt").read_text(encoding="utf-8").splitlines()
+
+
+class ZeroShot(nn.Module):
+    """A classifier of images (B, 3, H, W) by their similarity to class embeddings: logits (B, classes).
+
+    Args:
+        model: Of images and texts; its text tower is not run any more.
+        embeddings: (classes, C), normalised.
+    """
+
+    def __init__(self, model: nn.Module, embeddings: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.num_classes = len(embeddings)
+        self.embeddings: Tensor
+        self.register_buffer("embeddings", embeddings)
+
+    def forward(self, images: Tensor) -> Tensor:
+        model: Any = self.model
+        found = F.normalize(_image_features(model, images), dim=-1)
+        logits = model.logit_scale.exp() * found @ self.embeddings.T
+        bias = getattr(model, "logit_bias", None)
+        return logits if bias is None else logits + bias
+
+
+def zero_shot(
+    model: nn.Module,
+    tokenizer: Any,
+    class_names: Sequence[str],
+    templates: Sequence[str] = (TEMPLATE,),
+    *,
+    quiet: bool = False,
+) -> ZeroShot:
+    """Make a classifier of a model of images and texts (open_clip's, or CLIP, SigLIP and the like of transformers).
+
+    `agglo.apply`, `agglo.lab.evaluate` and `agglo.tune` accept it.
+
+    Args:
+        model: Of images and texts.
+        tokenizer: `open_clip.get_tokenizer(name)`, or `transformers.AutoTokenizer.from_pretrained(path)`.
+        class_names: In the order of the labels.
+        templates: Prompts with {} for the class name; their embeddings are averaged.
+        quiet: Show no progress.
+
+    >>> import open_clip
+    >>> from open_clip.model import CLIP
+    >>> vision = {"image_size": 32, "patch_size": 8, "layers": 4, "width": 64}
+    >>> clip = CLIP(embed_dim=16, vision_cfg=vision, text_cfg={"width": 64, "heads": 2, "layers": 1})
+    >>> classifier = agglo.lab.zero_shot(clip, open_clip.get_tokenizer("ViT-B-32"), ["cat", "dog"])
+    >>> agglo.apply(classifier, keep_rate=0.5)(torch.rand(3, 3, 32, 32)).shape
+    torch.Size([3, 2])
+    """
+    prompts = Prompts(tuple(class_names), tuple(templates))
+    if not is_contrastive(model):
+        raise ValueError(f"{type(model).__name__} does not compare images with texts: a CLIP-like model is needed")
+    assert prompts.class_names is not None
+    texts = [template.format(name) for name in prompts.class_names for template in prompts.templates]
+    found: list[Tensor] = []
+    was_training = model.training
+    model.eval()
+    starts = range(0, len(texts), _TEXTS)
+    quiet = quiet or len(starts) == 1
+    with torch.inference_mode(), progress(len(starts), "prompts", every_seconds=10, quiet=quiet) as advance:
+        for start in starts:
+            some = texts[start : start + _TEXTS]
+            found.append(F.normalize(_text_features(model, tokenizer, some), dim=-1))
+            advance(f"{len(some)} texts")
+    model.train(was_training)
+    each = torch.cat(found).unflatten(0, (len(prompts.class_names), len(prompts.templates))).mean(dim=1)
+    return ZeroShot(model, F.normalize(each, dim=-1).clone())
+
+
+def is_contrastive(model: Any) -> bool:
+    """Return whether a model embeds images and texts."""
+    return any(all(hasattr(model, name) for name in names) for names in _CONTRASTIVE) and hasattr(model, "logit_scale")
+
+
+_CONTRASTIVE = (("encode_image", "encode_text"), ("get_image_features", "get_text_features"))
+
+
+def _image_features(model: Any, images: Tensor) -> Tensor:
+    if hasattr(model, "encode_image"):
+        found: Tensor = model.encode_image(images)
+        return found
+    return _pooled(model.get_image_features(pixel_values=images))
+
+
+def _text_features(model: Any, tokenizer: Any, texts: list[str]) -> Tensor:
+    device = next(model.parameters()).device
+    if hasattr(model, "encode_text"):
+        found: Tensor = model.encode_text(tokenizer(texts).to(device))
+        return found
+    config = model.config
+    longest = getattr(config.text_config, "max_position_embeddings", None)
+    # SigLIP was trained on texts that are padded to the full length, and sees the padding.
+    padding: Any = "max_length" if config.model_type.startswith("siglip") else True
+    tokens = tokenizer(texts, padding=padding, truncation=True, max_length=longest, return_tensors="pt")
+    return _pooled(model.get_text_features(**tokens.to(device)))
+
+
+def _pooled(answer: Any) -> Tensor:
+    """Return the embedding, which transformers gives itself or as `pooler_output`."""
+    found: Tensor = answer if isinstance(answer, Tensor) else answer.pooler_output
+    return found

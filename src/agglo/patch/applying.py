@@ -1,0 +1,201 @@
+"""`apply` and `remove`, dispatched by the kind of model: a tower, a vision-language model, or a diffusion model."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any, TypeVar, cast
+
+from torch import nn
+
+from agglo import tuned as tuned_results
+from agglo.checks import flag
+from agglo.config import DEFAULTS, DIFFUSION_FIELDS, ReductionConfig, config_for
+from agglo.hosts import diffusers, vlm
+from agglo.hosts.common.swap import CHANGING, install, require_no_override, uninstall
+from agglo.hosts.registry import applied_modules
+from agglo.methods import Method
+from agglo.patch.towers import apply_to_tower
+from agglo.text import parse_call
+
+M = TypeVar("M")
+P = TypeVar("P")
+
+
+def apply(
+    model: M,
+    method: str | Method | ReductionConfig = "atc",
+    *,
+    tuned: str | PathLike[str] | None = None,
+    tower: str | nn.Module | None = None,
+    probe: bool = True,
+    **arguments: Any,
+) -> M:
+    """Make a vision transformer faster by reducing its tokens as it runs. In place; `agglo.remove` undoes it.
+
+    What matters:
+        method: "atc" (default), the name of another method that `agglo.list_methods()` lists, a `Method`, or a whole
+            `ReductionConfig`.
+        keep_rate: fraction of patch tokens that stays at each stage, in (0, 1]; a list gives one per stage. Or one of
+            `schedule` and `threshold`.
+        linkage (atc): "average", "single" or "complete".
+
+    To tinker with:
+        Every field of `ReductionConfig` and every option of the method, by its name: `apply(model, keep_rate=0.5,
+        linkage="single")` is `apply(model, ReductionConfig(keep_rate=0.5, options={"linkage": "single"}))`.
+
+    Args:
+        model: A vision transformer, a model that holds one, or a model or pipeline of diffusers.
+        method: See above.
+        tuned: In place of everything else: a file that `agglo.tune` wrote, or the name of a ready-made result.
+        tower: The submodule to reduce (or its name), for models with several.
+        probe: Before anything changes, run one block of each kind both as the library does and in parts, on a small
+            random input, and raise UnsupportedModelError if the two differ. Done once per kind; False leaves it out.
+        arguments: Fields of `ReductionConfig` and options of the method.
+
+    Outputs keep their shapes and token order, unless `output` says otherwise. An earlier `apply` is replaced; forward
+    passes that run in other threads meanwhile go on with it to their end. Returns the model.
+
+    A method that learns brings parameters (`agglo_method.*` in the state dict). Apply it before an optimiser is made,
+    which would not know of them, and before DistributedDataParallel or FSDP wraps the model. Applied again by its name,
+    with the same options, it keeps what it learned if all shapes are the same (dynamicvit at another keep rate), and
+    starts anew with a warning if not (sit at another keep rate). An instance works in one model at a time.
+
+    >>> import timm
+    >>> model = agglo.apply(timm.create_model("deit_tiny_patch16_224"), keep_rate=0.5)
+    >>> agglo.report(model).counts
+    [196, 196, 196, 98, 98, 98, 49, 49, 49, 24, 24, 24]
+    """
+    flag("probe", probe)
+    config = _config(method, tuned, arguments)
+    chosen = method if isinstance(method, Method) else config.create_method()
+    if diffusers.is_diffusion(model):
+        if tower is not None:
+            raise ValueError(f"tower={tower!r} is for classifiers; of a diffusion model all denoisers are reduced")
+        diffusers.apply(model, config, chosen)
+        return model
+    _require_no_diffusion(config, chosen)
+    whole = cast(nn.Module, model)
+    if config.output in ("merged_late", "smaller_image"):
+        if tower is not None:
+            raise ValueError(f"tower={tower!r} is for a tower that runs reduced; with {config.output!r} it runs whole")
+        _apply_late(whole, config, chosen)
+    else:
+        apply_to_tower(whole, config, chosen, tower=tower, probe=probe, by_name=not isinstance(method, Method))
+    return model
+
+
+def _config(method: str | Method | ReductionConfig, tuned: Any, arguments: dict[str, Any]) -> ReductionConfig:
+    if tuned is not None:
+        output = arguments.pop("output", None)
+        if method != "atc" or arguments:
+            beside = (
+                f"{next(iter(arguments))}={next(iter(arguments.values()))!r}" if arguments else f"method={method!r}"
+            )
+            raise ValueError(f"tuned={tuned!r} says it all; {beside} does not go with it")
+        found = tuned_results.config(tuned)
+        return found if output is None else ReductionConfig.of(found.method, **{**found.given(), "output": output})
+    if isinstance(method, ReductionConfig):
+        if arguments:
+            raise ValueError(
+                f"{next(iter(arguments))!r} is given beside a config; dataclasses.replace(config, ...) changes one"
+            )
+        return method
+    if isinstance(method, Method):
+        return config_for(method, **arguments)
+    if not isinstance(method, str):
+        raise ValueError(f"method={method!r} must be a method's name, a Method or a ReductionConfig")
+    name, values, written = parse_call(method)
+    if values or written.keys() & arguments.keys():
+        raise ValueError(f"method={method!r}: write name:key=value, and give each key once")
+    return ReductionConfig.of(name, **written, **arguments)
+
+
+def _require_no_diffusion(config: ReductionConfig, method: Method) -> None:
+    if method.for_diffusion:
+        raise ValueError(f"method={method.name!r} is for diffusion models; for others use 'tome' or 'atc'")
+    for name in DIFFUSION_FIELDS:
+        if getattr(config, name) != DEFAULTS[name]:
+            raise ValueError(f"{name}={getattr(config, name)!r} is for diffusion models")
+
+
+def _apply_late(model: nn.Module, config: ReductionConfig, method: Method) -> None:
+    """Merge the tokens of a vision-language model between its tower, which runs whole, and its language model."""
+    module, family = vlm.find(model, config.output)
+    reduction = vlm.late_reduction(module, family, config, method)
+    with CHANGING:
+        require_no_override(module, family.mixin)
+        for former in applied_modules(model):
+            uninstall(former)
+        install(module, family.mixin, reduction)
+
+
+def image_tokens(model: nn.Module, dense: int | None = None) -> int:
+    """How many tokens an image takes in the prompt of a reduced vision-language model: known before it is seen.
+
+    dense: how many it takes without reduction, for models whose images differ in size (Qwen-VL). Where an image is
+    cut into tiles, the number is that of one tile.
+
+    >>> from transformers import LlavaConfig, LlavaForConditionalGeneration
+    >>> small = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> vision = {"model_type": "clip_vision_model", "image_size": 64, "patch_size": 8, **small}
+    >>> config = LlavaConfig(vision_config=vision, text_config={"model_type": "llama", "vocab_size": 99, **small})
+    >>> model = LlavaForConditionalGeneration(config)
+    >>> model = agglo.apply(model, keep_rate=0.25, output="merged_late")
+    >>> agglo.image_tokens(model)  # of 64
+    16
+    """
+    return vlm.image_tokens(model, dense)
+
+
+def adapt_processor(processor: P, model: nn.Module) -> P:
+    """Let a processor of transformers write as many placeholders for each image as the model now takes. In place.
+
+    Call it again after every other `apply`. With a model that is not reduced, the processor is as it was; so it is
+    after `agglo.remove(processor)`. What `save_pretrained` writes is the processor as it was. Returns the processor.
+
+    >>> from transformers import LlavaConfig, LlavaForConditionalGeneration
+    >>> small = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> vision = {"model_type": "clip_vision_model", "image_size": 64, "patch_size": 8, **small}
+    >>> config = LlavaConfig(vision_config=vision, text_config={"model_type": "llama", "vocab_size": 99, **small})
+    >>> model = LlavaForConditionalGeneration(config)
+    >>> model = agglo.apply(model, keep_rate=0.25, output="merged_late")
+    >>> from tokenizers import Tokenizer, models, pre_tokenizers
+    >>> from transformers import CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
+    >>> words = Tokenizer(models.WordLevel({"<image>": 0, "what": 1}, unk_token="what"))
+    >>> words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, additional_special_tokens=["<image>"])
+    >>> square = {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}
+    >>> processor = LlavaProcessor(CLIPImageProcessor(**square), tokenizer, patch_size=8, image_token="<image>",
+    ...     vision_feature_select_strategy="default", num_additional_image_tokens=1)
+    >>> processor = agglo.adapt_processor(processor, model)
+    >>> prompt = processor(images=torch.zeros(3, 64, 64), text="<image> what", return_tensors="pt")
+    >>> int((prompt["input_ids"] == 0).sum())
+    16
+    """
+    vlm.adapted(processor, model)
+    return processor
+
+
+def remove(model: M) -> M:
+    """Take every reduction out of a model again: it is exactly as it was.
+
+    Returns the model. (A processor that `adapt_processor` changed is taken too.).
+
+    Forward passes that run in other threads meanwhile go on reduced to their end. What a method has learned goes with
+    it: save the state dict first, or keep the instance, which can be applied again.
+
+    >>> import timm
+    >>> model = agglo.apply(timm.create_model("test_vit"), keep_rate=0.5)
+    >>> print(agglo.report(agglo.remove(model)))
+    None
+    """
+    with CHANGING:
+        if diffusers.is_diffusion(model):
+            diffusers.remove(model)
+            return model
+        if isinstance(model, vlm.AdaptedProcessor):
+            vlm.restored(model)
+            return model
+        for module in applied_modules(cast(nn.Module, model)):
+            uninstall(module)
+    return model

@@ -1,0 +1,193 @@
+"""report and trace: what is applied to a model, and what its passes merge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from agglo.config import ReductionConfig
+from agglo.hosts import diffusers, vlm
+from agglo.hosts.common.base import Layout
+from agglo.hosts.common.swap import Applied, UnsupportedModelError
+from agglo.hosts.registry import applied_modules, applied_towers, find_tower
+from agglo.methods.base import Varies, square
+from agglo.tracing import Trace, listening
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is applied to a model.
+
+    config: what was asked for. method, schedule: the Python that makes them.
+    counts: patch tokens really left after each block; None where a threshold makes them differ from image to image.
+    varies: "no"; "at_most" where images may keep fewer than the counts; "about" where they may keep more or fewer.
+    returning: whether counts are of tokens that a block processes, while the others pass it by and are not lost.
+    prefix: tokens in front that are never merged.
+    gflops_before, gflops_after: multiply-adds of one image, in 1e9; of a diffusion model those of self-attention.
+    levels: of a diffusion model, whose counts are of its self-attentions: tokens and groups at each resolution.
+    image_tokens: that an image takes in a language model's prompt, without reduction and with it; None where that is
+        the same, or depends on the image's size.
+
+    >>> import timm
+    >>> found = agglo.report(agglo.apply(timm.create_model("deit_tiny_patch16_224"), keep_rate=0.5))
+    >>> found.n_tokens, found.prefix, f"{found.gflops_before:.2f} -> {found.gflops_after:.2f} GFLOPs"
+    (196, 1, '1.25 -> 0.62 GFLOPs')
+    """
+
+    config: ReductionConfig
+    method: str
+    schedule: str
+    n_tokens: int
+    prefix: int
+    counts: list[int] | None
+    gflops_before: float
+    gflops_after: float | None
+    varies: Varies = "no"
+    returning: bool = False
+    levels: tuple[diffusers.Level, ...] = ()
+    image_tokens: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        leaving = "" if self.image_tokens is None else ", {} -> {} image tokens".format(*self.image_tokens)
+        return self._described() + leaving
+
+    def _described(self) -> str:
+        if self.levels:
+            return (
+                f"{self.method}, {self.schedule}: {'; '.join(map(str, self.levels))} tokens, self-attention "
+                f"{self.gflops_before:.2f} -> {self.gflops_after:.2f} GFLOPs"
+            )
+        if self.image_tokens is not None and self.counts is None:
+            return f"{self.method}, {self.schedule}: the tower runs whole"
+        if self.counts is None or self.gflops_after is None:
+            return f"{self.method}, {self.schedule}: {self.n_tokens} patch tokens, counts differ from image to image"
+        bound = "" if self.varies == "no" else f"{self.varies} ".replace("_", " ")
+        return (
+            f"{self.method}, {self.schedule}: {self.n_tokens} -> {bound}{self.counts[-1]} "
+            f"patch tokens{' processed' if self.returning else ''} {self.counts}, "
+            f"{self.gflops_before:.2f} -> {self.gflops_after:.2f} GFLOPs"
+        )
+
+
+def report(model: Any, n_tokens: int | None = None) -> Report | None:
+    """What is applied to a model now, for its own input size or n_tokens patch tokens; None if nothing is.
+
+    Of a diffusion model n_tokens are those of its finest resolution.
+
+    >>> import timm
+    >>> model = agglo.apply(timm.create_model("deit_tiny_patch16_224"), schedule="linear:8")
+    >>> agglo.report(model).counts[-1], agglo.report(model, n_tokens=400).counts[-1]
+    (105, 309)
+    """
+    if diffusers.is_diffusion(model):
+        return _diffusion_reduction(model, n_tokens)
+    towers = applied_towers(model)
+    reduction = next((vlm.vlm_reduction_of(module) for module in vlm.reduced_vlms(model)), None)
+    if not towers and reduction is not None:
+        return _late_reduction(model, reduction)
+    if not towers:
+        return None
+    module, host = towers[0]
+    applied: Applied | None = getattr(host.loop(module), "agglo_applied", None)
+    if applied is None:  # removed meanwhile, by another thread
+        return None
+    layout, plan, method = host.layout(module), applied.plan, applied.method
+    n_tokens = layout.patches if n_tokens is None else n_tokens
+    grid = layout.grid if n_tokens == layout.patches or layout.grid is None else square(n_tokens)
+    known = plan.schedule is not None
+    counts = plan.counts(method, n_tokens, layout.depth, grid) if known else None
+    before_block = plan.acts_before_block(method)
+    n_front = plan.front(method, plan.targets(method, n_tokens, layout.depth, grid)[-1])
+    return Report(
+        config=applied.config,
+        method=repr(method),
+        schedule=repr(plan.schedule) if known else f"threshold {plan.threshold}",
+        n_tokens=n_tokens,
+        prefix=layout.prefix,
+        counts=counts,
+        gflops_before=layout.gflops([n_tokens] * layout.depth, n_tokens),
+        gflops_after=None if counts is None else layout.gflops(counts, n_tokens, before_block, n_front),
+        varies=method.varies,
+        returning=method.tokens_return != "never",
+        image_tokens=_image_tokens(reduction),
+    )
+
+
+def _image_tokens(reduction: vlm.VLMReduction | None) -> tuple[int, int] | None:
+    return None if reduction is None or reduction.dense is None else (reduction.dense, reduction.count())
+
+
+def _late_reduction(model: nn.Module, reduction: vlm.VLMReduction) -> Report:
+    """Of a model whose tower runs whole."""
+    try:
+        module, host = find_tower(model)
+        layout: Layout | None = host.layout(module)
+    except (UnsupportedModelError, ValueError):  # the tower need be none that agglo knows
+        layout = None
+    by = repr(reduction.method) if reduction.shrink is None else "smaller image"
+    schedule, leaving = repr(reduction.plan.schedule), _image_tokens(reduction)
+    if layout is None:
+        return Report(reduction.config, by, schedule, 0, 0, None, 0.0, None, image_tokens=leaving)
+    left = layout.patches if reduction.shrink is None else reduction.count() * reduction.patches_per_token
+    before, after = ([tokens] * layout.depth for tokens in (layout.patches, left))
+    return Report(
+        reduction.config,
+        by,
+        schedule,
+        n_tokens=layout.patches,
+        prefix=layout.prefix,
+        counts=after,
+        gflops_before=layout.gflops(before, layout.patches),
+        gflops_after=layout.gflops(after, left),
+        image_tokens=leaving,
+    )
+
+
+def _diffusion_reduction(model: Any, n_tokens: int | None) -> Report | None:
+    applied = diffusers.applied(model)
+    if not applied:
+        return None
+    counts = diffusers.counts(applied[0], n_tokens)
+    return Report(
+        config=counts.config,
+        method=counts.method,
+        schedule=f"keep rate {counts.keep_rate}",
+        n_tokens=counts.n_tokens,
+        prefix=0,
+        counts=counts.groups,
+        gflops_before=counts.gflops_before,
+        gflops_after=counts.gflops_after,
+        returning=True,
+        levels=counts.levels,
+    )
+
+
+@contextmanager
+def trace(model: Any, passes: int = 1) -> Iterator[Trace]:
+    """Record what is merged where while the model runs in this thread (or asyncio task).
+
+    passes: how many forward passes to keep, the latest ones.
+
+    Passes of other threads are theirs to trace, even of those started inside the `with`; DataParallel on several
+    devices runs in such threads. Tensors are detached, except the losses and masks of the latest pass, which training
+    needs.
+
+    >>> import timm
+    >>> model = agglo.apply(timm.create_model("test_vit"), keep_rate=0.5, blocks=(2,))
+    >>> with agglo.trace(model) as trace:
+    ...     _ = model(torch.rand(1, 3, 160, 160))
+    >>> trace.groupings[2].labels.shape  # after block 2, the group of every token of every image
+    torch.Size([1, 101])
+    """
+    if not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"passes={passes!r} must be a whole number, 1 or more")
+    applied = diffusers.applied(model) if diffusers.is_diffusion(model) else applied_modules(model)
+    if not applied:
+        raise ValueError(f"nothing is applied to this {type(model).__name__}: call agglo.apply(model, ...) first")
+    record = Trace(limit=passes)
+    with listening(record, applied):
+        yield record

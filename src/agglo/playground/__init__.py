@@ -1,5 +1,0 @@
-"""The page of `agglo play`: what token reduction does to a picture, by sliders and clicks.
-
-What is computed (`tokens`, `dynamic`, `synthesis`, `detection`, `fronts`) knows nothing of a page and can be called
-without Gradio; `page` lays it out, `serving` puts it on a port.
-"""

@@ -1,1 +1,0 @@
-"""What visitors see: results as HTML (`*_html`), and the tabs that ask for them."""

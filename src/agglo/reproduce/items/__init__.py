@@ -1,1 +1,0 @@
-"""One file per kind of item; `reproduce/registry.py` lists them."""

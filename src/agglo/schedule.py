@@ -1,0 +1,425 @@
+"""How many patch tokens are left after each block. Prefix tokens are never counted.
+
+A schedule is a value: two of the same kind with the same numbers are equal and hash alike, `repr` is the Python that
+makes it, and `str` is the text that commands, records and `parse_schedule` take.
+
+All arithmetic is on integers: a rate is a ratio of two, so that 0.7 of 100 tokens twice is 49, not the 48 that floating
+point makes of it, and torch.compile can follow.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from agglo.checks import choice, flag, number, whole_numbers
+from agglo.text import format_call, parse_call
+
+Rates = float | Sequence[float]
+Ratio = tuple[int, int]
+
+
+class Schedule(ABC):
+    """A plan for any number of tokens and any depth.
+
+    returning: whether counts may rise again, for methods whose tokens return.
+
+    >>> class Halfway(agglo.Schedule):
+    ...     def _wanted(self, n_tokens, depth):
+    ...         return [n_tokens] * (depth // 2) + [n_tokens // 2] * (depth - depth // 2)
+    >>> Halfway().counts(196, 4)
+    [196, 196, 98, 98]
+    """
+
+    returning: bool = False
+
+    @abstractmethod
+    def _wanted(self, n_tokens: int, depth: int) -> list[int]:
+        """Patch tokens left after each block, unchecked."""
+
+    def counts(self, n_tokens: int, depth: int, *, strict: bool = True) -> list[int]:
+        """Return the patch tokens left after each of `depth` blocks, starting from n_tokens.
+
+        Args:
+            strict: False takes the nearest possible count where the schedule asks for none or for more than there are.
+                Forward passes do, so that no image and no window is too small for a model that runs.
+
+        Raises:
+            ValueError: If strict, such a count is asked for.
+
+        >>> from agglo import Stages
+        >>> Stages(0.5).counts(196, 12)
+        [196, 196, 196, 98, 98, 98, 49, 49, 49, 24, 24, 24]
+        >>> Stages(0.5).counts(4, 12, strict=False)
+        [4, 4, 4, 2, 2, 2, 1, 1, 1, 1, 1, 1]
+        """
+        counts: list[int] = []
+        for block, count in enumerate(self._wanted(n_tokens, depth)):
+            most = n_tokens if self.returning or not counts else counts[-1]
+            if strict and count < 1:
+                raise ValueError(
+                    f"{self!r} would leave {count} of {n_tokens} patch tokens after block {block}; at least 1 must stay"
+                )
+            if strict and count > most:
+                raise ValueError(
+                    f"{self!r} asks for {count} patch tokens after block {block}, but only {most} are left there"
+                )
+            counts.append(min(max(count, 1), most))
+        return counts
+
+    def starts(self, n_tokens: int, depth: int) -> list[int]:
+        """Blocks at which a stage begins: where the count changes, unless the schedule has stages of its own."""
+        counts = [n_tokens, *self.counts(n_tokens, depth, strict=False)]
+        return [block for block in range(depth) if counts[block + 1] != counts[block]]
+
+
+class WrittenSchedule(Schedule):
+    """A schedule that is a frozen dataclass of numbers, and can therefore be written down.
+
+    Attributes:
+        kind: The name in its text.
+        example: A text of this kind.
+    """
+
+    kind: ClassVar[str]
+    example: ClassVar[str]
+
+    def __repr__(self) -> str:
+        (_, first), *others = self._given().items()
+        return f"{type(self).__name__}({', '.join([repr(first), *(f'{name}={value!r}' for name, value in others)])})"
+
+    def __str__(self) -> str:
+        (_, first), *others = self._given().items()
+        values = first if isinstance(first, tuple) and len(first) > 1 else (first,)
+        return format_call(self.kind, values, dict(others))
+
+    def _given(self) -> dict[str, Any]:
+        """Return its fields: the first one always, the others where they differ from their defaults."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)  # type: ignore[arg-type]  # every kind is a dataclass
+            if field.init and (field.default is MISSING or getattr(self, field.name) != field.default)
+        }
+
+
+class _AtStages(WrittenSchedule):
+    """Reduces at a few blocks, each the start of a stage."""
+
+    blocks: Sequence[int] | None
+
+    @abstractmethod
+    def _after_stages(self, n_tokens: int, n_stages: int) -> list[int]:
+        """Patch tokens left after each stage."""
+
+    def _blocks(self, depth: int) -> tuple[int, ...]:
+        return default_blocks(depth, 3 if self.returning else 4) if self.blocks is None else tuple(self.blocks)
+
+    def starts(self, n_tokens: int, depth: int) -> list[int]:
+        return list(self._blocks(depth))
+
+    def _wanted(self, n_tokens: int, depth: int) -> list[int]:
+        blocks = self._blocks(depth)
+        if blocks[-1] >= depth:
+            raise ValueError(f"blocks={blocks} do not fit a model of depth {depth}: 0 to {depth - 1} exist")
+        after_stage = self._after_stages(n_tokens, len(blocks))
+        counts, current = [], n_tokens
+        for block in range(depth):
+            if block in blocks:
+                current = after_stage[blocks.index(block)]
+            counts.append(current)
+        return counts
+
+    def _check_blocks(self, n_stages: int | None) -> None:
+        """n_stages: how many the schedule has numbers for; None for any number of them."""
+        if self.blocks is None:
+            return
+        blocks = whole_numbers("blocks", self.blocks)
+        if any(a >= b for a, b in pairwise(blocks)):
+            raise ValueError(f"blocks={blocks} must increase")
+        if n_stages is not None and n_stages != len(blocks):
+            raise ValueError(f"{n_stages} stages do not fit blocks={blocks}: give one value per block")
+        _set(self, "blocks", blocks)
+
+
+@dataclass(frozen=True, repr=False)
+class Stages(_AtStages):
+    """Reduce at a few blocks, as the paper does.
+
+    keep_rate: the fraction that stays at each stage: one for all, or one per stage.
+    blocks: 0-based; None means a quarter, a half and three quarters of the depth (3, 6, 9 of 12).
+    nested: False takes int(N r1 r2 ...) of the initial count N; True takes int(r n) of the current count n, so that
+        roundings add up, as the paper's detectors do.
+    returning: every stage takes int(N r) of all tokens, by default at a third and two thirds of the depth (4, 8 of 12),
+        for methods whose tokens return after a stage.
+
+    >>> Stages(0.5).counts(196, 12)
+    [196, 196, 196, 98, 98, 98, 49, 49, 49, 24, 24, 24]
+    >>> Stages((0.9, 0.7), blocks=(2, 4)).counts(100, 6)
+    [100, 100, 90, 90, 63, 63]
+    """
+
+    kind: ClassVar[str] = "stages"
+    example: ClassVar[str] = "stages:0.5"
+    keep_rate: Rates
+    blocks: Sequence[int] | None = None
+    nested: bool = field(default=False, kw_only=True)
+    returning: bool = field(default=False, kw_only=True)
+    _ratios: tuple[Ratio, ...] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        is_one = isinstance(self.keep_rate, str) or not isinstance(self.keep_rate, Iterable)
+        rates: Any = (self.keep_rate,) if is_one else tuple(self.keep_rate)  # type: ignore[arg-type]
+        if not rates:
+            raise ValueError(f"keep_rate={self.keep_rate!r} must be a keep rate, or one per stage")
+        _set(self, "_ratios", tuple(as_ratio("keep_rate", rate) for rate in rates))
+        _set(self, "keep_rate", float(rates[0]) if is_one else tuple(map(float, rates)))
+        self._check_blocks(None if is_one else len(rates))
+        flag("nested", self.nested)
+        flag("returning", self.returning)
+        if self.nested and self.returning:
+            raise ValueError("nested takes rates of the current count and returning of all tokens: give one of them")
+
+    def _after_stages(self, n_tokens: int, n_stages: int) -> list[int]:
+        ratios = self._ratios * n_stages if isinstance(self.keep_rate, float) else self._ratios
+        if len(ratios) != n_stages:
+            raise ValueError(f"keep_rate={self.keep_rate} needs {n_stages} values, one per stage")
+        counts = []
+        numerator, denominator = n_tokens, 1
+        for top, bottom in ratios:
+            numerator, denominator = numerator * top, denominator * bottom
+            if self.nested:
+                numerator, denominator = numerator // denominator, 1
+            counts.append(numerator // denominator)
+            if self.returning:
+                numerator, denominator = n_tokens, 1
+        return counts
+
+
+@dataclass(frozen=True, repr=False)
+class Counts(_AtStages):
+    """A number of patch tokens left after each stage, whatever their number before: for one image size.
+
+    left: after each stage.
+    blocks, returning: as for `Stages`. With all blocks listed, the counts are those after each block.
+
+    >>> Counts((90, 30, 10)).counts(196, 12)
+    [196, 196, 196, 90, 90, 90, 30, 30, 30, 10, 10, 10]
+    """
+
+    kind: ClassVar[str] = "counts"
+    example: ClassVar[str] = "counts:90,30,10,blocks=[3,6,9]"
+    left: Sequence[int]
+    blocks: Sequence[int] | None = None
+    returning: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _set(self, "left", whole_numbers("left", self.left, minimum=1))
+        self._check_blocks(len(self.left))
+        flag("returning", self.returning)
+
+    def _after_stages(self, n_tokens: int, n_stages: int) -> list[int]:
+        if len(self.left) != n_stages:
+            raise ValueError(f"left={self.left} needs {n_stages} values, one per stage")
+        return list(self.left)
+
+
+class _Removing(WrittenSchedule):
+    """Removes a number of patch tokens at every block."""
+
+    @abstractmethod
+    def removals(self, depth: int) -> list[int]:
+        """Patch tokens removed at each of `depth` blocks."""
+
+    def _wanted(self, n_tokens: int, depth: int) -> list[int]:
+        counts = []
+        for removed in self.removals(depth):
+            n_tokens = n_tokens - removed
+            counts.append(n_tokens)
+        return counts
+
+
+@dataclass(frozen=True, repr=False)
+class PerBlock(_Removing):
+    """Any list of patch tokens removed at each block; blocks beyond a short list remove none.
+
+    >>> PerBlock((0, 30, 0, 20)).counts(100, 6)
+    [100, 70, 70, 50, 50, 50]
+    """
+
+    kind: ClassVar[str] = "per_block"
+    example: ClassVar[str] = "per_block:0,0,0,49,0,0,49"
+    removed: Sequence[int]
+
+    def __post_init__(self) -> None:
+        _set(self, "removed", whole_numbers("removed", self.removed))
+
+    def removals(self, depth: int) -> list[int]:
+        if len(self.removed) > depth:
+            raise ValueError(f"{self!r} lists {len(self.removed)} blocks, the model has {depth}")
+        return list(self.removed) + [0] * (depth - len(self.removed))
+
+
+@dataclass(frozen=True, repr=False)
+class Constant(_Removing):
+    """t patch tokens removed at every block from `start` on.
+
+    >>> Constant(10, start=2).counts(100, 5)
+    [100, 100, 90, 80, 70]
+    """
+
+    kind: ClassVar[str] = "constant"
+    example: ClassVar[str] = "constant:14,start=3"
+    t: int
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        number("t", self.t, whole=True, minimum=0)
+        number("start", self.start, whole=True, minimum=0)
+
+    def removals(self, depth: int) -> list[int]:
+        _require_start(self, self.start, depth)
+        return [self.t if block >= self.start else 0 for block in range(depth)]
+
+
+@dataclass(frozen=True, repr=False)
+class Linear(_Removing):
+    """floor(2t - 2tl / (L - 1)) patch tokens removed at block l of L: 2t at the first, none at the last.
+
+    >>> Linear(16).removals(12)
+    [32, 29, 26, 23, 20, 17, 14, 11, 8, 5, 2, 0]
+    """
+
+    kind: ClassVar[str] = "linear"
+    example: ClassVar[str] = "linear:16"
+    t: int
+
+    def __post_init__(self) -> None:
+        number("t", self.t, whole=True, minimum=0)
+
+    def removals(self, depth: int) -> list[int]:
+        last = depth - 1
+        return [2 * self.t * (last - block) // last if last else self.t for block in range(depth)]
+
+
+@dataclass(frozen=True, repr=False)
+class Geometric(WrittenSchedule):
+    """The same fraction stays at every block from `start` on: int(N r^m) after the m-th of them.
+
+    >>> Geometric(0.5, start=1).counts(100, 4)
+    [100, 50, 25, 12]
+    """
+
+    kind: ClassVar[str] = "geometric"
+    example: ClassVar[str] = "geometric:0.8"
+    keep_rate: float
+    start: int = 3
+    _ratio: Ratio = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _set(self, "_ratio", as_ratio("keep_rate", self.keep_rate))
+        _set(self, "keep_rate", float(self.keep_rate))
+        number("start", self.start, whole=True, minimum=0)
+
+    def _wanted(self, n_tokens: int, depth: int) -> list[int]:
+        _require_start(self, self.start, depth)
+        counts = []
+        numerator, denominator = n_tokens, 1
+        for block in range(depth):
+            if block >= self.start:
+                numerator, denominator = numerator * self._ratio[0], denominator * self._ratio[1]
+            counts.append(numerator // denominator)
+        return counts
+
+
+def _set(schedule: WrittenSchedule, name: str, value: Any) -> None:
+    """What a frozen dataclass may do to itself while it is being made."""
+    object.__setattr__(schedule, name, value)
+
+
+def _require_start(schedule: WrittenSchedule, start: int, depth: int) -> None:
+    if start >= depth:
+        raise ValueError(f"{schedule!r} would start at block {start} of a model of depth {depth}: it would do nothing")
+
+
+_KINDS: dict[str, type[WrittenSchedule]] = {
+    kind.kind: kind for kind in (Stages, Counts, Constant, Linear, Geometric, PerBlock)
+}
+EXAMPLES = ", ".join(kind.example for kind in _KINDS.values())
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Parse the text of a schedule, `kind:values,option=value`.
+
+    stages:0.5, stages:0.9,0.7,0.5,blocks=[3,6,9]    keep rates at each stage, and the blocks of the stages (default: a
+                                                     quarter, a half and three quarters of the depth); nested=true,
+                                                     returning=true
+    counts:90,30,10,blocks=[3,6,9]                   patch tokens left after each stage; returning=true
+    constant:14, constant:14,start=3                 patch tokens removed per block, and the first block that does
+    linear:16                                        patch tokens removed per block on average: twice that at first,
+                                                     none at last
+    geometric:0.8, geometric:0.8,start=0             keep rate at each block, and the first block that reduces
+                                                     (default: 3)
+    per_block:0,0,0,49,0,0,49                        patch tokens removed at each block
+
+    Raises:
+        ValueError: There is no such kind of schedule, or it does not take these values.
+
+    >>> parse_schedule("stages:0.5,blocks=[3,6,9]"), parse_schedule("stages:0.7,nested=true")
+    (Stages(0.5, blocks=(3, 6, 9)), Stages(0.7, nested=True))
+    """
+    try:
+        name, values, options = parse_call(text)
+    except ValueError as error:
+        raise ValueError(f"schedule={text!r}: {error}; accepted are such as {EXAMPLES}") from None
+    kind = _KINDS[choice("schedule kind", name, _KINDS)]
+    accepted = [field.name for field in fields(kind) if field.init]  # type: ignore[arg-type]
+    first: Any = values[0] if len(values) == 1 else values
+    if accepted[0] in ("left", "removed") and len(values) == 1 and not isinstance(first, list):
+        first = values
+    if not values or set(options) - set(accepted[1:]):
+        unknown = sorted(set(options) - set(accepted[1:]))
+        problem = f"has no option {unknown[0]!r}" if unknown else f"needs {accepted[0]}"
+        raise ValueError(f"schedule={text!r}: {name} {problem}; write it as {kind.example}")
+    try:
+        return kind(first, **options)  # type: ignore[call-arg]
+    except ValueError as error:
+        raise ValueError(f"schedule={text!r}: {error}; write it as {kind.example}") from None
+
+
+def as_schedule(schedule: Schedule | str | Sequence[int]) -> Schedule:
+    """Return a schedule as it is, from its text, or a list of tokens removed at each block as a `PerBlock`."""
+    if isinstance(schedule, Schedule):
+        return schedule
+    if isinstance(schedule, str):
+        return parse_schedule(schedule)
+    if not isinstance(schedule, Sequence):
+        accepted = f"a Schedule, its text ({EXAMPLES}) or a list of tokens removed at each block"
+        raise ValueError(f"schedule={schedule!r} must be {accepted}")
+    try:
+        return PerBlock(schedule)  # type: ignore[arg-type]  # no text any more
+    except ValueError as error:
+        raise ValueError(f"schedule={schedule!r}: {error}") from None
+
+
+def as_ratio(name: str, rate: float) -> Ratio:
+    """A keep rate as numerator and denominator: 0.7 is 7/10 and 1/3 is 1/3, whatever their binary expansion."""
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 1:
+        percent = isinstance(rate, (int, float)) and 1 < rate <= 100
+        hint = f"; did you mean {rate / 100:g}?" if percent else ""
+        raise ValueError(
+            f"{name}={rate!r} is not a keep rate: the fraction of tokens that stays, above 0 and up to 1{hint}"
+        )
+    return Fraction(rate).limit_denominator(10**9).as_integer_ratio()
+
+
+def default_blocks(depth: int, parts: int = 4) -> tuple[int, ...]:
+    """The paper's blocks 3, 6 and 9 of 12, at the same fractions of any depth; 4 and 8 if it is cut in three parts.
+
+    >>> default_blocks(12), default_blocks(24), default_blocks(12, 3)
+    ((3, 6, 9), (6, 12, 18), (4, 8))
+    """
+    return tuple(sorted({depth * part // parts for part in range(1, parts)}))

@@ -1,0 +1,179 @@
+"""The results of a long run, in a JSON file that survives a kill and is continued by the same run only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agglo.utils.files import replacing, require_output
+from agglo.utils.machine import machine, processor
+
+Key = Mapping[str, Any]
+Result = dict[str, Any]
+_LONGEST = 80  # characters of a value that an error message quotes
+
+
+class Journal:
+    """Results by key, in the order in which they were found.
+
+    The file is complete after every result: the header's entries, and a list of the results. A result holds its key
+    under "cell", the values of the key again beside what was found, and the processor and date.
+
+    Args:
+        path: None keeps everything in memory.
+        header: What all results have in common, such as fingerprints of weights and data. Further entries of an
+            existing file stay.
+        same: Names of header entries, dotted for nested ones, in which an existing file must agree with the header.
+        subject: Names in a key that say which model and data a result belongs to.
+        sources: Names in a result that must be equal in all results of one subject, where two results have them.
+        entries: Name of the list of results in the file.
+        device: Whose machine is noted, unless the header has a "machine".
+        writes: Whether this process writes the file, of several that run the same cells together. Let all of them
+            open the journal before the first one adds to it.
+
+    Raises:
+        ValueError: The file is not a journal, or belongs to another run.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        header: Mapping[str, Any],
+        *,
+        same: Iterable[str] = (),
+        subject: Sequence[str] = (),
+        sources: Sequence[str] = (),
+        entries: str = "results",
+        device: torch.device | str = "cpu",
+        writes: bool = True,
+    ) -> None:
+        self.path, self._subject, self._sources = path, subject, sources
+        self._entries, self._device, self._writes = entries, torch.device(device), writes
+        self.header: dict[str, Any] = plain(header)
+        self._given_machine = self.header.get("machine")
+        self._results: dict[str, Result] = {}
+        if path is not None and path.exists():
+            before, self._results = self._read(require_output(path))
+            require_same(path, before, self.header, same)
+            # Until something is added, everything was found on the machine of before.
+            self.header = {**before, **self.header, "machine": before.get("machine")}
+
+    def __contains__(self, key: Key) -> bool:
+        return key_of(key) in self._results
+
+    def find(self, key: Key) -> Result | None:
+        """Return the result of a key, or None if there is none yet."""
+        return self._results.get(key_of(key))
+
+    def once(self, key: Key, compute: Callable[[], Mapping[str, Any]]) -> Result:
+        """Return the result of a key; compute and add it if this and earlier runs have not."""
+        if key not in self:
+            self.add(key, compute())
+        return self._results[key_of(key)]
+
+    def add(self, key: Key, found: Mapping[str, Any], *, write: bool = True) -> None:
+        """Add a result, or replace that of the same key.
+
+        Args:
+            key: Any mapping that JSON can hold.
+            found: What was found.
+            write: Whether the file is written now; otherwise it is with the next result.
+
+        Raises:
+            ValueError: A result of the same subject has other sources.
+        """
+        self._require_same_sources({**key, **found})
+        ran = {"processor": processor(self._machine), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        self._results[key_of(key)] = plain({**key, **found, **ran, "cell": dict(key)})
+        if write:
+            self.write()
+
+    def write(self) -> None:
+        """Write the file in one step: header and results, each entry on a line."""
+        self.header["machine"] = self._machine
+        if self.path is None or not self._writes:
+            return
+        results = ",\n".join(map(json.dumps, self._results.values()))
+        parts = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in self.header.items()]
+        parts.append(f"{json.dumps(self._entries)}: [\n{results}\n]")
+        with replacing(self.path) as unfinished:
+            unfinished.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+
+    @property
+    def results(self) -> list[Result]:
+        return list(self._results.values())
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The header and the results, as the file holds them."""
+        return {**self.header, self._entries: self.results}
+
+    @cached_property
+    def _machine(self) -> dict[str, Any]:
+        return self._given_machine or machine(self._device)
+
+    def _read(self, path: Path) -> tuple[dict[str, Any], dict[str, Result]]:
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+            return before, {key_of(result["cell"]): result for result in before.pop(self._entries)}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{str(path)!r} exists and is not a journal of agglo's; write to another place") from error
+
+    def _require_same_sources(self, new: Mapping[str, Any]) -> None:
+        for result in self._results.values():
+            if any(result.get(name) != new.get(name) for name in self._subject):
+                continue
+            for name in self._sources:
+                then, now = result.get(name), plain(new.get(name))
+                if None not in (then, now) and then != now:
+                    what = ", ".join(str(new[name]) for name in self._subject if new.get(name) is not None)
+                    raise ValueError(
+                        f"{str(self.path)!r} holds results of {what} with other {name} ({then} there, {now} now); "
+                        "write to another place"
+                    )
+
+
+def require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise ValueError, which names every difference, unless a file agrees with what it is to hold.
+
+    Args:
+        path: The file.
+        before: Its content.
+        now: What is about to be written.
+        names: Entries that must agree, dotted for nested ones.
+    """
+    differing = [line for name in names for line in _differences(name, _at(before, name), _at(now, name))]
+    if differing:
+        raise ValueError(f"{str(path)!r} belongs to another run ({'; '.join(differing)}); write to another place")
+
+
+def plain(value: Any) -> Any:
+    """Return a value as it comes back from JSON."""
+    return json.loads(json.dumps(value))
+
+
+def _differences(name: str, before: Any, now: Any) -> Iterator[str]:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for part in {**before, **now}:
+            yield from _differences(f"{name}.{part}", before.get(part), now.get(part))
+    elif before != now:
+        values = repr(before), repr(now)
+        quoted = max(map(len, values)) <= _LONGEST
+        yield f"{name}: {values[0]} there, {values[1]} now" if quoted else f"other {name}"
+
+
+def _at(content: Any, name: str) -> Any:
+    for part in name.split("."):
+        content = content.get(part) if isinstance(content, Mapping) else None
+    return content
+
+
+def key_of(key: Key) -> str:
+    """Return a text that is equal for equal keys, whatever the order of their values."""
+    return json.dumps(dict(key), sort_keys=True)

@@ -1,0 +1,173 @@
+"""One way to time: calls on any device, and contenders in turns, so that what slows the machine slows all alike.
+
+How busy the machine was is in what `machine.machine` notes, which every benchmark writes beside its times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any, TypedDict, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from agglo.patch import remove
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Elapsed:
+    """The seconds that `stopwatch` measured; 0 until its block ends."""
+
+    seconds: float = 0.0
+
+
+@contextmanager
+def stopwatch(device: torch.device = CPU, clock: Callable[[], float] = time.perf_counter) -> Iterator[Elapsed]:
+    """Time a block; work that the device had in its queue before is not included.
+
+    >>> with stopwatch() as taken:
+    ...     work = sum(range(1000))
+    >>> 0 < taken.seconds < 1
+    True
+    """
+    elapsed = Elapsed()
+    _synchronise(device)
+    start = clock()
+    yield elapsed
+    _synchronise(device)
+    elapsed.seconds = clock() - start
+
+
+@torch.inference_mode()
+def timed_pass(model: Callable[[Any], Any], inputs: Tensor | list[Tensor]) -> tuple[float, Any]:
+    """Return the seconds of one forward pass, and the model's output."""
+    with stopwatch(inputs[0].device) as taken:
+        output = model(inputs)
+    return taken.seconds, output
+
+
+@torch.inference_mode()
+def seconds_per_pass(run: Callable[[], Any], device: torch.device = CPU, passes: int = 1) -> float:
+    """Return the mean seconds of a call, over several without synchronising in between."""
+    with stopwatch(device) as taken:
+        for _ in range(passes):
+            run()
+    return taken.seconds / passes
+
+
+def turns(contenders: Sequence[T], repeats: int, *, warm_up: int = 1) -> Iterator[tuple[int, list[T]]]:
+    """Yield the number of each turn, and the contenders in the order in which they run.
+
+    Every second turn is in the opposite order, so that none always follows the same other. Numbers below 0 are of
+    turns that are not to be counted: they compile kernels and fill caches.
+
+    >>> list(turns("ab", 2))
+    [(-1, ['a', 'b']), (0, ['a', 'b']), (1, ['b', 'a'])]
+    """
+    for turn in range(-warm_up, repeats):
+        yield turn, list(reversed(contenders)) if turn > 0 and turn % 2 else list(contenders)
+
+
+def seconds_in_turns(
+    runs: Sequence[Callable[[], float]], repeats: int, *, warm_up: int = 1, after: Callable[[], Any] | None = None
+) -> list[list[float]]:
+    """Return the seconds that each of several functions says it took, one value per repeat.
+
+    Args:
+        runs: Each runs a contender once and returns its seconds.
+        repeats: Turns that are counted.
+        warm_up: Turns before that are not.
+        after: Called after every run, for a progress bar.
+    """
+    taken: list[list[float]] = [[] for _ in runs]
+    for turn, order in turns(range(len(runs)), repeats, warm_up=warm_up):
+        for number in order:
+            seconds = runs[number]()
+            if turn >= 0:
+                taken[number].append(seconds)
+            if after is not None:
+                after()
+    return taken
+
+
+class Speed(TypedDict):
+    """images_per_second: the median over all passes. spread: between their quartiles; None if there was one pass."""
+
+    images_per_second: float
+    spread: float | None
+
+
+def speeds_in_turns(
+    model: nn.Module,
+    ways: Sequence[T],
+    batches: Sequence[Tensor | list[Tensor]],
+    repeats: int,
+    apply: Callable[[T], None],
+) -> list[Speed]:
+    """Return how fast a model is in each of several ways, in their order. The model is dense afterwards.
+
+    Args:
+        model: Run in eval mode.
+        ways: What `apply` takes.
+        batches: Inputs as the model takes them, (B, C, H, W) or a list of images; moved to its device and dtype before
+            any timing. All ways run a batch before any of them runs the next one.
+        repeats: Rounds over all batches.
+        apply: Makes the model run in a way.
+    """
+    if not ways or not batches or repeats < 1:
+        given = f"{len(ways)} ways, {len(batches)} batches and repeats={repeats}"
+        raise ValueError(f"{given}: at least one of each is needed")
+    like = next(model.parameters())
+    was_training = model.training
+    model.eval()
+    speeds: list[list[float]] = [[] for _ in ways]
+    try:
+        inputs = [_like(batch, like) for batch in batches]
+        for turn, order in turns(range(len(ways)), repeats * len(inputs)):
+            batch = inputs[max(turn, 0) % len(inputs)]
+            for number in order:
+                apply(ways[number])
+                seconds, _ = timed_pass(model, batch)
+                if turn >= 0:
+                    speeds[number].append(len(batch) / seconds)
+    finally:
+        remove(model)
+        model.train(was_training)
+    return [{"images_per_second": median(values), "spread": _spread(values)} for values in speeds]
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the lower quartile, the median and the upper quartile; a single value is all three."""
+    lower, middle, upper = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
+    return lower, middle, upper
+
+
+def median_ratio(values: Sequence[float], others: Sequence[float]) -> float:
+    """Return the median of the ratios within each turn, which what slows a whole turn does not change."""
+    return median(one / other for one, other in zip(values, others, strict=True))
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    if len(values) < 2:
+        return None
+    lower, _, upper = quartiles(values)
+    return upper - lower
+
+
+def _like(batch: Tensor | list[Tensor], other: Tensor) -> Any:
+    """Return a batch on another tensor's device and in its dtype."""
+    if isinstance(batch, Tensor):
+        return batch.to(other.device, other.dtype)
+    return [image.to(other.device, other.dtype) for image in batch]
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -1,0 +1,23 @@
+"""Studies that are no item of the paper.
+
+Run from the repository, by `python -m studies NAME`, with the options of `agglo reproduce`. They are not part of the
+package.
+
+`python -m studies.centroids` and `python -m studies.gpu_roofline` are scripts of their own.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+from agglo.lab.paper.study import Study
+
+_MODULES = ("better_atc", "place", "terrain", "padding", "real_detection")
+
+
+@cache
+def studies() -> dict[str, Study]:
+    """Return all studies by name."""
+    found = [item for module in _MODULES for item in import_module(f"studies.{module}").ITEMS]
+    return {item.name: item for item in found}

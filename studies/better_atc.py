@@ -1,0 +1,176 @@
+"""What agglo's options beyond the paper add to ATC, off the shelf and fine-tuned, and where merging is best done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import sqrt
+from statistics import mean, stdev
+from typing import Any
+
+from agglo.lab.paper.classifiers import (
+    ATC,
+    EMBEDDED,
+    IMAGES,
+    LINKAGES,
+    RATES,
+    RECIPE,
+    ClassifierScale,
+    Entry,
+    Evaluator,
+    Subject,
+    fine_tune,
+)
+from agglo.lab.paper.compare import beside, by_method, grouped, percent
+from agglo.lab.paper.estimates import TINY
+from agglo.lab.paper.output import read_results
+from agglo.lab.paper.study import BEYOND, Cell, Result, RunCell, Section, Settings, Study
+from agglo.schedule import Stages
+from agglo.utils.tables import Column, Table
+
+DEIT = "deit_tiny_patch16_224"
+DEIT_TINY = Subject(DEIT, TINY, "imagenet", *IMAGES["imagenet"], DEIT)
+BETTER = {"features": "tokens", "importance": "class", "mean": "preserve_norm"}
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    {"importance": "class"},
+    {"importance": "received"},
+    {"mean": "preserve_norm"},
+    {"features": "tokens"},
+    BETTER,
+)
+
+
+def _named(linkage: str, options: Mapping[str, Any], suffix: str = "", **how: Any) -> Entry:
+    text = ",".join(f"{name}={value}" for name, value in options.items())
+    name = " ".join(filter(None, (f"atc {linkage}", text))) + suffix
+    return Entry(name, "atc", {"linkage": linkage, **options, **how})
+
+
+_SAVING = (
+    *(_named(linkage, {"features": "tokens"}, ", before block", place="before_block") for linkage in LINKAGES),
+    _named("average", {}, ", unread dropped", last_block="class_token"),
+)
+_ENTRIES = (*(_named(linkage, options) for options in _OPTIONS for linkage in LINKAGES), *_SAVING)
+_MINIATURE = ClassifierScale((EMBEDDED,), tuple(entry for entry in _ENTRIES if entry.linkage == "average"), (0.25,))
+
+
+def _axes(scale: ClassifierScale, settings: Settings) -> Iterator[Cell]:
+    [subject] = scale.subjects
+    for rate in scale.rates:
+        for entry in scale.entries:
+            about = {"model": subject.model, "data": subject.data, "method": entry.name, "keep_rate": rate}
+            yield Cell(about, subject.needs, subject.images * subject.size.multiply_adds(Stages(rate)))
+
+
+def _run(scale: ClassifierScale, settings: Settings) -> RunCell:
+    evaluate = Evaluator(settings)
+
+    def run(about: Mapping[str, Any]) -> dict[str, Any]:
+        entry = scale.entry(about)
+        assert entry is not None
+        return evaluate(scale.subjects[0], entry.config(about["keep_rate"]))
+
+    return run
+
+
+def _papers(settings: Settings) -> list[Result]:
+    """Return the results of the paper's ATC, from the table off the shelf."""
+    subject = EMBEDDED if settings.miniature else DEIT_TINY
+    wanted = [(entry.name, subject.model, subject.data) for entry in ATC]
+    found = read_results(settings.folder("off-the-shelf"))
+    return [result for result in found if (result["method"], result["model"], result["data"]) in wanted]
+
+
+def _table(results: Sequence[Result], scale: ClassifierScale) -> list[Section]:
+    if not results:
+        return []
+    found, rates, measured = by_method(results, "keep_rate", "top1")
+    rows = [entry.name for entry in (*ATC, *_ENTRIES) if entry.name in found]
+    images = next(result["images"] for result in results if "images" in result)
+    groups = grouped(results, "method", "keep_rate")
+    saving = [row for row in rows if row in ("atc average", *(entry.name for entry in _SAVING))]
+    cost = Table(
+        [Column("method", left=True), *(Column(percent(rate), ".2f") for rate in rates)],
+        [[row, *(groups.get((row, rate), [{}])[0].get("gflops") for rate in rates)] for row in saving],
+    )
+    return [
+        Section("Top-1", beside(rows, rates, measured), f"% of {images} images."),
+        Section("GFLOPs, where an option saves some", cost),
+    ]
+
+
+# The paper's ATC is named as in the fine-tuned table, which it is trained like.
+_COMPARED = (ATC[1], Entry("better atc", "atc", {"linkage": "average", **BETTER}))
+
+
+def _tuned_axes(scale: ClassifierScale, settings: Settings) -> Iterator[Cell]:
+    [subject] = scale.subjects
+    for rate in scale.rates:
+        for entry in scale.entries:
+            for seed in range(settings.seeds or scale.seeds):
+                about = {"model": subject.model, "data": subject.data, "method": entry.name, "keep_rate": rate}
+                yield Cell({**about, "seed": seed}, subject.needs, scale.training_cost(subject, Stages(rate)))
+
+
+def _run_tuned(scale: ClassifierScale, settings: Settings) -> RunCell:
+    [subject] = scale.subjects
+    folder = settings.run_folder("better-tuned")
+    root = subject.training_root(settings, folder)
+
+    def run(about: Mapping[str, Any]) -> dict[str, Any]:
+        place = folder / f"{about['method'].replace(' ', '-')}-{about['keep_rate']}-seed{about['seed']}"
+        choices, rate = {"seed": about["seed"]}, about["keep_rate"]
+        found = fine_tune(settings, scale.recipe, choices, scale.entry(about), root, place, keep_rate=rate)
+        return {**found, "images": subject.images, "training_images": subject.training}
+
+    return run
+
+
+def _tuned_table(results: Sequence[Result], scale: ClassifierScale) -> list[Section]:
+    """Compare both seed by seed, at keep rates where they have at least two seeds in common."""
+    found = {(r["method"], r["keep_rate"], r["seed"]): r["top1"] for r in results if "top1" in r}
+    first, second = (entry.name for entry in _COMPARED)
+    rows = []
+    for rate in sorted({rate for _, rate, _ in found}, reverse=True):
+        seeds = sorted(s for m, r, s in found if m == second and r == rate and (first, r, s) in found)
+        if len(seeds) < 2:
+            continue
+        both = [[found[name, rate, seed] for seed in seeds] for name in (first, second)]
+        gains = [ours - papers for papers, ours in zip(*both, strict=True)]
+        told = [f"{mean(of_one):.2f} ({stdev(of_one):.2f})" for of_one in both]
+        rows.append([percent(rate), *told, f"{mean(gains):+.2f} +- {stdev(gains) / sqrt(len(gains)):.2f}"])
+    columns = [Column("keep rate"), Column("the paper's ATC"), Column("the better ATC"), Column("difference")]
+    text = (
+        f"Mean of {scale.seeds} seeds and in brackets their standard deviation; the difference is taken seed by seed, "
+        "+- its standard error."
+    )
+    return [Section("Fine-tuned top-1", Table(columns, rows), text)] if rows else []
+
+
+ITEMS = (
+    Study(
+        name="better-atc",
+        command="python -m studies",
+        shows=BEYOND,
+        about="What each option beyond the paper's ATC does to DeiT-T off the shelf",
+        stands_in="Average linkage at 25 % alone; the embedded classifier and Fashion-MNIST's test set stand in.",
+        full=ClassifierScale((DEIT_TINY,), _ENTRIES, RATES[::-1]),
+        miniature=_MINIATURE,
+        axes=_axes,
+        run=_run,
+        table=_table,
+        borrow=_papers,
+    ),
+    Study(
+        name="better-tuned",
+        command="python -m studies",
+        shows=BEYOND,
+        about="The options beyond the paper beside the paper's ATC, both fine-tuned alike, average linkage",
+        stands_in="It runs in miniature only: the embedded classifier trained for one epoch on 6000 images of "
+        "Fashion-MNIST, three seeds.",
+        full=None,
+        miniature=ClassifierScale((EMBEDDED,), _COMPARED, recipe=str(RECIPE), epochs=1, evaluations=1, seeds=3),
+        axes=_tuned_axes,
+        run=_run_tuned,
+        table=_tuned_table,
+    ),
+)

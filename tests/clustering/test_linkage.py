@@ -1,0 +1,334 @@
+"""Every backend, on every way through it, gives what the definition asks for: SciPy's partition where nothing ties."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.cluster import hierarchy
+
+import agglo
+from agglo.clustering import cut
+from agglo.clustering.distances import pairwise
+from tests.support.clusters import (
+    BACKENDS,
+    FAST_BACKENDS,
+    LINKAGES,
+    assert_every_merge_is_a_minimum,
+    by_first_member,
+    distinct_distances,
+    scipy_tree,
+    sklearn_labels,
+    symmetric,
+    tokens,
+)
+
+linkages, seeds = st.sampled_from(LINKAGES), st.integers(0, 2**16)
+
+
+def some_weights(batch: int, n: int, seed: int = 0) -> torch.Tensor:
+    """Between 0.01 and 100, about 1 in the middle."""
+    return 100 ** (2 * torch.rand(batch, n, generator=torch.Generator().manual_seed(seed)) - 1)
+
+
+def integers(batch: int, n: int, low: int, high: int, seed: int) -> torch.Tensor:
+    """Distances with ties everywhere."""
+    values = torch.randint(low, high, (batch, n, n), generator=torch.Generator().manual_seed(seed))
+    return symmetric(values.float())
+
+
+def untied(batch: int, n: int, seed: int = 0) -> torch.Tensor:
+    """Distances of which no two are equal, nor any two means of them but by chance."""
+    jitter = torch.rand(batch, n, n, generator=torch.Generator().manual_seed(seed))
+    return symmetric(distinct_distances(batch, n, seed) + jitter / (2 * n * n))
+
+
+def explicit(distances: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """The weighted distances, pair by pair, in float32."""
+    if weights is None:
+        return distances
+    given, result = distances.numpy(), np.zeros(distances.shape, np.float32)
+    for b, i, j in np.ndindex(*given.shape):
+        result[b, i, j] = given[b, i, j] * max(weights[b, i].numpy(), weights[b, j].numpy())
+    return torch.from_numpy(result)
+
+
+def scipy_labels(tree: np.ndarray, k: int) -> np.ndarray:
+    """The first N - k merges of SciPy's tree."""
+    group = np.arange(len(tree) + 1)
+    for row in range(len(group) - k):
+        group[np.isin(group, tree[row, :2].astype(int))] = len(group) + row
+    return by_first_member(group)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- the definition ---------------------------------------------------------------------------------------------------
+
+PLANE = [0, 5, 12, 40, 43, 90, 100, 170]
+CHAIN = [0, 9, 18.5, 28.2, 38.1, 48.5, 70, 71, 100, 115.5]
+# (angles in degrees, linkage, groups) of unit vectors under cosine distance
+GOLDEN = [
+    (PLANE, "any", "01 2 34 5 6 7"),
+    (PLANE, "single", "012 34 5 6 7"),
+    (PLANE, "average", "012 34 5 6 7"),
+    (PLANE, "complete", "01 2 34 56 7"),
+    (PLANE, "any", "012 34 56 7"),
+    (PLANE, "any", "01234 56 7"),
+    (PLANE, "single", "0123456 7"),
+    (PLANE, "average", "01234 567"),
+    (PLANE, "complete", "01234 567"),
+    (CHAIN, "single", "012345 67 8 9"),
+    (CHAIN, "average", "0123 45 67 89"),
+    (CHAIN, "complete", "0123 45 67 89"),
+    (CHAIN, "single", "012345 67 89"),
+    (CHAIN, "average", "0123 4567 89"),
+    (CHAIN, "complete", "0123 4567 89"),
+]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_golden_vectors(backend):
+    for angles, linkage, groups in GOLDEN:
+        radians = torch.tensor(angles, dtype=torch.float64).deg2rad()
+        features = torch.stack([radians.cos(), radians.sin()], dim=1)
+        expected = torch.empty(len(angles), dtype=torch.int64)
+        for label, members in enumerate(groups.split()):
+            expected[[int(member) for member in members]] = label
+        for name in LINKAGES if linkage == "any" else (linkage,):
+            labels = agglo.cluster(features, k=len(groups.split()), linkage=name, backend=backend)
+            assert torch.equal(labels, expected), (name, groups)
+
+
+@st.composite
+def small_problems(draw):
+    """Distances (2, N, N) of every kind, and weights or None."""
+    n, seed = draw(st.integers(1, 20)), draw(seeds)
+    bounds = draw(st.sampled_from([None, (0, 1), (0, 2), (1, 4), (-3, 3), (0, 10)]))
+    distances = distinct_distances(2, n, seed) if bounds is None else integers(2, n, *bounds, seed)
+    levels = draw(st.sampled_from([None, [0.0], [0.0, 1.0], [0.0, -0.0, 0.5, 1.0], [0.5, 1.0, 3.0]]))
+    if levels is None:
+        return distances, None
+    generator = torch.Generator().manual_seed(seed)
+    return distances, torch.tensor(levels)[torch.randint(0, len(levels), (2, n), generator=generator)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(problem=small_problems(), linkage=linkages, data=st.data())
+def test_backends_are_the_reference_and_every_merge_is_a_minimum(problem, linkage, data):
+    distances, weights = problem
+    n = distances.shape[1]
+    k = [data.draw(st.integers(1, n)) for _ in range(2)]
+    threshold = data.draw(st.sampled_from([-1.0, 0.0, 0.25, 1.0, 1.5, 3.0]))
+    matrix = explicit(distances, weights)
+    expected = agglo.cluster(distances=matrix, k=k, linkage=linkage, backend="reference")
+    tree = agglo.linkage(distances=matrix, linkage=linkage, backend="reference")
+    within, counts = agglo.cluster(distances=matrix, threshold=threshold, linkage=linkage, backend="reference")
+    for b in range(2):
+        assert_every_merge_is_a_minimum(tree[b].numpy(), matrix[b].numpy(), linkage, tolerance=1e-12)
+        assert len(expected[b].unique()) == k[b]
+        assert np.array_equal(expected[b].numpy(), by_first_member(expected[b].numpy()))
+    assert torch.equal(cut(tree, k), expected)
+    for backend in BACKENDS:
+        asked = {"distances": distances, "weights": weights, "linkage": linkage, "backend": backend}
+        assert torch.equal(agglo.cluster(k=k, **asked), expected), backend
+        assert torch.equal(agglo.linkage(**asked), tree), backend
+        found = agglo.cluster(threshold=threshold, **asked)
+        assert torch.equal(found[0], within) and torch.equal(found[1], counts), backend
+
+
+# --- other libraries, where nothing ties ------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.sampled_from([2, 3, 4, 7, 31, 32, 33, 49, 98, 196, 197, 333]),
+    linkage=linkages,
+    negative=st.booleans(),
+    weighted=st.booleans(),
+    data=st.data(),
+)
+def test_partition_tree_and_threshold_are_scipys(n, linkage, negative, weighted, data):
+    distances = untied(2, n, seed=data.draw(seeds))
+    if negative:  # Ties would come of weights that scale both signs.
+        distances = symmetric(distances - 0.5)
+    weights = some_weights(2, n, seed=n) if weighted and not negative and n < 150 else None
+    matrix = explicit(distances, weights)
+    k = data.draw(st.integers(1, n))
+    threshold = data.draw(st.sampled_from([-1.0, 0.02001, 0.20003, 0.50003, 3.0]))
+    asked = {"distances": distances, "weights": weights, "linkage": linkage}
+    for backend in FAST_BACKENDS:
+        labels = agglo.cluster(k=k, backend=backend, **asked)
+        trees = agglo.linkage(backend=backend, **asked).numpy()
+        within, counts = agglo.cluster(threshold=threshold, backend=backend, **asked)
+        for b in range(2):
+            # SciPy sorts by magnitudes that are not negative; a constant changes no order.
+            shift = 0.5 if negative else 0.0
+            expected = scipy_tree(symmetric(matrix[b].double() + shift).numpy(), linkage)
+            assert np.array_equal(labels[b].numpy(), scipy_labels(expected, k))
+            np.testing.assert_array_equal(trees[b][:, [0, 1, 3]], expected[:, [0, 1, 3]])
+            np.testing.assert_allclose(trees[b][:, 2] + shift, expected[:, 2], rtol=1e-5, atol=1e-6)
+            merged = int((expected[:, 2] - shift <= threshold).sum())
+            assert np.array_equal(within[b].numpy(), scipy_labels(expected, n - merged))
+            assert counts[b] == n - merged
+
+
+@settings(max_examples=20, deadline=None)
+@given(n=st.sampled_from([5, 61, 196]), linkage=linkages, metric=st.sampled_from(["cosine", "euclidean"]), seed=seeds)
+def test_features_are_clustered_as_by_scikit_learn(n, linkage, metric, seed):
+    features, weights = tokens(2, n, seed=seed), some_weights(2, n, seed) if n < 100 and seed % 2 else None
+    matrix = explicit(pairwise(features, metric), weights)
+    k = 1 + seed % n
+    expected = np.stack([sklearn_labels(symmetric(item).numpy(), k, linkage) for item in matrix])
+    for backend in FAST_BACKENDS:
+        labels = agglo.cluster(features, k, linkage, weights=weights, metric=metric, backend=backend)
+        assert np.array_equal(labels.numpy(), expected), backend
+
+
+def test_tree_is_drawn_by_scipy():
+    tree = agglo.linkage(tokens(1, 30)[0]).numpy()
+    assert hierarchy.is_valid_linkage(tree, throw=True)
+    assert hierarchy.is_monotonic(tree)
+    assert sorted(hierarchy.dendrogram(tree, no_plot=True)["leaves"]) == list(range(30))
+
+
+# --- every way through the cpu backend --------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(150, 260), linkage=linkages, levels=st.sampled_from([2, 16, 1000]), weighted=st.booleans(), seed=seeds
+)
+def test_labels_and_tree_agree_on_ties_of_many_tokens(n, linkage, levels, weighted, seed):
+    # At these sizes the ways through the backend differ, and rounded means tie where exact ones do not.
+    distances = integers(3, n, 0, levels, seed)
+    weights = torch.tensor([0.0, 0.25, 1.0, 3.0])[(torch.arange(3 * n) * 7 % 31 % 4).view(3, n)] if weighted else None
+    asked = {"distances": distances, "weights": weights, "linkage": linkage}
+    tree = agglo.linkage(**asked)
+    for k in ([1, n // 4, n // 2], [n - 20, 1, n // 3]):
+        assert torch.equal(agglo.cluster(k=k, **asked), cut(tree, k))
+    threshold = float(tree[0, n // 2, 2])
+    labels, counts = agglo.cluster(threshold=threshold, **asked)
+    within = (tree[..., 2].to(torch.float32) <= torch.tensor(threshold, dtype=torch.float32)).sum(dim=1)
+    assert torch.equal(counts, n - within)
+    assert torch.equal(labels, cut(tree, n - within))
+    if seed % 4 == 0:
+        assert torch.equal(agglo.cluster(k=n // 2, backend="torch", **asked), cut(tree, n // 2))
+    if seed % 8 == 0:
+        assert torch.equal(agglo.linkage(backend="torch", **asked), tree)
+        one = {name: value if name == "linkage" or value is None else value[:1] for name, value in asked.items()}
+        assert torch.equal(agglo.linkage(backend="reference", **one), tree[:1])
+
+
+def test_duplicated_tokens_merge_alike_on_every_way():
+    # Cosine distances of repeated tokens: ties of means of numbers that are not round.
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(0))
+    features = tokens(3, 50, seed=2).repeat(1, 4, 1)[:, order]
+    for weights in (None, some_weights(3, 50).repeat(1, 4)[:, order]):
+        for linkage in LINKAGES:
+            tree = agglo.linkage(features, linkage, weights=weights)
+            for k in (1, 30, 60, 120, 160):
+                labels = agglo.cluster(features, k, linkage, weights=weights)
+                assert torch.equal(labels, cut(tree, k))
+                assert torch.equal(labels, agglo.cluster(features, k, linkage, weights=weights, backend="torch"))
+
+
+@pytest.mark.parametrize("linkage", LINKAGES)
+@pytest.mark.parametrize("n", [577, 1301])
+def test_large_sets_are_scipys_however_threads_share_them(n, linkage):
+    features = tokens(3, n, dim=12, seed=n)
+    for metric in ("cosine", "euclidean"):
+        distances = symmetric(pairwise(features, metric))
+        trees = [scipy_tree(matrix.numpy(), linkage) for matrix in distances]
+        for threads, batch in ((1, 1), (2, 1), (2, 3)):
+            with torch_threads(threads):
+                for k in (1, n // 8, n // 2, int(0.97 * n), n):
+                    expected = np.stack([scipy_labels(tree, k) for tree in trees[:batch]])
+                    labels = agglo.cluster(features[:batch], k, linkage, metric=metric)
+                    assert np.array_equal(labels.numpy(), expected), (metric, threads, batch, k)
+                labels = agglo.cluster(distances=distances[:batch], k=n // 2, linkage=linkage)
+                assert np.array_equal(labels.numpy(), np.stack([scipy_labels(tree, n // 2) for tree in trees[:batch]]))
+    skewed = distances[:1].triu(1) + distances[:1].tril(-1) * (1 + 3e-5)
+    with torch_threads(2):
+        assert torch.equal(agglo.cluster(distances=skewed, k=n // 2, linkage=linkage), labels[:1])
+
+
+@pytest.mark.parametrize("linkage", LINKAGES)
+@pytest.mark.parametrize("kind", ["tied", "negative", "growing gaps", "weighted"])
+def test_large_sets_that_resist(kind, linkage):
+    n, weights = 1100, None
+    if kind == "tied":
+        distances = integers(1, n, 0, 16, seed=1)
+    elif kind == "negative":
+        distances = symmetric(untied(1, n) - 0.5)
+    elif kind == "growing gaps":  # everybody's nearest neighbour is the one before: a round merges one pair
+        position = torch.cumsum(1.01 ** torch.arange(n, dtype=torch.float64), 0)
+        distances = (position[:, None] - position[None]).abs().float()[None]
+    else:
+        distances, weights = untied(1, n), some_weights(1, n)
+    asked = {"distances": distances, "weights": weights, "linkage": linkage}
+    tree = agglo.linkage(**asked)
+    if kind != "tied":
+        matrix = distances if weights is None else distances * torch.maximum(weights[:, :, None], weights[:, None])
+        shift = 0.5 if kind == "negative" else 0.0
+        expected = scipy_tree(symmetric(matrix[0].double() + shift).numpy(), linkage)
+        np.testing.assert_array_equal(tree[0].numpy()[:, [0, 1, 3]], expected[:, [0, 1, 3]])
+    threshold = float(tree[0, 400, 2])
+    for threads in (1, 3):
+        with torch_threads(threads):
+            for k in (1, 300, 700, n - 5):
+                assert torch.equal(agglo.cluster(k=k, **asked), cut(tree, k)), (threads, k)
+            labels, counts = agglo.cluster(threshold=threshold, **asked)
+            within = int((tree[0, :, 2].float() <= torch.tensor(threshold).float()).sum())
+            assert int(counts) == n - within
+            assert torch.equal(labels, cut(tree, n - within))
+
+
+@pytest.mark.parametrize("linkage", LINKAGES)
+def test_many_images_in_uneven_chunks(linkage):
+    # So many that a thread takes several at once, and the last chunk is not full.
+    batch, n = 23, 131
+    distances = pairwise(tokens(batch, n), "cosine")
+    k = [1 + 5 * item for item in range(batch)]
+    for weights in (None, some_weights(batch, n)):
+        labels = agglo.cluster(distances=distances, weights=weights, k=k, linkage=linkage)
+        for b in range(batch):
+            own_weights = None if weights is None else weights[b]
+            alone = agglo.cluster(distances=distances[b], weights=own_weights, k=k[b], linkage=linkage)
+            assert torch.equal(labels[b], alone)
+
+
+# --- what weights mean ------------------------------------------------------------------------------------------------
+
+
+def test_a_heavy_token_merges_last_and_a_light_pair_first():
+    features = tokens(1, 30)[0]
+    weights = torch.ones(30)
+    weights[7], weights[[4, 19]] = 1e6, 1e-6
+    for linkage in LINKAGES:
+        assert agglo.cluster(features, 2, linkage, weights=weights).tolist() == [int(i == 7) for i in range(30)]
+        assert agglo.linkage(features, linkage, weights=weights)[0, :2].tolist() == [4, 19]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("linkage", LINKAGES)
+def test_equal_weights_change_heights_and_none_make_the_first_tokens_merge_first(linkage, backend):
+    features = tokens(2, 50)
+    tree = agglo.linkage(features, linkage, backend=backend)
+    scaled = agglo.linkage(features, linkage, weights=torch.full((2, 50), 0.25), backend=backend)
+    assert torch.equal(scaled, tree * torch.tensor([1, 1, 0.25, 1]))
+    for n, k in ((2, 1), (9, 4), (70, 33), (70, 70)):  # all distances are 0
+        labels = agglo.cluster(tokens(2, n), k, linkage, weights=torch.zeros(2, n), backend=backend)
+        expected = torch.cat([torch.zeros(n - k, dtype=torch.int64), torch.arange(k)])
+        assert torch.equal(labels, expected.expand(2, n)), (n, k)

@@ -1,0 +1,193 @@
+"""The options of apply for diffusion models, and the report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import agglo
+from agglo.hosts.diffusers.state import asked_for
+from agglo.testing import assert_same
+from tests.support.diffusion import dit, flux, pipeline, run, sd3, unet, unet_of_maps
+
+
+@pytest.mark.parametrize("described", ["atc", "tomesd", "pool", "random", "l2", "kmedoids:weights=equal"])
+def test_methods_that_group_tokens(described: str) -> None:
+    model, inputs = unet()
+    dense = run(model, inputs)
+    agglo.apply(model, described, keep_rate=0.6)
+    result = run(model, inputs)
+    assert result.isfinite().all()
+    assert not torch.equal(result, dense)
+
+
+@pytest.mark.parametrize(
+    "method", ["topk", "evit", "ats", "dynamicvit", "sinkhorn", "patch_merger", "sit", "svit", "dpc_knn", "kmedoids"]
+)
+def test_methods_that_do_not(method: str) -> None:
+    model, _ = unet()
+    with pytest.raises(ValueError, match=f"method '{method}'"):
+        agglo.apply(model, method, keep_rate=0.5)
+
+
+@pytest.mark.parametrize("options", [{"window": 4}, {"window": (2, 4), "spread": "need"}, {"connectivity": "grid"}])
+def test_local_clustering_is_that_of_cluster(options: dict[str, Any]) -> None:
+    model, inputs = unet((8, 12))
+    agglo.apply(model, keep_rate=0.5, features="tokens", **options)
+    block = model.down_blocks[0].attentions[0].transformer_blocks[0]
+    seen: dict[str, Any] = {}
+    block.register_forward_pre_hook(lambda module, args: seen.update(tokens=args[0]))
+    with agglo.trace(model) as trace:
+        run(model, inputs)
+    expected = agglo.cluster(seen["tokens"], 48, grid=(8, 12), **options)
+    assert torch.equal(trace.groupings[0].labels, expected)
+    assert not torch.equal(expected, agglo.cluster(seen["tokens"], 48))
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 4}])
+def test_merged_tokens_keep_their_length(options: dict[str, Any]) -> None:
+    model, inputs = unet()
+    agglo.apply(model, keep_rate=0.5, mean="preserve_norm", merge=("attn", "mlp"), **options)
+    block = model.down_blocks[0].attentions[0].transformer_blocks[0]
+    seen: dict[str, Any] = {}
+    for name, (norm, layer) in {"attn": (block.norm1, block.attn1.to_q), "mlp": (block.norm3, block.ff.net[0])}.items():
+        norm.register_forward_hook(lambda module, args, result, name=name: seen.update({f"{name} tokens": result}))
+        layer.register_forward_pre_hook(lambda module, args, name=name: seen.update({name: args[0]}))
+    with agglo.trace(model) as trace:
+        run(model, inputs)
+    for name in ("attn", "mlp"):
+        expected = trace.groupings[0].merge(seen[f"{name} tokens"], "preserve_norm")
+        torch.testing.assert_close(seen[name], expected)
+        assert not torch.allclose(expected, trace.groupings[0].merge(seen[f"{name} tokens"]), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "keep_rate"),
+        ({"keep_rate": [0.5, 0.4]}, "keep_rate="),
+        ({"method": "tome"}, "tomesd"),
+        ({"method": "tomesd", "linkage": "single"}, "linkage"),
+        ({"window": 4, "connectivity": "grid"}, "window"),
+        ({"spread": "even"}, "spread"),
+        ({"window": 4, "stride": (2, 2)}, "stride"),
+        ({"blocks": [1]}, "blocks="),
+        ({"keep_rate": None, "threshold": 0.5}, "threshold="),
+        ({"output": "merged"}, "output="),
+        ({"linkage": ["single", "average"]}, "option for each reduction"),
+        ({"features": ["keys"], "window": 4}, "option for each reduction"),
+        ({"importance": "class"}, "class token"),
+        ({"importance": "received"}, "attention weights"),
+    ],
+)
+def test_refused_before_anything_changes(options: dict[str, Any], message: str) -> None:
+    model, inputs = unet()
+    dense = run(model, inputs)
+    with pytest.raises(ValueError, match=message):
+        agglo.apply(model, **({"keep_rate": 0.5, **options} if options else {}))
+    assert torch.equal(run(model, inputs), dense)
+    assert agglo.report(model) is None
+
+
+def test_dropped_tokens_get_nothing_from_attention() -> None:
+    """random prunes: what a dropped token had before the block's attention it has after it."""
+    model, inputs = unet()
+    agglo.apply(model, "random", keep_rate=0.5, seed=1)
+    block = model.down_blocks[0].attentions[0].transformer_blocks[0]
+    seen: dict[str, Any] = {}
+    block.register_forward_pre_hook(lambda module, args: seen.update(before=args[0]))
+    block.norm2.register_forward_pre_hook(lambda module, args: seen.update(after=args[0]))
+    with agglo.trace(model) as trace:
+        run(model, inputs)
+    dropped = trace.groupings[0].labels < 0
+    assert dropped.sum(dim=1).tolist() == [32, 32]
+    moved = (seen["after"] - seen["before"]).abs().amax(dim=-1) > 0
+    assert torch.equal(moved, ~dropped)
+
+
+def test_parts_that_a_model_does_not_have() -> None:
+    for make, part in ((dit, "cross"), (sd3, "cross"), (flux, "mlp"), (unet_of_maps, "mlp")):
+        with pytest.raises(ValueError, match=f"merge='{part}'"):
+            agglo.apply(make()[0], keep_rate=0.5, merge=("attn", part))
+
+
+def test_resolutions() -> None:
+    model, inputs = unet()
+    for max_downsample, blocks in ((None, [0, 5, 6]), (1, [0, 5, 6]), (2, [0, 1, 2, 3, 4, 5, 6]), (8, list(range(7)))):
+        agglo.apply(model, keep_rate=0.5, max_downsample=max_downsample)
+        with agglo.trace(model) as trace:
+            run(model, inputs)
+        assert [step.block for step in trace.steps] == blocks
+
+
+def test_a_model_without_attention_at_its_finest_resolution() -> None:
+    """As SDXL: tomesd with its default does nothing there, and does not say so."""
+    types = {"down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D")}
+    model, inputs = unet(**types, up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"))
+    dense = run(model, inputs)
+    with pytest.raises(ValueError, match=r"max_downsample=1 reduces nothing: .* at downsampling 2"):
+        agglo.apply(model, keep_rate=0.5, max_downsample=1)
+    assert not torch.equal(run(agglo.apply(model, keep_rate=0.5), inputs), dense)
+    assert [level.tokens for level in agglo.report(model).levels] == [16]  # type: ignore[union-attr]
+
+
+def test_reduction_counts_tokens_and_work() -> None:
+    model, _ = unet()
+    agglo.apply(model, keep_rate=0.5, proportional=False, features="tokens", max_downsample=1)
+    found = agglo.report(model)
+    assert found is not None
+    assert found.counts == [32, 16, 16, 16, 16, 32, 32]
+    assert [(level.downsample, level.attentions, level.tokens, level.groups) for level in found.levels] == [
+        (1, 3, 64, 32),
+        (2, 4, 16, 16),
+    ]
+
+    def madds(tokens: int, width: int) -> int:
+        return 4 * tokens * width * width + 2 * tokens * tokens * width
+
+    coarse = 4 * madds(16, 32)
+    assert found.gflops_before == pytest.approx((3 * madds(64, 16) + coarse) / 1e9)
+    assert found.gflops_after == pytest.approx((3 * madds(32, 16) + coarse) / 1e9)
+    assert "3 self-attentions at 1/1: 64 -> 32; 4 self-attentions at 1/2: 16 -> 16 tokens" in str(found)
+    keys = agglo.report(agglo.apply(model, keep_rate=0.5))
+    assert keys is not None
+    assert keys.gflops_after == pytest.approx(found.gflops_after + 3 * 64 * 16 * 16 / 1e9)
+
+
+def test_reduction_of_a_pipeline_and_of_other_sizes() -> None:
+    pipe = pipeline()
+    assert agglo.report(pipe) is None
+    agglo.apply(pipe, "pool", keep_rate=0.3)
+    assert agglo.report(pipe).counts[0] == 16  # type: ignore[union-attr,index]
+    assert agglo.report(pipe, n_tokens=256).counts[0] == 81  # type: ignore[union-attr,index]
+    model, _ = flux()
+    agglo.apply(model, keep_rate=0.25)
+    with pytest.raises(ValueError, match="n_tokens"):
+        agglo.report(model)
+    assert agglo.report(model, n_tokens=4096).counts == [1024] * 3  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("n_tokens", "ratio"), [(4096, 0.1), (4096, 0.5), (10, 0.1), (77, 0.3), (1000, 0.7), (5, 0.5)])
+def test_as_many_are_removed_as_the_paper_removes(n_tokens: int, ratio: float) -> None:
+    assert asked_for(n_tokens, 1 - ratio) == n_tokens - int(n_tokens * ratio)
+
+
+def test_at_least_one_group_stays() -> None:
+    model, inputs = unet()
+    agglo.apply(model, keep_rate=1e-6)
+    with agglo.trace(model) as trace:
+        assert run(model, inputs).isfinite().all()
+    assert trace.groupings[0].n_groups == 1
+
+
+def test_a_model_inside_another_module() -> None:
+    model, inputs = unet()
+    expected = run(agglo.apply(model, keep_rate=0.5), inputs)
+    agglo.remove(model)
+    holder = torch.nn.ModuleDict({"denoiser": model})
+    agglo.apply(holder, keep_rate=0.5)
+    assert_same(run(model, inputs), expected, atol=0.0)
+    agglo.remove(holder)
+    assert agglo.report(holder) is None

@@ -1,0 +1,165 @@
+"""Whole pipelines: text to image, image to image, inpainting, and what users do with them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import agglo
+from agglo.testing import assert_same
+from tests.support.diffusion import TEXT, diffusers, generate, pipeline, run, unet
+
+IMAGE = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(5))
+MASK = (torch.arange(16) < 8).float().expand(1, 1, 16, 16)
+
+KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "text to image": ("StableDiffusionPipeline", {}, {}),
+    "image to image": ("StableDiffusionImg2ImgPipeline", {"image": IMAGE, "strength": 0.9}, {}),
+    "inpainting": ("StableDiffusionInpaintPipeline", {"image": IMAGE, "mask_image": MASK, "strength": 1.0}, {}),
+    "inpainting of 9 channels": (
+        "StableDiffusionInpaintPipeline",
+        {"image": IMAGE, "mask_image": MASK, "strength": 1.0},
+        {"in_channels": 9},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pipelines(kind: str) -> None:
+    name, given, config = KINDS[kind]
+    pipe = pipeline(name, **config)
+
+    def make() -> torch.Tensor:
+        return _made(pipe, given)
+
+    dense = make()
+    assert agglo.apply(pipe, keep_rate=1.0) is pipe
+    assert torch.equal(make(), dense)
+    agglo.apply(pipe, keep_rate=0.5, every=2)
+    with agglo.trace(pipe) as trace:
+        reduced = make()
+    assert reduced.shape == dense.shape
+    assert reduced.isfinite().all()
+    assert not torch.equal(reduced, dense)
+    assert trace.groupings[0].labels.shape == (2, 64)
+    assert torch.equal(make(), reduced)
+    agglo.remove(pipe)
+    assert torch.equal(make(), dense)
+    assert type(pipe) is getattr(diffusers, name)
+
+
+def _made(pipe: Any, given: dict[str, Any]) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    result: torch.Tensor = pipe(
+        prompt_embeds=torch.randn(1, TEXT, 12, generator=generator),
+        negative_prompt_embeds=torch.zeros(1, TEXT, 12),
+        num_inference_steps=4,
+        generator=generator,
+        output_type="latent",
+        **({"height": 16, "width": 16, **given} if "image" not in given else given),
+    ).images
+    return result
+
+
+@pytest.mark.parametrize("size", [(7, 9), (13, 8), (5, 6), (16, 4)])
+@pytest.mark.parametrize("method", ["atc", "tomesd", "pool"])
+def test_any_height_and_width(size: tuple[int, int], method: str) -> None:
+    model, inputs = unet(size)
+    dense = run(model, inputs)
+    agglo.apply(model, method, keep_rate=0.6, max_downsample=2)
+    with agglo.trace(model) as trace:
+        result = run(model, inputs)
+    assert result.shape == dense.shape
+    half = tuple(-(-length // 2) for length in size)
+    assert {step.grid for step in trace.steps} == {size, half}  # type: ignore[attr-defined]
+
+
+def test_downsampling_that_rounds_down() -> None:
+    """Without symmetric padding an odd map loses its last row; the model's own upsampling makes up for it."""
+    model, inputs = unet((9, 7), downsample_padding=0)
+    agglo.apply(model, "pool", keep_rate=0.6, max_downsample=2)
+    with agglo.trace(model) as trace:
+        run(model, inputs)
+    assert {step.grid for step in trace.steps} == {(9, 7), (4, 3)}  # type: ignore[attr-defined]
+
+
+def test_a_reduced_pipeline_is_copied_and_saved(tmp_path: Any) -> None:
+    pipe = agglo.apply(pipeline(), keep_rate=0.5, every=2)
+    expected = generate(pipe)
+    assert torch.equal(generate(copy.deepcopy(pipe)), expected)
+    pipe.unet.save_pretrained(tmp_path)
+    thawed = diffusers.UNet2DConditionModel.from_pretrained(tmp_path)
+    dense = agglo.remove(pipe)
+    assert type(thawed) is type(dense.unet)
+    for key, value in dense.unet.state_dict().items():
+        assert torch.equal(thawed.state_dict()[key], value)
+
+
+def test_apply_again_replaces() -> None:
+    pipe = pipeline()
+    dense = generate(pipe)
+    once = generate(agglo.apply(pipe, keep_rate=0.5))
+    generate(agglo.apply(pipe, "tomesd", keep_rate=0.7, merge=("attn", "cross", "mlp"), max_downsample=2))
+    assert torch.equal(generate(agglo.apply(pipe, keep_rate=0.5)), once)
+    assert torch.equal(generate(agglo.remove(pipe)), dense)
+
+
+def test_a_scheduler_that_repeats_timesteps() -> None:
+    """PNDM's second call has the timestep of the first: nothing is lost, and nothing mixed."""
+    pipe = pipeline()
+    pipe.scheduler = diffusers.PNDMScheduler(skip_prk_steps=True, steps_offset=1)
+    agglo.apply(pipe, keep_rate=0.5, every=3)
+    assert torch.equal(generate(pipe), generate(pipe))
+
+
+def test_a_pipeline_without_a_denoiser() -> None:
+    pipe = pipeline()
+    pipe.unet = None
+    with pytest.raises(
+        agglo.UnsupportedModelError, match=r"no unet and no transformer.*supported: UNet2DConditionModel"
+    ):
+        agglo.apply(pipe, keep_rate=0.5)
+
+
+def test_another_pipeline_of_the_same_model() -> None:
+    pipe = agglo.apply(pipeline(), keep_rate=0.5)
+    other = diffusers.StableDiffusionImg2ImgPipeline.from_pipe(pipe)
+    other.set_progress_bar_config(disable=True)
+    assert other.unet is pipe.unet
+    assert agglo.report(other) is not None
+    with agglo.trace(other) as trace:
+        _made(other, {"image": IMAGE})
+    assert trace.groupings[0].n_groups == 32
+    agglo.remove(other)
+    assert agglo.report(pipe) is None
+
+
+def test_a_pipeline_of_a_diffusion_transformer() -> None:
+    model = diffusers.DiTTransformer2DModel(
+        num_attention_heads=2,
+        attention_head_dim=8,
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        sample_size=8,
+        patch_size=1,
+        num_embeds_ada_norm=1000,  # the pipeline's class for no class
+        norm_num_groups=8,
+    ).eval()
+    pipe = diffusers.DiTPipeline(transformer=model, vae=pipeline().vae, scheduler=diffusers.DDIMScheduler())
+    pipe.set_progress_bar_config(disable=True)
+
+    def make() -> Any:
+        generator = torch.Generator().manual_seed(0)
+        return torch.tensor(pipe([1, 2], num_inference_steps=3, generator=generator, output_type="np").images)
+
+    dense = make()
+    agglo.apply(pipe, keep_rate=0.5, every=2)
+    reduced = make()
+    assert reduced.shape == dense.shape
+    assert not torch.equal(reduced, dense)
+    agglo.remove(pipe)
+    assert_same(make(), dense, atol=0.0)

@@ -1,0 +1,214 @@
+"""Groupings that are shared by blocks, or kept for later steps of the same generation."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import agglo
+from agglo.hosts.diffusers.groups import drift
+from agglo.methods import ATC, Outcome, View
+from agglo.testing import assert_same
+from tests.support.diffusion import MODELS, dit, generate, pipeline, run, unet
+
+
+class Counting(ATC):
+    """ATC that counts how often it is asked, by the number of tokens."""
+
+    name = "counting"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: Counter[int] = Counter()
+
+    def reduce(self, view: View) -> Outcome:
+        self.asked[view.tokens.shape[1]] += 1
+        return super().reduce(view)
+
+
+def counted(model: Any, inputs: dict[str, Any], timesteps: list[Any], **options: Any) -> dict[int, int]:
+    method = Counting()
+    agglo.apply(model, method, keep_rate=0.5, **options)
+    with agglo.hosts.diffusers.generation():
+        for timestep in timesteps:
+            run(model, inputs, timestep=torch.as_tensor(timestep))
+    return dict(method.asked)
+
+
+@pytest.mark.parametrize(
+    ("options", "times"),
+    [
+        ({"max_downsample": 2}, {64: 21, 16: 28}),
+        ({"max_downsample": 2, "share": "resolution"}, {64: 7, 16: 7}),
+        ({"every": 2}, {64: 12}),
+        ({"every": 3}, {64: 9}),
+        ({"every": 50}, {64: 3}),
+        ({"every": 2, "share": "resolution", "max_downsample": 2}, {64: 4, 16: 4}),
+    ],
+)
+def test_groupings_are_shared_by_blocks_and_kept_for_steps(options: dict[str, Any], times: dict[int, int]) -> None:
+    model, inputs = unet()
+    assert counted(model, inputs, [90, 80, 70, 60, 50, 40, 30], **options) == times
+
+
+@pytest.mark.parametrize(("name", "times"), [("sd3", {48: 6}), ("flux", {48: 6}), ("wan", {72: 4})])
+def test_transformers_keep_groupings_too(name: str, times: dict[int, int]) -> None:
+    model, inputs = MODELS[name]()
+    timesteps = [torch.tensor([t] * 2, dtype=inputs["timestep"].dtype) for t in (9, 7, 5)]
+    assert counted(model, inputs, timesteps, every=2) == times
+
+
+def test_calls_with_one_timestep_are_one_step() -> None:
+    """Prompted and unprompted images one after the other: each has groupings of its own."""
+    model, inputs = unet()
+    assert counted(model, inputs, [9, 9, 7, 7, 5, 5, 3, 3], every=2) == {64: 3 * 2 * 2}
+    other = {**inputs, "sample": inputs["sample"].flip(-1) * 2}
+    agglo.apply(model, keep_rate=0.5, every=2)
+    alone = {}
+    for name, given in (("one", inputs), ("other", other)):
+        with agglo.hosts.diffusers.generation():
+            alone[name] = [run(model, given, timestep=torch.tensor(t)) for t in (9, 7)]
+    with agglo.hosts.diffusers.generation():
+        mixed = [run(model, given, timestep=torch.tensor(t)) for t in (9, 7) for given in (inputs, other)]
+    expected = [alone["one"][0], alone["other"][0], alone["one"][1], alone["other"][1]]
+    for result, reference in zip(mixed, expected, strict=True):
+        assert torch.equal(result, reference)
+
+
+@pytest.mark.parametrize(("threshold", "times"), [(0.0, 4), (1e9, 1)])
+def test_drift_decides(threshold: float, times: int) -> None:
+    model, inputs = dit()
+    method = Counting()
+    agglo.apply(model, method, keep_rate=0.5, drift=threshold)
+    with agglo.hosts.diffusers.generation():
+        for step in range(4):
+            moved = {**inputs, "hidden_states": inputs["hidden_states"] * (1 + 0.1 * step)}
+            run(model, moved, timestep=torch.tensor([500 - step] * 2))
+    assert method.asked == {64: 2 * times}
+
+
+def test_drift_is_measured_since_the_grouping_was_made() -> None:
+    """Steps of 0.06 add up: the second is beyond 0.1, the third again within."""
+    before = torch.randn(2, 9, 4)
+    assert drift(before, before * 1.06) == pytest.approx(0.06, rel=1e-4)
+    one_moved = before.clone()
+    one_moved[1] *= 1.5
+    assert drift(before, one_moved) == pytest.approx(0.5, rel=1e-4)
+
+    class Scaled(Counting):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = "tokens"
+
+    model, inputs = dit()
+    model.pos_embed.pos_embed.zero_()
+    model.pos_embed.proj.bias.data.zero_()
+    method = Scaled()
+    agglo.apply(model, method, keep_rate=0.5, drift=0.1, share="resolution")  # decided in the first block
+    asked = []
+    with agglo.hosts.diffusers.generation():
+        for step, scale in enumerate((1.0, 1.06, 1.12, 1.18, 1.24)):
+            moved = {**inputs, "hidden_states": inputs["hidden_states"] * scale}
+            run(model, moved, timestep=torch.tensor([500 - step] * 2))
+            asked.append(method.asked[64])
+    assert asked == [1, 1, 2, 2, 3]
+
+
+def test_a_kept_grouping_is_the_one_that_was_made() -> None:
+    model, inputs = unet()
+    agglo.apply(model, keep_rate=0.5, every=2)
+    labels = []
+    with agglo.hosts.diffusers.generation():
+        for step, sample in enumerate(torch.randn(4, 2, 4, 8, 8)):
+            with agglo.trace(model) as trace:
+                run(model, {**inputs, "sample": sample}, timestep=torch.tensor(900 - step))
+            labels.append(trace.groupings[0].labels)
+    assert torch.equal(labels[0], labels[1])
+    assert torch.equal(labels[2], labels[3])
+    assert not torch.equal(labels[1], labels[2])
+
+
+def test_a_batch_of_another_shape_is_grouped_anew() -> None:
+    model, inputs = unet()
+    agglo.apply(model, keep_rate=0.5, every=5)
+    alone = {key: value[:1] if value.dim() else value for key, value in inputs.items()}
+    with agglo.hosts.diffusers.generation():
+        run(model, inputs)
+        result = run(model, alone, timestep=torch.tensor(499))
+    with agglo.hosts.diffusers.generation():
+        assert torch.equal(result, run(model, alone, timestep=torch.tensor(499)))
+
+
+def test_another_apply_in_the_middle_begins_anew() -> None:
+    model, inputs = unet()
+    with agglo.hosts.diffusers.generation():
+        run(agglo.apply(model, keep_rate=0.5, every=5), inputs)
+        result = run(agglo.apply(model, keep_rate=0.7, every=5), inputs, timestep=torch.tensor(499))
+    with agglo.hosts.diffusers.generation():
+        assert torch.equal(result, run(model, inputs, timestep=torch.tensor(499)))
+
+
+@pytest.mark.parametrize("options", [{"every": 2}, {"drift": 0.1}])
+def test_outside_of_a_generation_nothing_is_kept_by_guessing(options: dict[str, Any]) -> None:
+    model, inputs = unet()
+    agglo.apply(model, keep_rate=0.5, **options)
+    with pytest.raises(RuntimeError, match=r"generation"):
+        run(model, inputs)
+
+
+def test_steps_are_told_by_timesteps() -> None:
+    model, inputs = dit()
+    agglo.apply(model, keep_rate=0.5, every=2)
+    with agglo.hosts.diffusers.generation(), pytest.raises(ValueError, match="timestep"):
+        run(model, inputs, timestep=None)
+
+
+def test_every_call_of_a_pipeline_is_a_generation_of_its_own() -> None:
+    pipe = agglo.apply(pipeline(), keep_rate=0.5, every=3)
+    first = generate(pipe, seed=1)
+    generate(pipe, seed=2)
+    assert torch.equal(generate(pipe, seed=1), first)
+
+
+@torch.no_grad()
+def test_two_generations_in_two_threads_on_one_model() -> None:
+    pipe = agglo.apply(pipeline(), keep_rate=0.5, every=2)
+    other = type(pipe).agglo_original(**pipe.components, requires_safety_checker=False)
+    other.set_progress_bar_config(disable=True)
+    other.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)
+    agglo.apply(other, keep_rate=0.5, every=2)
+    assert other.unet is pipe.unet
+    alone = [generate(pipe, steps=6, seed=seed) for seed in (1, 2)]
+    together: list[Tensor | None] = [None, None]
+    barrier = threading.Barrier(2)
+
+    def work(index: int, own: Any) -> None:
+        barrier.wait()
+        together[index] = generate(own, steps=6, seed=index + 1)
+
+    threads = [threading.Thread(target=work, args=(index, own)) for index, own in enumerate((pipe, other))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result, expected in zip(together, alone, strict=True):
+        assert result is not None
+        assert_same(result, expected, atol=1e-6)
+
+
+def test_a_compiled_model_reuses_as_the_eager_one_does() -> None:
+    model, inputs = dit()
+    timesteps = [torch.tensor([t, t]) for t in (9, 7, 5, 3)]
+    agglo.apply(model, keep_rate=0.5, every=2)
+    with agglo.hosts.diffusers.generation():
+        eager = [run(model, inputs, timestep=t) for t in timesteps]
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    with agglo.hosts.diffusers.generation():
+        for timestep, expected in zip(timesteps, eager, strict=True):
+            assert_same(run(compiled, inputs, timestep=timestep), expected, atol=1e-5)

@@ -1,0 +1,358 @@
+"""last_block="class_token": the last block computes only what the head reads, with the same output."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import agglo
+from agglo.grouping import Grouping
+from agglo.methods import Method, Outcome, View
+from agglo.methods.tome import ToMe
+from agglo.testing import assert_same, at_the_same_time, tensors
+from tests.support.class_heads import (
+    MODELS,
+    ONE_OF_EACH,
+    Builder,
+    build,
+    counted_flops,
+    open_clip_tower,
+    timm_model,
+    transformers_model,
+)
+
+IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+every_model = pytest.mark.parametrize("name", MODELS)
+every_host = pytest.mark.parametrize("name", ONE_OF_EACH)
+
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "dense": {"keep_rate": 1.0},
+    "atc": {"keep_rate": 0.5},
+    "at the last block too": {"keep_rate": 0.6, "blocks": (1, 3)},
+    "threshold": {"threshold": 0.3, "blocks": (1, 3)},
+    "before blocks": {"keep_rate": 0.6, "blocks": (1, 3), "place": "before_block", "features": "tokens"},
+    "pruned": {"method": "topk", "keep_rate": 0.6, "blocks": (1, 3)},
+    "passing by": {"method": "evovit", "keep_rate": 0.6, "blocks": (1, 3)},
+}
+
+
+@every_model
+@torch.no_grad()
+def test_the_output_is_the_same(name: str) -> None:
+    model = build(name)
+    for request in REQUESTS.values():
+        whole = agglo.apply(model, **request)(IMAGE)
+        assert_same(agglo.apply(model, **request, last_block="class_token")(IMAGE), whole, atol=2e-5)
+
+
+@pytest.mark.parametrize("request_", ["dense", "atc", "at the last block too", "before blocks"])
+@every_model
+def test_what_is_reported_to_be_spared_does_not_run(name: str, request_: str) -> None:
+    model, ran, reported = build(name), [], []
+    for last_block in ("all", "class_token"):
+        agglo.apply(model, **REQUESTS[request_], last_block=last_block)
+        report = agglo.report(model)
+        assert report is not None
+        assert report.gflops_after is not None
+        assert report.config.last_block == last_block
+        ran.append(counted_flops(model, IMAGE))
+        reported.append(2e9 * report.gflops_after)
+    assert ran[1] < ran[0]
+    # A method that is not asked at the last block has no products of its own there either: at most of all pairs.
+    own = 2 * 16 * 16 * 48 if request_ == "at the last block too" else 0
+    beyond = ran[0] - ran[1] - (reported[0] - reported[1])
+    assert -1 < beyond < own + 1
+
+
+@pytest.mark.parametrize("name", ["timm", "torchvision", "eva-02"])
+@pytest.mark.parametrize("request_", ["dense", "atc", "before blocks"])
+def test_all_flops_that_run_are_reported(name: str, request_: str) -> None:
+    model = agglo.apply(build(name), **REQUESTS[request_], last_block="class_token")
+    report = agglo.report(model)
+    assert report is not None
+    assert report.gflops_after is not None
+    # ATC's own distances are small matrix products too, and not counted in papers' FLOPs.
+    own = sum(2 * n * n * 48 for n in (16, 8, 4)) if request_ != "dense" else 0
+    assert -1 < counted_flops(model, IMAGE) - 2e9 * report.gflops_after < own + 1
+
+
+def features_of(name: str, model: Any) -> Any:
+    """Everything that a model gives of its patches."""
+    tokens = torch.randn(2, 17, 48, generator=torch.Generator().manual_seed(1))
+    if name == "timm":
+        return model.forward_features(IMAGE), model.forward_intermediates(IMAGE), model.get_intermediate_layers(IMAGE)
+    if name == "torchvision":
+        return model.encoder(tokens)
+    if name == "transformers":
+        return model.vit(IMAGE), model(IMAGE, output_hidden_states=True), model(IMAGE, output_hidden_states=[3])
+    everything = model.forward_intermediates(IMAGE, indices=[1, 3], output_extra_tokens=True)
+    return model.transformer(tokens), everything
+
+
+@every_host
+@torch.no_grad()
+def test_features_are_those_of_all_patches(name: str) -> None:
+    model = build(name)
+    whole = features_of(name, agglo.apply(model, keep_rate=0.5))
+    assert_same(features_of(name, agglo.apply(model, keep_rate=0.5, last_block="class_token")), whole, atol=1e-6)
+
+
+def modules_that_see_patches(name: str, model: Any) -> Iterator[nn.Module]:
+    if name == "timm":
+        yield from (model.blocks[3].mlp, model.blocks[3].norm1, model.norm)
+    elif name == "torchvision":
+        yield from (model.encoder, model.encoder.ln, model.encoder.layers[3].mlp)
+    elif name == "transformers":
+        yield from (model.vit, model.vit.layernorm)
+        yield [module for path, module in model.named_modules() if path.endswith("layernorm_before")][-1]
+    else:
+        yield from (model.transformer, model.ln_post, model.transformer.resblocks[3].mlp)
+
+
+def seen_by_hook(model: nn.Module, module: nn.Module) -> list[Tensor]:
+    outputs: list[Any] = []
+    handle = module.register_forward_hook(lambda module, arguments, output: outputs.append(output))
+    model(IMAGE)
+    handle.remove()
+    return tensors(outputs)
+
+
+@every_host
+@torch.no_grad()
+def test_hooks_see_all_patches(name: str) -> None:
+    model, seen = build(name), []
+    for last_block in ("all", "class_token"):
+        agglo.apply(model, keep_rate=0.5, last_block=last_block)
+        seen.append([seen_by_hook(model, module) for module in modules_that_see_patches(name, model)])
+    assert all(outputs[0].shape[1] > 1 for outputs in seen[0])
+    assert_same(seen[1], seen[0], atol=1e-6)
+
+
+@torch.no_grad()
+def test_hooks_that_transformers_leaves_behind_do_not_count() -> None:
+    model = build("transformers")
+    fresh = counted_flops(agglo.apply(model, keep_rate=1.0, last_block="class_token"), IMAGE)
+    agglo.remove(model)(IMAGE, output_hidden_states=True)
+    assert any(module._forward_hooks for module in model.modules())
+    assert counted_flops(agglo.apply(model, keep_rate=1.0, last_block="class_token"), IMAGE) == fresh
+
+
+@pytest.mark.parametrize("request_", ["atc", "at the last block too", "before blocks"])
+@every_host
+@torch.no_grad()
+def test_traces_hear_of_every_reduction(name: str, request_: str) -> None:
+    model, heard = build(name), []
+    for last_block in ("all", "class_token"):
+        agglo.apply(model, **REQUESTS[request_], last_block=last_block)
+        with agglo.trace(model) as trace:
+            output = model(IMAGE)
+        assert_same(output, model(IMAGE), atol=2e-5)
+        heard.append(trace.groupings)
+    assert heard[0].keys() == heard[1].keys()
+    for block, grouping in heard[0].items():
+        assert torch.equal(grouping.labels, heard[1][block].labels)
+
+
+class Learned(nn.Module, Method):
+    """Has a say in the class token, and a loss."""
+
+    name = "learned"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(48, 1)
+
+    def reduce(self, view: View) -> Outcome:
+        assert view.target is not None
+        batch, n, _ = view.patches.shape
+        labels = torch.arange(n).clamp(max=view.target - 1).expand(batch, n)
+        grouping = Grouping.of(labels, view.target, view.prefix, view.sizes)
+        return Outcome(grouping, grouping.merge(view.tokens * self.score(view.tokens).sigmoid()))
+
+
+@torch.no_grad()
+def test_a_method_that_learns_is_asked_at_the_last_block() -> None:
+    method, reports, outputs = Learned(), [], []
+    model = build("timm")
+    for last_block in ("all", "class_token"):
+        agglo.apply(model, method, keep_rate=0.5, blocks=(1, 3), last_block=last_block)
+        reports.append(agglo.report(model))
+        outputs.append(model(IMAGE))
+    assert_same(outputs[1], outputs[0])
+    assert reports[0].gflops_after == reports[1].gflops_after  # type: ignore[union-attr]
+
+
+@every_host
+def test_gradients_are_the_same(name: str) -> None:
+    gradients = []
+    for last_block in ("all", "class_token"):
+        model = agglo.apply(build(name), keep_rate=0.5, last_block=last_block).train()
+        tensors(model(IMAGE))[0].square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for ours, theirs in zip(*gradients, strict=True):
+        assert (ours is None) == (theirs is None)
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@every_host
+def test_half_precision_and_autocast(name: str) -> None:
+    model = agglo.apply(build(name), keep_rate=0.5, last_block="class_token")
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert all(t.isfinite().all() for t in tensors(model(IMAGE)))
+    with torch.no_grad():
+        output = tensors(model.bfloat16()(IMAGE.bfloat16()))[0]
+    assert output.dtype == torch.bfloat16
+    assert output.isfinite().all()
+
+
+@every_host
+@torch.no_grad()
+def test_compiles_as_one_graph(name: str) -> None:
+    model = agglo.apply(build(name), "tome", keep_rate=0.5, last_block="class_token")
+    expected = model(IMAGE)
+    torch._dynamo.reset()
+    assert_same(torch.compile(model, fullgraph=True, backend="eager")(IMAGE), expected, atol=1e-5)
+
+
+@every_host
+def test_threads_do_not_meet(name: str) -> None:
+    """While one thread wants logits, another may want features."""
+    model = agglo.apply(build(name), keep_rate=0.5, last_block="class_token")
+    with torch.no_grad():
+        expected = [model(IMAGE), features_of(name, model)]
+    calls = (lambda: model(IMAGE), lambda: features_of(name, model))
+    results = at_the_same_time(lambda call: call(), calls)
+    for which in (0, 1):
+        for result in results[which]:
+            assert_same(result, expected[which], atol=1e-6)
+
+
+class Interrupting(ToMe):
+    """Lets somebody do something in the middle of the pass."""
+
+    def __init__(self, interruption: Callable[[], object]) -> None:
+        super().__init__()
+        self.interruption = interruption
+
+    def reduce(self, view: View) -> Outcome:
+        self.interruption()
+        return super().reduce(view)
+
+
+@every_host
+@torch.no_grad()
+def test_a_pass_that_has_begun_goes_on_as_it_began(name: str) -> None:
+    model = build(name)
+    dense = model(IMAGE)
+    halved = agglo.apply(model, "tome", keep_rate=0.5)(IMAGE)
+    other = agglo.apply(model, "tome", keep_rate=0.9)(IMAGE)
+    for change, after in (
+        (lambda: agglo.remove(model), dense),
+        (lambda: agglo.apply(model, "tome", keep_rate=0.9), other),
+        (lambda: agglo.apply(model, "tome", keep_rate=0.9, last_block="class_token"), other),
+    ):
+        agglo.apply(model, Interrupting(change), keep_rate=0.5, last_block="class_token")
+        assert_same(model(IMAGE), halved, atol=2e-5)
+        assert_same(model(IMAGE), after, atol=2e-5)
+    looked_up = type(agglo.apply(model, "tome", keep_rate=0.5, last_block="class_token")).forward
+    agglo.remove(model)
+    assert_same(looked_up(model, IMAGE), dense)
+
+
+@every_host
+@torch.no_grad()
+def test_copies_and_removal(name: str) -> None:
+    model = build(name)
+    dense, types = model(IMAGE), [type(module) for module in model.modules()]
+    attributes = [sorted(module.__dict__) for module in model.modules()]
+    keys, parameters = list(model.state_dict()), list(inspect.signature(model.forward).parameters)
+    agglo.apply(model, keep_rate=0.5, last_block="class_token")
+    assert list(inspect.signature(model.forward).parameters) == parameters
+    assert list(model.state_dict()) == keys
+    expected = model(IMAGE)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert_same(twin(IMAGE), expected)
+        assert agglo.report(twin).config.last_block == "class_token"  # type: ignore[union-attr]
+    dropping = counted_flops(model, IMAGE)
+    agglo.apply(model, keep_rate=0.5)
+    assert counted_flops(model, IMAGE) > dropping
+    agglo.apply(model, keep_rate=0.5, last_block="class_token")
+    assert_same(agglo.remove(model)(IMAGE), dense)
+    assert [type(module) for module in model.modules()] == types
+    assert [sorted(module.__dict__) for module in model.modules()] == attributes
+
+
+def test_what_open_clip_is_told_later_holds() -> None:
+    model = agglo.apply(build("open_clip"), keep_rate=0.5, last_block="class_token")
+    model.output_tokens = True
+    assert model(IMAGE)[1].shape == (2, 16, 48)
+
+
+def test_a_timm_head_may_change_later() -> None:
+    model = agglo.apply(build("timm"), keep_rate=0.5, last_block="class_token")
+    model.reset_classifier(5, global_pool="avg")
+    expected = agglo.apply(copy.deepcopy(model), keep_rate=0.5)(IMAGE)
+    assert_same(model(IMAGE), expected, atol=1e-6)
+
+
+def refused() -> Iterator[tuple[Builder, str]]:
+    yield lambda: timm_model(global_pool="avg"), "global_pool='avg'"
+    yield lambda: timm_model(class_token=False, global_pool="map"), "global_pool='map'"
+    yield lambda: transformers_model("ViTModel"), "ViTModel by itself gives its patches"
+    yield lambda: open_clip_tower(pool_type="avg"), "pools by 'avg'"
+    yield lambda: open_clip_tower(attentional_pool=True, attn_pooler_heads=7), "pools by attention"
+    yield lambda: open_clip_tower(output_tokens=True), "output_tokens=True"
+    yield own_forward, "Own has a forward of its own in place of that of torchvision"
+    yield own_head, "Own has a forward_head of its own in place of that of timm"
+
+
+def own_forward() -> nn.Module:
+    models = pytest.importorskip("torchvision.models.vision_transformer")
+
+    class Own(models.VisionTransformer):  # type: ignore[misc]
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.encoder(torch.zeros(len(x), 17, 48)).mean(1)
+            return out
+
+    return Own(32, 8, 4, 3, 48, 96, num_classes=7)
+
+
+def own_head() -> nn.Module:
+    vit = pytest.importorskip("timm.models.vision_transformer")
+
+    class Own(vit.VisionTransformer):  # type: ignore[misc]
+        def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+            return x.mean(1)
+
+    return Own(img_size=32, patch_size=8, embed_dim=48, depth=4, num_heads=3, num_classes=7)
+
+
+@pytest.mark.parametrize("case", range(8))
+def test_heads_that_read_patches_are_refused(case: int) -> None:
+    builder, reason = list(refused())[case]
+    model = builder().eval()
+    types = [type(module) for module in model.modules()]
+    with pytest.raises(agglo.UnsupportedModelError, match=reason):
+        agglo.apply(model, keep_rate=0.5, last_block="class_token")
+    assert [type(module) for module in model.modules()] == types
+
+
+@torch.no_grad()
+def test_a_head_of_ones_own_gets_every_patch() -> None:
+    model = own_head().eval()
+    reduced = agglo.apply(model, keep_rate=0.5)
+    assert_same(reduced(IMAGE), reduced.forward_features(IMAGE).mean(1), atol=1e-6)
+
+
+def test_the_word_is_checked() -> None:
+    with pytest.raises(ValueError, match="last_block='forget'"):
+        agglo.apply(build("timm"), keep_rate=0.5, last_block="forget")

@@ -1,0 +1,174 @@
+"""place="before_block": a hard-merging method acts before a block, so that its attention has fewer tokens too."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import agglo
+from agglo.grouping import Grouping
+from agglo.methods import Method, ModelShape, Outcome, View
+from agglo.testing import assert_same
+from tests.support.class_heads import counted_flops
+from tests.support.reductions import lively_vit
+
+IMAGE = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(3))
+BEFORE: dict[str, Any] = {"place": "before_block", "features": "tokens"}
+
+
+def explicit(model: Any, image: Tensor, counts: dict[int, int]) -> Tensor:
+    """ATC before blocks written out plainly, for one image, with scikit-learn's labels and explicit softmax."""
+    cluster = pytest.importorskip("sklearn.cluster")
+    tokens = model.norm_pre(model._pos_embed(model.patch_embed(image[None])))[0]
+    sizes = torch.ones(len(tokens))
+    for index, block in enumerate(model.blocks):
+        if index in counts:
+            patches = tokens[1:].double()
+            patches = patches / patches.norm(dim=1, keepdim=True)
+            fit = cluster.AgglomerativeClustering(counts[index], metric="precomputed", linkage="average")
+            labels = np.concatenate([[0], 1 + fit.fit((1 - patches @ patches.T).numpy()).labels_])
+            groups = [np.flatnonzero(labels == group) for group in range(counts[index] + 1)]
+            tokens = torch.stack([(tokens[g] * sizes[g, None]).sum(0) / sizes[g].sum() for g in groups])
+            sizes = torch.stack([sizes[g].sum() for g in groups])
+        attn, n = block.attn, len(tokens)
+        q, k, v = attn.qkv(block.norm1(tokens)).view(n, 3, attn.num_heads, -1).permute(1, 2, 0, 3)
+        weights = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5 + sizes.log()).softmax(-1)
+        tokens = tokens + attn.proj((weights @ v).transpose(0, 1).reshape(n, -1))
+        tokens = tokens + block.mlp(block.norm2(tokens))
+    return model.head(model.norm(tokens)[0])  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def test_atc_before_blocks_is_what_scikit_learn_makes_of_it() -> None:
+    model = lively_vit(24, 4)
+    expected = torch.stack([explicit(model, image, {0: 30, 2: 11}) for image in IMAGE])
+    agglo.apply(model, schedule=[6, 0, 19], **BEFORE)
+    assert_same(model(IMAGE), expected, atol=1e-4)
+    agglo.apply(model, schedule=[6, 0, 19], features="tokens")
+    assert not torch.allclose(model(IMAGE), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["atc", "tome", "pool"])
+def test_flops_that_run_are_those_reported(method: str) -> None:
+    model, reported = lively_vit(24, 4), []
+    options = {} if method == "pool" else {"features": "tokens"}
+    for place in ("after_attention", "before_block"):
+        agglo.apply(model, method, keep_rate=0.6, place=place, **options)
+        report = agglo.report(model)
+        assert report is not None
+        assert report.gflops_after is not None
+        assert report.config.place == place
+        beyond = counted_flops(model, IMAGE) - 2e9 * report.gflops_after
+        assert -1 < beyond < 3 * 2 * 36 * 36 * 24  # the method's own products, at most of all pairs of tokens
+        reported.append(report.gflops_after)
+    assert reported[1] < reported[0]
+
+
+class Recorder(Method):
+    """Merges pairs of neighbours and keeps what it saw."""
+
+    name: ClassVar[str] = "recorder"
+    needs_class_attention: ClassVar[bool] = True
+    needs_attention_received: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.views: list[View] = []
+        self.shapes: list[ModelShape] = []
+
+    def check(self, shape: ModelShape) -> None:
+        self.shapes.append(shape)
+
+    def reduce(self, view: View) -> Outcome:
+        assert view.target is not None
+        self.views.append(view)
+        n = int(view.patches.shape[1])
+        labels = (torch.arange(n) * view.target // n).expand(len(view.tokens), n)
+        return Outcome(Grouping.of(labels, view.target, view.prefix, view.sizes))
+
+
+def attention_of(block: Any, x: Tensor, sizes: Tensor) -> Tensor:
+    attn = block.attn
+    q, k, _ = attn.qkv(block.norm1(x)).view(*x.shape[:2], 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
+    return (q @ k.transpose(-2, -1) * attn.scale + sizes.log()[:, None, None]).softmax(-1)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def test_attention_is_that_of_the_block_before() -> None:
+    model, method = lively_vit(24, 4), Recorder()
+    agglo.apply(model, method, schedule=[6, 10, 0, 5], place="before_block")
+    model(IMAGE)
+    first, second, third = method.views
+    assert method.shapes[0].place == "before_block"
+    assert first.keys is first.values is first.class_attention is first.attention_received is None
+    x, sizes = method.reduce(first).grouping.merge(first.tokens), second.sizes
+    assert sizes is not None
+    weights = attention_of(model.blocks[0], x, sizes)
+    torch.testing.assert_close(second.class_attention, weights[:, :, 0], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(second.attention_received, weights.sum(dim=(1, 2)), rtol=1e-4, atol=1e-5)
+    # Of block 2, not of block 1: of the latest one.
+    merged = method.reduce(second).grouping.merge(second.tokens)
+    sizes = third.sizes
+    assert sizes is not None
+    x = merged
+    for index in (1, 2):
+        weights = attention_of(model.blocks[index], x, sizes)
+        block = model.blocks[index]
+        v = block.attn.qkv(block.norm1(x)).view(*x.shape[:2], 3, 3, -1).permute(2, 0, 3, 1, 4)[2]
+        x = x + block.attn.proj((weights @ v).transpose(1, 2).flatten(2))
+        x = x + block.mlp(block.norm2(x))
+    torch.testing.assert_close(third.tokens, x, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(third.class_attention, weights[:, :, 0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(third.attention_received, weights.sum(dim=(1, 2)), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_after_attention_it_is_that_of_the_block_itself() -> None:
+    model, method = lively_vit(24, 3), Recorder()
+    agglo.apply(model, method, schedule=[0, 6])
+    model(IMAGE)
+    (view,) = method.views
+    assert method.shapes[0].place == "after_attention"
+    x = model.blocks[0](model.norm_pre(model._pos_embed(model.patch_embed(IMAGE))))
+    weights = attention_of(model.blocks[1], x, torch.ones(2, 37))
+    torch.testing.assert_close(view.class_attention, weights[:, :, 0], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(view.attention_received, weights.sum(dim=(1, 2)), rtol=1e-4, atol=1e-5)
+
+
+def test_the_model_compiles_and_trains() -> None:
+    model = agglo.apply(lively_vit(24, 4), "tome", keep_rate=0.6, **BEFORE)
+    expected = model(IMAGE)
+    torch._dynamo.reset()
+    assert_same(torch.compile(model, fullgraph=True, backend="eager")(IMAGE), expected, atol=1e-5)
+    expected.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "complaint"),
+    [
+        ("atc", {"place": "before_block"}, "features='keys' do not exist before a block.*features='tokens'"),
+        ("tome", {"place": "before_block", "features": "values"}, "features='values' do not exist before a block"),
+        ("atc", {"place": "before"}, "place='before'"),
+        ("topk", {"place": "before_block"}, "place='before_block'.*'topk'"),
+        ("kmedoids", {"place": "after_attention"}, "place='after_attention'.*'kmedoids'"),
+    ],
+)
+def test_what_cannot_be_is_refused(method: str, options: dict[str, Any], complaint: str) -> None:
+    model = lively_vit(24, 4)
+    before = type(model)
+    with pytest.raises(ValueError, match=complaint):
+        agglo.apply(model, method, keep_rate=0.5, **options)
+    assert type(model) is before
+
+
+@torch.no_grad()
+def test_ones_own_place_may_be_said() -> None:
+    model = lively_vit(24, 4)
+    for method, place in (("atc", "after_attention"), ("dpc_knn", "before_block")):
+        agglo.apply(model, method, keep_rate=0.5, place=place)
+        assert agglo.report(model).config.place == place  # type: ignore[union-attr]
+    agglo.remove(model)

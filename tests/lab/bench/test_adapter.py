@@ -1,0 +1,41 @@
+"""What `agglo bench adapter` reports is what ran."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from agglo.lab.bench.adapter import Parts, timed
+from agglo.lab.cli import main
+from agglo.methods import parse_method
+from tests.support.reductions import view
+
+
+def test_the_report_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "speed.json"
+    words = ["--image", "64", "96", "--keep-rate", "0.5", "--method", "tome", "--repeats", "2", "--threads", "1"]
+    assert main(["bench", "adapter", *words, "--json", str(path)]) == 0
+    assert "| dense |" in capsys.readouterr().out
+    report = json.loads(path.read_text())
+    assert report["tokens"] == 24
+    assert report["machine"]["cpu"] and report["machine"]["date"]
+    dense, reduced = report["results"]
+    assert (dense["counts"][-1], reduced["counts"][-1]) == (24, 3)
+    assert reduced["gflops"] < dense["gflops"]
+    for result in (dense, reduced):
+        assert len(result["passes"]) == 2
+        for one in result["passes"]:
+            parts = [one[part] for part in ("convolutions", "interactions", "method", "blocks")]
+            assert sum(parts) == pytest.approx(one["all"])
+            assert all(part > 0 for part in (parts[0], parts[1], parts[3]))
+            assert (one["method"] > 0) == (result is reduced)
+
+
+def test_a_watched_method_decides_the_same() -> None:
+    watch, method = Parts(), parse_method("random:seed=1")
+    shown = view()
+    assert torch.equal(timed(method, watch).reduce(shown).grouping.labels, method.reduce(shown).grouping.labels)
+    assert watch.seconds["method"] > 0

@@ -1,0 +1,88 @@
+"""The clustering benchmark measures what it says, on real contestants."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from agglo.clustering.distances import pairwise
+from agglo.lab.bench import clustering as benchmark
+from agglo.lab.cli import main
+
+
+def test_tokens_resemble_their_neighbours():
+    tokens = benchmark.spatial_tokens(2, 196)
+    assert tokens.shape == (2, 196, 64)
+    grid = pairwise(tokens, "cosine").view(2, 14, 14, 14, 14)
+    near = torch.stack([grid[:, i, j, i, j + 1] for i in range(14) for j in range(13)]).mean()
+    assert near < 0.5 * pairwise(tokens, "cosine").mean()
+    with pytest.raises(ValueError, match="n=50 must be a square number"):
+        benchmark.spatial_tokens(1, 50)
+
+
+def test_contestants_agree_and_all_are_timed():
+    case = benchmark.measure("spatial", pairwise(benchmark.spatial_tokens(2, 49), "cosine"), 0.5, "average", repeats=2)
+    assert set(case.seconds) == {"agglo", "scikit-learn", "scipy", "fastcluster"}
+    assert all(len(times) == 2 and min(times) > 0 for times in case.seconds.values())
+    assert case.same_partition == dict.fromkeys(case.seconds, 1.0)
+    case.seconds = {"agglo": [1.0, 3.0, 2.0], "scipy": [9.0, 11.0, 10.0]}
+    assert case.ratio("scipy") == 5.0
+
+
+def test_goals_are_judged_by_what_was_measured():
+    case = benchmark.Case("spatial", 64, 196, 0.5, "single", {name: [1.0] for name in benchmark.CONTESTANTS})
+    case.seconds |= {"agglo": [0.1], "scikit-learn": [2.5]}
+    verdicts = benchmark.goals([case])
+    assert verdicts[0].startswith("met: 25.0x scikit-learn")
+    assert "MISSED" not in verdicts[1]
+    case.seconds["fastcluster"] = [0.3]
+    assert benchmark.goals([case])[2].startswith("MISSED: 3.0x fastcluster")
+
+
+def test_nothing_is_timed_before_the_busy_processes_are_busy(tmp_path, monkeypatch):
+    begun = tmp_path / "begun"
+    slow = f"import time\ntime.sleep(2)\nopen({str(begun)!r}, 'w').close()\n"
+    monkeypatch.setattr(benchmark, "_BUSY", slow + benchmark._BUSY)
+    seen = []
+    monkeypatch.setattr(benchmark, "by_agglo", lambda *arguments: seen.append(begun.exists()))
+    benchmark.measure_contention(2, 49, 2, 1, repeats=1)
+    assert seen and all(seen)
+
+
+def test_contention_is_timed_beside_busy_processes(tmp_path, capsys):
+    output = tmp_path / "contention.json"
+    arguments = ["--contended", "--sizes", "2x49", "--repeats", "1", "--json", str(output)]
+    assert main(["bench", "clustering", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("| 2 x 49 |") == 3
+    assert printed.count("x one thread (at most 1.2x)") == 2
+    results = json.loads(output.read_text())["contention"]
+    assert [result["busy_processes"] for result in results] == [0, 1, 2]
+    assert all(result["alone"][0] > 0 and result["together"][0] > 0 for result in results)
+    slow = benchmark.Contention(1, 2, 49, 2, alone=[1.0, 2.0, 3.0], together=[2.5, 2.6, 9.0])
+    assert slow.ratio() == 1.3
+    assert "MISSED: 2 threads beside 1 busy processes" in benchmark.contention_report([slow])
+
+
+def test_run_prints_a_table_and_keeps_the_numbers(tmp_path, capsys):
+    output = tmp_path / "clustering.json"
+    arguments = ["--sizes", "2x49", "1x100", "--linkage", "single", "--repeats", "1", "--json", str(output)]
+    assert main(["bench", "clustering", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "| spatial | 2 x 49 | single |" in printed
+    report = json.loads(output.read_text())
+    assert [case["n"] for case in report["cases"]] == [49, 100]
+    assert report["machine"]["threads"] == 2
+    assert report["peak_memory"].keys() == {"single"}
+    with pytest.raises(ValueError, match="size '64' must be BxN"):
+        benchmark.run(benchmark.Options(sizes=["64"]))
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells a process its peak memory")
+@pytest.mark.parametrize(("linkage", "most"), [("single", 1.3), ("average", 2.7), ("complete", 2.7)])
+def test_clustering_holds_at_most_two_matrices(linkage: str, most: float) -> None:
+    # 25 MB a matrix, so that what the allocator rounds up is small against it
+    matrices = benchmark.peak_memory(2500, linkage, of_tokens=True)
+    assert matrices is not None
+    assert 0.8 < matrices < most

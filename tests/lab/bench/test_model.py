@@ -1,0 +1,226 @@
+"""The model benchmark: what it times, what it writes, what it says. Never how fast."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+
+import agglo
+from agglo.lab.bench import model as benchmark_model
+from agglo.lab.bench.model import Measurement, Options, measure, plot, table
+from agglo.lab.evaluation.configs import budget_of
+from agglo.methods.slicing import Slice
+from agglo.models.opening import ModelSpec, build
+
+pytest.importorskip("timm")
+
+NAME = "test_vit"
+
+
+@pytest.fixture(autouse=True)
+def _short_timings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark_model, "_LEAST_SECONDS", 0.0)
+
+
+def options(**changes: Any) -> Options:
+    own = {"batch_size": 2, "repeats": 2, "linkage": ["average", "single"], "device": "cpu"}
+    return Options(model=NAME, **{**own, **changes})
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("bench") / "speed.json"
+    with pytest.MonkeyPatch.context() as patch:  # made before any test's own patches
+        patch.setattr(benchmark_model, "_LEAST_SECONDS", 0.0)
+        report = measure(options(threads=1, repeats=3, json=path))
+    assert json.loads(path.read_text()) == json.loads(json.dumps(report))
+    assert [file.name for file in path.parent.iterdir()] == ["speed.json"]
+    return json.loads(path.read_text())
+
+
+def keep_rate_of(result: dict[str, Any]) -> float | None:
+    return None if result["config"] is None else result["config"]["keep_rate"]
+
+
+def test_what_runs(result: dict[str, Any]) -> None:
+    ran = [(keep_rate_of(r), r["name"]) for r in result["results"]]
+    assert ran == [
+        (None, "dense"),
+        (None, "dense again"),
+        (0.5, "free"),
+        (0.5, "tome"),
+        (0.5, "atc average"),
+        (0.5, "atc single"),
+        (0.25, "free"),
+        (0.25, "atc average"),
+        (0.25, "atc single"),
+    ]
+    [skipped] = result["skipped"]
+    assert (skipped["name"], keep_rate_of(skipped)) == ("tome", 0.25)
+    assert "at least 50 stay" in skipped["reason"]
+
+
+def test_counts_are_those_really_left(result: dict[str, Any]) -> None:
+    counts = {(keep_rate_of(r), r["name"]): r["counts"] for r in result["results"]}
+    assert counts[None, "dense"] == [100] * 6
+    assert counts[0.5, "free"] == counts[0.5, "atc average"] == [100, 50, 50, 25, 12, 12]
+    assert counts[0.5, "tome"] == [100, 50, 50, 25, 13, 13]
+
+
+def test_statistics_follow_from_the_timings(result: dict[str, Any]) -> None:
+    by_name = {(keep_rate_of(r), r["name"]): r for r in result["results"]}
+    dense = by_name[None, "dense"]["images_per_second"]
+    for r in result["results"]:
+        own = r["images_per_second"]
+        assert (len(own), r["median"], r["min"], r["max"]) == (3, median(own), min(own), max(own))
+        assert r["to_dense"] == pytest.approx(median(a / b for a, b in zip(own, dense, strict=True)))
+        if keep_rate_of(r) is None:
+            assert r["to_free"] is None
+        else:
+            free = by_name[keep_rate_of(r), "free"]["images_per_second"]
+            assert r["to_free"] == pytest.approx(median(a / b for a, b in zip(own, free, strict=True)))
+    again = by_name[None, "dense again"]["images_per_second"]
+    assert result["noise"] == pytest.approx(max(abs(a / b - 1) for a, b in zip(again, dense, strict=True)))
+
+
+def test_the_machine_and_the_settings_are_on_record(result: dict[str, Any]) -> None:
+    assert result["machine"].keys() >= {"cpu", "threads", "torch", "date", "commit", "load"}
+    assert result["machine"]["threads"] == 1
+    assert result["machine"]["torch"] == torch.__version__
+    assert result["settings"]["model"] == NAME
+    assert result["settings"]["batch_size"] == 2
+    assert result["settings"]["keep_rates"] == [0.5, 0.25]
+
+
+def test_the_table_shows_noise_ratios_and_what_did_not_run(result: dict[str, Any]) -> None:
+    lines = table(result).splitlines()
+    assert lines[0].startswith(f"{NAME}, batch 2, float32, median of 3 repeats")
+    assert lines[1].split("  ")[0] == "budget"
+    [atc] = [line for line in lines if line.startswith("keep 0.25  atc single")]
+    expected = next(r for r in result["results"] if (keep_rate_of(r), r["name"]) == (0.25, "atc single"))
+    assert atc.split()[-2:] == [f"{expected['to_dense']:.2f}", f"{expected['to_free']:.2f}"]
+    assert "100 25 6 1" in atc
+    assert any(line.startswith("noise:") and f"{result['noise']:.1%}" in line for line in lines)
+    assert lines[-1].startswith("not run: tome at keep 0.25: tome cannot go from 100 to 25")
+
+
+def test_the_plot_is_written(result: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for name in ("speed.png", "speed.svg"):
+        plot(result, tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_free_reduction_is_the_dense_model_on_the_first_tokens() -> None:
+    model: Any = build(ModelSpec(NAME))
+    image = torch.rand(2, 3, 160, 160)
+    agglo.apply(model, Slice(), keep_rate=0.25, blocks=(2,), proportional=False)
+    with torch.no_grad():
+        reduced = model(image)
+        agglo.remove(model)
+        x = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(image))))
+        for index, block in enumerate(model.blocks):
+            if index == 2:
+                x = x + block.ls1(block.attn(block.norm1(x)))
+                x = x[:, :26]
+                x = x + block.ls2(block.mlp(block.norm2(x)))
+            else:
+                x = block(x)
+        expected = model.forward_head(model.norm(x))
+    torch.testing.assert_close(reduced, expected, atol=1e-5, rtol=0)
+
+
+def test_contenders_take_turns_there_and_back_with_dense_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: list[str] = []
+    timed: list[str] = []
+    apply = benchmark_model._apply
+
+    def noting_apply(model: Any, config: Any) -> None:
+        applied.append("dense" if config is None else config.method)
+        apply(model, config)
+
+    def noting_seconds(*_: Any) -> float:
+        timed.append(applied[-1])
+        return 1.0
+
+    monkeypatch.setattr(benchmark_model, "_apply", noting_apply)
+    monkeypatch.setattr(benchmark_model, "_seconds", noting_seconds)
+    measure(options(method=["atc"], linkage=None, keep_rate=[0.5]))
+    order = ["dense", "free", "atc", "dense"]
+    warm_up = [name for name in order for _ in range(2)]
+    assert timed == warm_up + order + order[::-1]
+
+
+def test_a_crash_loses_no_finished_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    per_repeat, warm_up = 4, 8
+
+    def failing_seconds(*_: Any) -> float:
+        nonlocal calls
+        calls += 1
+        if calls > warm_up + 2 * per_repeat + 1:
+            raise RuntimeError("power cut")
+        return 1.0
+
+    monkeypatch.setattr(benchmark_model, "_seconds", failing_seconds)
+    path = tmp_path / "speed.json"
+    with pytest.raises(RuntimeError, match="power cut"):
+        measure(options(method=["atc"], linkage=None, keep_rate=[0.5], repeats=5, json=path))
+    saved = json.loads(path.read_text())
+    assert [r["images_per_second"] for r in saved["results"]] == [[2.0, 2.0]] * 4
+
+
+def test_schedules_have_ceilings_of_their_own(tmp_path: Path) -> None:
+    schedules = ["linear:4", "stages:0.5,blocks=[2]"]
+    asked = options(method=["atc"], linkage=None, keep_rate=[0.5], schedule=schedules, repeats=1)
+    report = json.loads(json.dumps(measure(asked)))
+    ran = {(budget_of(r), r["name"]): r for r in report["results"]}
+    assert list(ran)[2:] == [
+        (budget, name)
+        for budget in ("keep 0.5", "linear:4", "stages:0.5,blocks=[2]")
+        for name in ("free", "atc average")
+    ]
+    assert report["settings"]["schedules"] == ["linear:4", "stages:0.5,blocks=[2]"]
+    assert ran["linear:4", "free"]["counts"] == agglo.Linear(4).counts(100, 6)
+    for budget in ("linear:4", "stages:0.5,blocks=[2]"):
+        own, free = (ran[budget, name]["images_per_second"][0] for name in ("atc average", "free"))
+        assert ran[budget, "atc average"]["to_free"] == pytest.approx(own / free)
+        assert any(line.startswith(f"{budget} ") for line in table(report).splitlines())
+    plot(report, tmp_path / "speed.png")
+    assert (tmp_path / "speed.png").stat().st_size > 1000
+
+
+def test_ratios_are_taken_within_a_repeat() -> None:
+    fast = Measurement("fast", [], 0.0, images_per_second=[4.0, 40.0, 8.0])
+    slow = Measurement("slow", [], 0.0, images_per_second=[2.0, 20.0, 1.0])
+    assert fast.against(slow) == 2.0
+
+
+def test_threads_are_given_back() -> None:
+    before = torch.get_num_threads()
+    measure(options(threads=before + 1, repeats=1, method=["atc"], keep_rate=[0.5], dtype="bfloat16"))
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"repeats": 0}, "repeats=0 must be at least 1"),
+        ({"dtype": "int8"}, "dtype='int8'"),
+        ({"device": "gpu"}, "device='gpu' is not available here"),
+        ({"method": ["bogus"]}, "method='bogus'"),
+        ({"schedule": ["linear"]}, "write it as linear:16"),
+        ({"method": ["tome"]}, "linkage=.* goes with none of the methods 'tome'"),
+        ({"keep_rate": [0.5, 1.5]}, "keep_rate=1.5 is not a keep rate"),
+        ({"keep_rate": [0.01]}, "would leave 0 of 100 patch tokens"),
+    ],
+)
+def test_settings_that_make_no_sense(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        measure(options(**changes))

@@ -1,0 +1,253 @@
+"""The items of synthesis: their grids, a miniature and a full run from end to end, their tables, a U-Net's weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import agglo
+from agglo.embedded import classifier as embedded
+from agglo.lab.paper import printed
+from agglo.lab.paper.classifiers import FASHION
+from agglo.lab.paper.items.diffusion_fid import DIFFUSION_FID, as_printed
+from agglo.lab.paper.items.diffusion_options import DIFFUSION_OPTIONS, sampled_ways
+from agglo.lab.paper.items.diffusion_samples import DIFFUSION_SAMPLES, SHOWN, shown
+from agglo.lab.paper.output import read_results, write_output
+from agglo.lab.paper.places import weight_places
+from agglo.lab.paper.runner import run
+from agglo.lab.paper.study import Settings
+from agglo.lab.paper.synthesis import (
+    FULL,
+    PIPELINE,
+    GeneratorScale,
+    all_ways,
+    compared_cells,
+    first_of_each_class,
+    paper_ways,
+    real_images,
+    ways_of,
+)
+from agglo.lab.tasks.classification.data import Files, Listing
+from agglo.lab.tasks.synthesis.evaluation.features import ClassifierFeatures
+from agglo.utils.randomness import generator as random_generator
+from studies import terrain, terrain_model
+from tests.support.data import data_path
+from tests.support.diffusion import save_dit_pipeline
+
+pytest.importorskip("diffusers")
+SMALL = GeneratorScale((0.5,), 1, 2, steps=2, guidance=1.0, batch_size=10, reference=30, embedded=True)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    places = {"data": {FASHION: embedded.IMAGES}, "output": tmp_path / "results", "runs": tmp_path / "runs"}
+    return Settings(miniature=True, **places)  # type: ignore[arg-type]
+
+
+def test_every_way_is_at_every_keep_rate() -> None:
+    scale = replace(SMALL, keep_rates=(0.7, 0.5))
+    assert len(paper_ways(scale)) == 1 + 2 * 4 and len(all_ways(scale)) == 1 + 2 * 7
+    assert len(paper_ways(FULL)) == 25, "the paper's runs of 2000 images"
+    compared, sampled = ways_of(compared_cells([0.7, 0.5])), sampled_ways([0.7, 0.5])
+    assert len(sampled) == len(compared) + 2 * 3
+    for ways in (compared, sampled, terrain.single_ways([0.7, 0.5]), terrain.step_ways([0.7, 0.5])):
+        assert len({way.config for way in ways.values()}) == len(ways)
+        assert all(way.config is None or way.config.keep_rate == rate for (_, rate), way in ways.items())
+
+
+def test_the_papers_protocol() -> None:
+    tome = paper_ways(FULL)["tome", 0.4]
+    assert tome.config is not None and tome.config.options["use_rand"] is False, (
+        "the paper's ToMe most likely kept the first token of each cell"
+    )
+    assert all(printed.value("diffusion", as_printed(name), 0.4) for name, rate in paper_ways(FULL) if rate == 0.4)
+    requests = FULL.requests(0)
+    assert len(requests) == 2000 and (FULL.steps, FULL.guidance, FULL.reference) == (50, 7.5, 5000)
+    assert {request.name: request.seed for request in requests}["18_1"] == 181
+    pictures = shown(FULL)
+    assert [picture.name for picture in pictures] == list(SHOWN)
+    assert [picture.seed for picture in pictures] == [181, 4121, 7751, 9690]
+    assert "magpie" in pictures[0].prompt and "eggnog" in pictures[3].prompt
+
+
+def test_distances_from_end_to_end(settings: Settings) -> None:
+    from scipy.linalg import sqrtm
+
+    item = replace(DIFFUSION_FID, miniature=SMALL)
+    found = run(item, settings)
+    done = {(r["method"], r["keep_rate"], r["seed"]): r for r in found.results}
+    assert len(done) == 2 * (1 + 4 + 3) and {cell.about["features"] for cell in found.left_out} == {"inception"}
+    # The distance by its textbook formula, from the files of the images.
+    looking = ClassifierFeatures()
+    real = looking(list(real_images(settings, SMALL))).double().numpy()
+    files = sorted((settings.run_folder("diffusion-fid") / "set1" / "atc-average-paper_keep0.5").glob("*.png"))
+    made = looking([Image.open(file) for file in files]).double().numpy()
+    means, covariances = ([f(x) for x in (real, made)] for f in (lambda x: x.mean(0), lambda x: np.cov(x.T)))
+    root = sqrtm(covariances[0] @ covariances[1] + 1e-10 * np.eye(len(means[0]))).real
+    expected = ((means[0] - means[1]) ** 2).sum() + np.trace(covariances[0] + covariances[1] - 2 * root)
+    assert len(files) == 10 and len(real) == 30
+    assert done["atc-average-paper", 0.5, 1]["distance"] == pytest.approx(expected, rel=1e-3)
+    assert done["tome", 0.5, 0]["distance"] != done["tome", 0.5, 1]["distance"]
+    # What is lost of a record is measured again, from the images that are there, and comes out the same.
+    record = settings.folder(item.name) / "record.json"
+    content = json.loads(record.read_text())
+    record.write_text(json.dumps({**content, "results": content["results"][:-2]}))
+    times = {file: file.stat().st_mtime_ns for file in settings.runs.rglob("*.png")}
+    again = {(r["method"], r["keep_rate"], r["seed"]): r for r in run(item, settings).results}
+    assert {key: r["distance"] for key, r in again.items()} == {key: r["distance"] for key, r in done.items()}
+    assert times == {file: file.stat().st_mtime_ns for file in settings.runs.rglob("*.png")}
+    page = (settings.folder(item.name) / "tables.md").read_text()
+    assert "50% printed (not comparable)" in page and "50% difference" not in page and "| 33.36 |" in page
+    assert "they cannot stand beside these" in page and "by inception" not in page
+    of_dense = np.mean([done["dense", None, seed]["distance"] for seed in (0, 1)])
+    assert f"| tome | {of_dense:.2f} (" in page
+
+
+def test_a_full_table_has_differences(settings: Settings) -> None:
+    about = {"features": "inception", "seed": 0, "images": 2000, "reference_images": 5000}
+    results = [
+        {"method": method, "keep_rate": rate, "distance": value, **about}
+        for method, rate, value in (
+            ("dense", None, 33.9),
+            ("atc-average-paper", 0.5, 33.16),
+            ("atc-average", 0.5, 33.0),
+        )
+    ]
+    folder = write_output(DIFFUSION_FID, results, replace(settings, miniature=False))
+    page = (folder / "tables.md").read_text()
+    assert "| atc-average-paper | 33.90 | 33.80 | +0.10 | 33.16 | 33.36 | -0.20 |" in page
+    assert "not in the paper" in page and "| atc-average | 33.90 | 33.00 |" in page and "| -0.74 |" in page
+    assert r"atc-average-paper & 33.90 & 33.80 & +0.10" in (folder / "tables.tex").read_text()
+
+
+def test_real_images_of_imagenet_are_the_first_of_each_class(tmp_path: Path) -> None:
+    names = ["n1/c.jpg", "n2/b.jpg", "n1/a.jpg", "n2/a.jpg", "n1/b.jpg"]
+    listing = Listing(["n1", "n2"], Files(tmp_path, names), [0, 1, 0, 1, 0])
+    assert first_of_each_class(listing, 2) == [2, 4, 3, 1]
+    with pytest.raises(ValueError, match="class 'n2' has 2 images; the first 3 of each class"):
+        first_of_each_class(listing, 3)
+
+
+@pytest.mark.parametrize("miniature", [True, False], ids=["miniature", "full"])
+def test_samples_from_end_to_end(miniature: bool, settings: Settings, tmp_path: Path) -> None:
+    """The full run is of a pipeline of random weights, that has ImageNet's classes."""
+    scale = replace(SMALL, per_class=2)
+    full = replace(scale, guidance=7.5, batch_size=1, tome={"use_rand": False}, embedded=False)
+    item = replace(DIFFUSION_SAMPLES, full=full, miniature=scale)
+    if not miniature:
+        folder = save_dit_pipeline(tmp_path / PIPELINE)
+        weights = weight_places([str(tmp_path)], [item], miniature=False)
+        assert weights == {PIPELINE: folder} == weight_places([str(folder)], [item], miniature=False)
+        settings = replace(settings, miniature=False, data={}, weights=weights)
+    results = {(r["method"], r["keep_rate"]): r for r in run(item, settings).results}
+    assert len(results) == 8 and results["dense", None]["error"] == 0
+    images = settings.run_folder(item.name)
+    for method in ("tome", "atc-single-paper", "atc-average"):
+        errors = []
+        for picture in shown(item.scale(settings.miniature)):
+            ours, dense = (
+                np.asarray(Image.open(images / name / f"{picture.name}.png"), dtype=float)
+                for name in (f"{method}_keep0.5", "dense")
+            )
+            errors.append(np.linalg.norm(ours - dense) / np.linalg.norm(dense))
+        assert results[method, 0.5]["error"] == pytest.approx(np.mean(errors), rel=1e-4) and np.mean(errors) > 0
+    folder = settings.folder(item.name)
+    sheets = sorted(path.name for path in folder.glob("*.png"))
+    names = sorted(picture.name for picture in shown(item.scale(settings.miniature)))
+    assert sheets == [*(f"samples-{name}.png" for name in names), "samples.png"]
+    side = 112 if miniature else 96
+    assert Image.open(folder / "samples.png").size[0] > 8 * side, "dense and seven ways side by side"
+    assert results["tome", 0.5]["generator"]["model"] == ("agglo_fashion_dit" if miniature else PIPELINE)
+
+
+def test_options_from_end_to_end(settings: Settings) -> None:
+    item = replace(DIFFUSION_OPTIONS, miniature=replace(SMALL, predicted=4, rounds=1))
+    few = [cell for cell in item.cells(settings) if cell.about["method"] in (None, "tome", "atc-average", "pool")]
+    item = replace(item, axes=lambda scale, settings: few)
+    results = {(r["part"], r["method"]): r for r in run(item, settings).results}
+    assert len(results) == 7 and len(results["time", None]["rows"]) == 8
+    for part in ("prediction", "sampling"):
+        assert 0 < results[part, "atc-average"]["error"] < results[part, "pool"]["error"]
+    assert len(results["prediction", "tome"]["by_level"]) == 3
+    page = (settings.folder(item.name) / "tables.md").read_text()
+    assert f"| pool | {100 * results['prediction', 'pool']['error']:.1f} |" in page and "10 pictures" in page
+    assert "Time of one call" in page and "beyond the paper" in page
+
+
+def test_steps_of_the_terrain_unet() -> None:
+    """Of random weights: the path is the dense model's, and clusterings are counted as options say."""
+    torch.manual_seed(0)
+    model = terrain_model.Terrain().eval()
+    clean, difficulty = torch.rand(1, 1, 64, 64) - 0.5, torch.tensor([0.5])
+    sigmas = terrain.karras_sigmas(80.0, 0.002)
+    assert len(sigmas) == 50 and sigmas[0] == pytest.approx(80) and sigmas[-1] == pytest.approx(0.002)
+    assert sigmas == sorted(sigmas, reverse=True)
+    path = terrain.successive(model, clean, difficulty, sigmas[25:27])
+    ways = terrain.step_ways([0.5])
+    wanted = {
+        "": 9.0,
+        ", shared by the blocks": 1.0,
+        ", kept for 5 steps": 4.5,
+        ", kept until they drift by 0.05": None,
+    }
+    for name, clusterings in wanted.items():
+        found = terrain.error_over_steps(model, ways[f"atc-average{name}", 0.5], [path])
+        assert agglo.report(model) is None and found["error"] > 0
+        assert found["clusterings"] == clusterings or (clusterings is None and 4.5 <= found["clusterings"] <= 9)
+    with torch.no_grad():
+        sigma = torch.tensor([sigmas[25]])
+        noisy = clean + sigmas[25] * torch.randn(clean.shape, generator=random_generator("terrain steps", sigmas[25]))
+        denoised = model(noisy, sigma, difficulty)
+        second = denoised + sigmas[26] / sigmas[25] * (noisy - denoised)
+        assert torch.allclose(path[1](), model.predict(second, torch.tensor([sigmas[26]]), difficulty), atol=1e-5)
+
+
+def test_every_weight_of_the_terrain_unet_has_one_place() -> None:
+    own = terrain_model.Terrain().state_dict()
+    names = set()
+    for name, (_, kind) in terrain_model.places().items():
+        layers = [f"{name}.to_{which}" for which in "qkv"] if kind == "qkv" else [name]
+        names.update(f"{layer}.{end}" for layer in layers for end in ("weight", "bias") if f"{layer}.{end}" in own)
+    assert names == set(own)
+    theirs = [other for other, _ in terrain_model.places().values()]
+    assert len(set(theirs)) == len(theirs)
+
+
+def test_the_terrain_unet_is_that_of_its_file() -> None:
+    pytest.importorskip("onnxruntime")
+    path = data_path("terrain/terrain_consistency_unet_difficulty100.onnx")
+    assert terrain_model.difference_to_onnx(terrain_model.load(path), path) < 1e-4
+
+
+def test_terrain_from_end_to_end(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With random weights in place of the file's; what that file gives is the test above."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(terrain, "load", lambda path: terrain_model.Terrain().eval())
+    monkeypatch.setattr(terrain, "difference_to_onnx", lambda model, path: 0.0)
+    monkeypatch.setattr(terrain, "SIGMAS", (1.0,))
+    monkeypatch.setattr(terrain, "STEPS", 2)
+    monkeypatch.setattr(terrain, "IMAGES", 1)
+    item = replace(terrain.TERRAIN, full=(0.5,))
+    full = replace(settings, miniature=False, weights={terrain.WEIGHTS: tmp_path / "file.onnx"})
+    asked: Sequence[Any] = ("tome", "atc-average")
+    few = [cell for cell in item.cells(full) if cell.about["method"] in asked]
+    item = replace(item, axes=lambda scale, settings: few)
+    results = run(item, full).results
+    assert [(r["part"], r["method"]) for r in results] == [
+        ("one call", "tome"), ("one call", "atc-average"), ("successive steps", "atc-average"),
+    ]  # fmt: skip
+    assert all(r["error"] > 0 for r in results) and results[2]["clusterings"] == 9
+    assert read_results(full.folder(item.name)) == list(results)
+    page = (full.folder(item.name) / "tables.md").read_text()
+    assert f"| atc-average | {100 * results[2]['error']:.2f} (9.0) |" in page
+    monkeypatch.setattr(terrain, "difference_to_onnx", lambda model, path: 0.5)
+    with pytest.raises(ValueError, match=r"0\.5 apart from ONNX Runtime"):
+        item.open(full)

@@ -1,0 +1,99 @@
+"""Throughput: frameworks give the same groups, times are of the passes that count, full memory is a result."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from agglo.lab.paper.items import throughput
+from agglo.lab.paper.output import write_output
+from agglo.lab.paper.registry import item_named
+from agglo.lab.paper.runner import attempt
+from agglo.lab.paper.study import CannotRunError, Cell, Settings
+from tests.support.clocks import Clock
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("framework", [name for name in throughput.FRAMEWORKS if name != "cuml"])
+@pytest.mark.parametrize("linkage", ["single", "average", "complete"])
+def test_frameworks_agree(framework: str, linkage: str) -> None:
+    features = torch.randn(2, 30, 8, generator=torch.Generator().manual_seed(0))
+    own = throughput.contestant("agglo", CPU)(features, 15, linkage)
+    other = torch.as_tensor(throughput.contestant(framework, CPU)(features, 15, linkage))
+    for a, b in zip(own, other, strict=True):
+        pairs = len(torch.stack([a, b]).unique(dim=1).T)
+        assert pairs == len(a.unique()) == len(b.unique()) == 15, "the same partition, into k groups"
+
+
+def test_cuml_needs_a_gpu() -> None:
+    with pytest.raises(CannotRunError, match="CUDA"):
+        throughput.contestant("cuml", CPU)
+
+
+def test_a_quarter_of_the_passes_is_warm_up() -> None:
+    passes: list[int] = []
+    found = throughput.timed(lambda: passes.append(0), CPU, throughput.Timing(40, 60.0))
+    assert len(passes) == 40 and found["passes"] == 30
+
+
+@pytest.mark.parametrize("passes", range(2, 12))
+def test_few_passes_are_all_counted_once(passes: int) -> None:
+    ran: list[int] = []
+    found = throughput.timed(lambda: ran.append(0), CPU, throughput.Timing(passes, 60.0))
+    assert len(ran) == passes and found["passes"] == passes - max(1, passes // 4)
+    assert found["range"][0] <= found["seconds"] <= found["range"][1]
+
+
+def test_a_first_pass_that_compiles_does_not_decide_how_many_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    seconds = iter([0.5, *[0.25] * 99])
+    found = throughput.timed(lambda: clock.advance(next(seconds)), CPU, throughput.Timing(1000, 10.0))
+    assert found == {"seconds": 0.25, "range": [0.25, 0.25], "passes": 30}
+
+
+def test_several_processes_would_time_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("throughput-model", "throughput-tokens"):
+        with pytest.raises(ValueError, match="of one process"):
+            item_named(name).open(Settings(miniature=True))
+
+
+def test_memory_that_is_full_is_a_result() -> None:
+    def run(about: object) -> dict[str, object]:
+        with throughput.refused_when_full(CPU):
+            return {"tensor": torch.empty(1 << 42, dtype=torch.uint8)}
+
+    assert str(attempt(run, Cell({"batch": 1024}))["cannot"]).startswith("out of memory")
+    torch.empty(1 << 20).fill_(1)  # and the process goes on
+
+
+def test_items(tmp_path: Path) -> None:
+    settings = Settings(miniature=True, output=tmp_path)
+    for name, chosen in (
+        ("throughput-model", {"batch": 1, "keep_rate": 0.25}),
+        ("throughput-frameworks", {"batch": 4, "framework": "scipy"}),
+        ("throughput-tokens", {"tokens": 256, "linkage": "single"}),
+    ):
+        item = item_named(name)
+        item = dataclasses.replace(item, miniature=dataclasses.replace(item.miniature, passes=2, seconds=1.0))
+        run = item.open(settings)
+        cells = [c for c in item.cells(settings) if all(c.about[key] == value for key, value in chosen.items())]
+        cells = [cell for cell in cells if cell.about.get("framework") != "cuml"]
+        results = [{**cell.about, **attempt(run, cell), "processor": "p", "date": "2026-11-17"} for cell in cells]
+        done = [result for result in results if "cannot" not in result]
+        assert all(result["images_per_second"] > 0 for result in done)
+        assert [r["method"] for r in results if "cannot" in r] == (["tome"] if name == "throughput-model" else [])
+        folder = write_output(item, results, settings)
+        assert "p, 1" in (folder / "tables.md").read_text() or "threads" in (folder / "tables.md").read_text()
+        assert len(list(folder.glob("*.png"))) == 1
+
+
+def test_batches_and_rates_of_the_paper() -> None:
+    cells = item_named("throughput-model").cells(Settings())
+    assert {cell.about["batch"] for cell in cells} == {2**power for power in range(11)}
+    assert {cell.about["keep_rate"] for cell in cells} == {None, 0.25, 0.5, 0.7, 0.9}
+    assert (throughput.FULL.passes, throughput.FULL.seconds) == (1000, 60.0)

@@ -1,0 +1,66 @@
+"""A study that costs nothing, to test what all studies share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agglo.lab.paper.compare import Value, beside, by_method, printed_value
+from agglo.lab.paper.study import CannotRunError, Cell, Need, Result, RunCell, Section, Settings, Study
+
+RATES = (0.25, 0.5)
+TOYS, BEAR = Need("data", "toys", "a box of toys"), Need("weights", "bear", "a bear")
+
+
+class Ran:
+    """Notes the cells that ran. Top-1 is the keep rate in percent plus the seed; tome cannot do 0.25, big is large."""
+
+    def __init__(self, fails_at: tuple[Any, ...] | None = None) -> None:
+        self.cells: list[tuple[Any, ...]] = []
+        self.fails_at = fails_at
+
+    def study(self, name: str = "toy") -> Study:
+        about: dict[str, Any] = {"name": name, "shows": "table of toys", "about": "Nothing"}
+        about |= {"stands_in": "Less than nothing.", "full": (TOYS,), "miniature": ()}
+        return Study(**about, axes=_axes, run=self.open, table=_table, draw=_draw)
+
+    def open(self, needs: tuple[Need, ...], settings: Settings) -> RunCell:
+        def run(about: Mapping[str, Any]) -> dict[str, Any]:
+            place = tuple(about.values())
+            if place == self.fails_at:
+                raise KeyboardInterrupt
+            self.cells.append(place)
+            if about["method"] == "big":
+                raise torch.OutOfMemoryError("2 TiB were asked for")
+            if about["method"] == "tome" and about["keep_rate"] < 0.5:
+                raise CannotRunError("tome merges pairs")
+            return {"top1": 100 * about["keep_rate"] + about["seed"], "images": 100}
+
+        return run
+
+
+def _axes(needs: tuple[Need, ...], settings: Settings) -> list[Cell]:
+    places = [(m, rate, s) for m in ("atc", "tome") for rate in RATES for s in range(settings.seeds or 1)]
+    cells = [Cell({"method": m, "keep_rate": rate, "seed": s}, needs, 1e15) for m, rate, s in places]
+    return [*cells, Cell({"method": "big", "keep_rate": 0.5, "seed": 0}, (*needs, *([BEAR] if needs else [])))]
+
+
+def _table(results: Sequence[Result], needs: tuple[Need, ...]) -> list[Section]:
+    rows, _, measured = by_method(results, "keep_rate", "top1")
+
+    def printed(row: str, rate: float) -> Value | None:
+        return printed_value(55.5, 50_000) if (row, rate) == ("atc", 0.5) else None
+
+    return [Section("Toys", beside(rows, RATES, measured, printed))]
+
+
+def _draw(results: Sequence[Result], needs: tuple[Need, ...], settings: Settings, folder: Path) -> list[Path]:
+    (folder / "toy.png").write_bytes(b"a picture")
+    return [folder / "toy.png"]
+
+
+def toy() -> Study:
+    return Ran().study()

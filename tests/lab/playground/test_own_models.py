@@ -1,0 +1,182 @@
+"""Models of the user's own on the page: of every library, and a pipeline of diffusers."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import agglo
+from agglo import tuned
+from agglo.lab.cli import main
+from agglo.lab.playground.images import chosen_image
+from agglo.lab.playground.models import Models, Wanted
+from agglo.lab.playground.settings import choose
+from agglo.lab.playground.synthesis import draw
+from agglo.lab.playground.tokens import Passed, compare, open_classifier
+from agglo.lab.tasks.synthesis.evaluation.sheets import panel_pixels
+from agglo.models.opening import ModelSpec
+from agglo.models.zero_shot import Prompts
+from tests.support import tiny_models
+from tests.support.diffusion import save_prompted_pipeline
+from tests.support.playground import Played, client, played
+
+transformers = pytest.importorskip("transformers")
+open_clip = pytest.importorskip("open_clip")
+diffusers = pytest.importorskip("diffusers")
+
+PHOTO = chosen_image("example:pagoda")
+NAMES = ("tench", "tree frog", "hen")
+HALF = choose("atc", "average", keep_rate=0.5)
+
+
+def answers(spec: ModelSpec) -> tuple[dict[str, float], dict[str, float]]:
+    """Classes and probabilities by the page, dense and reduced."""
+    found = compare(open_classifier(spec), PHOTO, [HALF])
+    [side] = found.sides
+    assert isinstance(side, Passed) and side.counts[-1] < found.tokens
+    return {each.name: each.probability for each in found.dense.top}, {each.name: each.probability for each in side.top}
+
+
+@torch.inference_mode()
+def probabilities(model: Any, inputs: Any, names: Any) -> dict[str, float]:
+    found = model(inputs)
+    logits = getattr(found, "logits", found)[0]
+    return dict(zip(names, logits.softmax(-1).tolist(), strict=True))
+
+
+def test_a_folder_of_transformers(tmp_path: Path) -> None:
+    """Against the library alone: its processor, its model."""
+    tiny_models.vit_folder(tmp_path)
+    own = transformers.ViTForImageClassification.from_pretrained(tmp_path).eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    inputs = processor(PHOTO, return_tensors="pt")["pixel_values"]
+    names = [own.config.id2label[number] for number in range(own.config.num_labels)]
+    dense, reduced = answers(ModelSpec(f"hf:{tmp_path}"))
+    assert dense == pytest.approx(probabilities(own, inputs, names), abs=1e-3)
+    agglo.apply(own, "atc", keep_rate=0.5)
+    assert reduced == pytest.approx(probabilities(own, inputs, names), abs=1e-3)
+
+
+def test_prompts_of_open_clip(tmp_path: Path) -> None:
+    name = f"local-dir:{tiny_models.open_clip_folder(tmp_path)}"
+    own, _, prepare = open_clip.create_model_and_transforms(name)
+    own.eval()
+    texts = open_clip.get_tokenizer(name)([f"a photo of a {each}." for each in NAMES])
+    inputs = prepare(PHOTO)[None]
+
+    def by_the_library(inputs: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = own.get_logits(inputs, texts)[0]
+        return logits
+
+    dense, reduced = answers(ModelSpec(f"open_clip:{name}", prompts=Prompts(NAMES)))
+    assert dense == pytest.approx(probabilities(by_the_library, inputs, NAMES), abs=1e-3)
+    agglo.apply(own, "atc", keep_rate=0.5)
+    assert reduced == pytest.approx(probabilities(by_the_library, inputs, NAMES), abs=1e-3)
+
+
+def test_an_image_tower_without_classes_has_groups_and_no_answers(tmp_path: Path) -> None:
+    opened = open_classifier(ModelSpec(f"open_clip:local-dir:{tiny_models.open_clip_folder(tmp_path)}"))
+    found = compare(opened, PHOTO, [HALF])
+    [side] = found.sides
+    assert isinstance(side, Passed) and side.stages and opened.classes is None and not found.dense.top
+
+
+def test_a_model_that_torchvision_does_not_have() -> None:
+    with pytest.raises(ValueError, match="vit_z"):
+        open_classifier(ModelSpec("torchvision:vit_z"))
+
+
+@pytest.mark.parametrize("given", ["--zero-shot", "--pretrained", "--image-size=32", "--class-names=f"])
+def test_settings_of_a_model_without_one_are_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gradio")
+    assert main(["play", given]) == 2
+    said = capsys.readouterr().err
+    assert given.split("=")[0] in said and "--model" in said
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_prompted_pipeline(tmp_path_factory.mktemp("prompted"))
+
+
+def test_a_pipeline_draws_what_diffusers_draws(pipeline: Path) -> None:
+    """Dense, and with the line of Python that the page shows."""
+    steps = 3
+    models = Models(Wanted(pipeline=str(pipeline), steps=steps))
+    ways = [choose(name, "average", keep_rate=0.5) for name in ("tomesd", "atc")]
+    *_, last = draw(models.generator, models.request("a cat", 7), ways)
+    assert last.done == 1 and [column.done for column in last.columns] == [steps] * 3
+    own = diffusers.StableDiffusionPipeline.from_pretrained(pipeline, safety_checker=None)
+    own.set_progress_bar_config(disable=True)
+    drawn = []
+    for line in ("agglo.remove(model)", *(way.line for way in ways)):
+        eval(line, {"agglo": agglo, "model": own})
+        seed = torch.Generator().manual_seed(7)
+        drawn.append(own("a cat", num_inference_steps=steps, guidance_scale=7.5, generator=seed).images[0])
+    for column, image in zip(last.columns, drawn, strict=True):
+        assert np.array_equal(column.image, panel_pixels(image)), column.title
+    dense, tome, atc = last.columns
+    assert dense.groups is None and tome.groups is not None and atc.groups is not None
+    assert len(atc.groups.steps) >= steps and not np.array_equal(dense.image, atc.image)
+
+
+@pytest.fixture(scope="module")
+def page(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    pytest.importorskip("gradio_client")
+    folder = tmp_path_factory.mktemp("own")
+    clip = tiny_models.open_clip_folder(tmp_path_factory.mktemp("clip"))
+    (folder / "names.txt").write_text("\n".join(NAMES), encoding="utf-8")
+    model = f"open_clip:local-dir:{clip}"
+    classes = ("--model", model, "--zero-shot", "--class-names", str(folder / "names.txt"))
+    names = {"clip": model, "pipeline": str(pipeline), "unet": "UNet2DConditionModel", "other": f"hf:{folder}/vit"}
+    files = [str(tuned_for(name, folder / f"{title}.json")) for title, name in names.items()]
+    with played(folder / "play", *classes, "--pipeline", str(pipeline), "--steps", "2", "--tuned", *files) as running:
+        yield running
+
+
+def tuned_for(model: str, path: Path) -> Path:
+    """A result of agglo tune that says it is of this model."""
+    content = tuned.read("agglo_fashion_dit-0.8")
+    path.write_text(json.dumps({**content, "model": {**content["model"], "name": model}}), encoding="utf-8")
+    return path
+
+
+def test_the_page_shows_them_and_names_no_folder(page: Played, pipeline: Path) -> None:
+    ask = client(page.address).predict
+    tokens = ask("example:pagoda", 0.5, "atc", "average", "tome", "average", api_name="/tokens")
+    drawn, *_ = ask("a dog", 0, 0.5, "average", "none", api_name="/synthesis")
+    groups = ask(1, 0, api_name="/groups")
+    assert all(name in tokens for name in NAMES) and "refused" not in tokens
+    assert drawn.count("<img") == 3 and groups.count("data-labels") == 2
+    empty, *_ = ask(" ", 0, 0.5, "average", "none", api_name="/synthesis")
+    assert 'class="refused"' in empty
+    with urllib.request.urlopen(page.address + "config") as answer:
+        config = answer.read().decode()
+    assert "clip" in config and "local-dir" not in config
+    tune = [ask(name, "speed", 0, api_name="/curve") for name in ("clip", "pipeline", "other")]
+    points = [str(ask(name, "speed", 0, api_name="/point")) for name in ("clip", "pipeline", "other")]
+    for text in (tokens, drawn, groups, empty, config, *tune, *points):
+        assert str(pipeline.parent) not in text and str(page.work.parent.parent) not in text
+
+
+@pytest.mark.parametrize(
+    ("result", "tab"),
+    [
+        ("clip", "Tokens"),
+        ("pipeline", "Synthesis"),
+        ("unet", "Synthesis"),
+        ("agglo_fashion_detector-0.8", "Detection"),
+        ("other", None),
+        ("agglo_fashion_vit-half", None),
+    ],
+)
+def test_points_are_applied_to_the_models_that_are_open(page: Played, result: str, tab: str | None) -> None:
+    _, shown, *_ = client(page.address).predict(result, "speed", 0, api_name="/point")
+    assert ("Not applied" if tab is None else f"Applied: the {tab} tab") in shown

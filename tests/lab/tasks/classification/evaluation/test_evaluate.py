@@ -1,0 +1,480 @@
+"""agglo evaluate: what it prints, what it writes, how it goes on, and that two processes find what one finds."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from scipy.stats import binomtest
+from sklearn.metrics import average_precision_score
+from torch.utils.data import DataLoader, TensorDataset
+
+import agglo
+from agglo.lab.cli import main
+from agglo.lab.evaluation.report import sampling_error
+from agglo.lab.tasks.classification.data import open_split
+from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
+from agglo.lab.tasks.classification.evaluation import grid as evaluation_grid
+from agglo.lab.tasks.classification.evaluation.metrics import TopK, evaluate
+from agglo.models.checkpoints import read_checkpoint
+from agglo.tuned import FORMAT
+from tests.support.clocks import Clock
+from tests.support.data import data_path
+from tests.support.processes import accelerate_launch
+
+timm = pytest.importorskip("timm")
+Image = pytest.importorskip("PIL.Image")
+
+MODEL = "test_vit"  # 160 pixels, 100 patches, 6 blocks
+CLASSES = 7
+
+
+def save_picture(path: Path, generator: np.random.Generator) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = generator.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((200, 180), Image.Resampling.BICUBIC).save(path)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """17 images in 7 class folders."""
+    root = tmp_path_factory.mktemp("data")
+    generator = np.random.default_rng(0)
+    for number in range(17):
+        save_picture(root / "val" / f"class{number % CLASSES}" / f"{number}.png", generator)
+    return root
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights whose answers depend on the picture."""
+    torch.manual_seed(2)
+    model = timm.create_model(MODEL, num_classes=CLASSES)
+    torch.nn.init.normal_(model.head.weight, std=1.0)
+    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    save_file(model.state_dict(), path)
+    return path
+
+
+def reference(checkpoint: Path, data: Path, **reduction: Any) -> float:
+    """Top-1 in percent, one image at a time."""
+    model = evaluation_grid.build(evaluation_grid.ModelSpec(MODEL, checkpoint))
+    return top1_one_by_one(agglo.apply(model, **reduction) if reduction else model, data)
+
+
+def top1_one_by_one(model: Any, data: Path) -> float:
+    images = open_split("folder", data, "val", transform=evaluation_transform(inputs_for(model, "folder")))
+    with torch.inference_mode():
+        right = [int(model(images[n][0][None]).argmax()) == images[n][1] for n in range(len(images))]
+    return 100 * float(np.mean(right))
+
+
+def command(data: Path, checkpoint: Path, *more: str) -> list[str]:
+    given = ["--checkpoint", str(checkpoint), "--data", str(data), "--batch-size", "5", "--workers", "0"]
+    return ["evaluate", MODEL, *given, *more]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
+    assert main(list(arguments)) == 0
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_one_pass_finds_what_the_model_answers() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 9)).train()
+    images, targets = torch.randn(23, 3, 2, 2), torch.randint(0, 9, (23,))
+    done: list[int] = []
+    loader = DataLoader(TensorDataset(images, targets), 5)
+    found = evaluate(model, loader, TopK(), advance=done.append)
+    with torch.no_grad():
+        assert found["top1"] == pytest.approx(100 * float((model(images).argmax(1) == targets).float().mean()))
+    assert found["images"] == 23 and found["images_per_second"] > 0 and done == [5, 5, 5, 5, 3]
+    assert model.training
+    twice = evaluate(model, loader, TopK(), prepare=lambda inputs: 2 * inputs)
+    with torch.no_grad():
+        assert twice["top1"] == pytest.approx(100 * float((model(2 * images).argmax(1) == targets).float().mean()))
+
+
+def test_a_batch_that_is_alone_is_timed_when_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+
+    class SlowAtFirst(torch.nn.Linear):
+        calls = 0
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            clock.advance(8.0 if self.calls == 1 else 0.5)
+            return super().forward(inputs)
+
+    for batches, calls in ((1, 2), (3, 3)):
+        model = SlowAtFirst(2, 2)
+        found = evaluate(model, [(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))] * batches, TopK())
+        assert found["images"] == 4 * batches and model.calls == calls
+        assert found["images_per_second"] == 8
+
+
+def test_the_mode_is_put_back_when_a_pass_fails() -> None:
+    model = torch.nn.Linear(2, 2).train()
+    with pytest.raises(RuntimeError):
+        evaluate(model, [(torch.zeros(1, 3), torch.zeros(1))], TopK())
+    assert model.training
+
+
+def test_a_grid_in_a_table_a_file_and_a_picture(
+    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = ["--method", "atc", "tome", "--linkage", "single", "average", "--keep-rate", "0.5", "0.25"]
+    files = ["--json", str(tmp_path / "grid.json"), "--plot", str(tmp_path / "grid.png")]
+    out, _ = run(capsys, *command(data, checkpoint, *grid, *files))
+    content = json.loads((tmp_path / "grid.json").read_text())
+    found = {(result["name"], keep_rate_of(result)): result for result in content["results"]}
+    assert list(found) == [
+        ("dense", None),
+        ("atc single", 0.5),
+        ("atc average", 0.5),
+        ("tome", 0.5),
+        ("atc single", 0.25),
+        ("atc average", 0.25),
+    ]
+    assert found["dense", None]["top1"] == pytest.approx(reference(checkpoint, data))
+    assert found["atc average", 0.25]["top1"] == pytest.approx(reference(checkpoint, data, keep_rate=0.25))
+    assert found["tome", 0.5]["top1"] == pytest.approx(reference(checkpoint, data, method="tome", keep_rate=0.5))
+    assert found["dense", None]["counts"] == [100] * 6
+    assert found["atc average", 0.5]["counts"] == [100, 50, 50, 25, 12, 12]
+    # ToMe cannot take more than half: 25 become 13, and that is what is shown.
+    assert found["tome", 0.5]["counts"][-1] == 13
+    assert found["dense", None]["gflops"] > found["atc average", 0.5]["gflops"]
+    (cannot,) = content["cannot"]
+    assert cannot["name"] == "tome" and keep_rate_of(cannot) == 0.25 and "at least 50 stay" in cannot["cannot"]
+    assert content["data"]["name"] == "folder" and content["data"]["images"] == 17
+    assert "folder (found by its files): 17 images of 7 classes, short side resized to 182" in out
+    assert "cannot: tome at 0.25: " in out and "100 50 25 13" in out
+    assert [line.split() for line in out.splitlines() if line.startswith("tome")] == [
+        ["tome", f"{found['tome', 0.5]['top1']:.2f}", "cannot"]
+    ]
+    with Image.open(tmp_path / "grid.png") as picture:
+        assert picture.width > 800 and len(np.unique(np.asarray(picture).reshape(-1, picture.height), axis=0)) > 10
+
+
+def test_a_stopped_run_goes_on_and_finds_the_same(
+    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = command(data, checkpoint, "--method", "atc", "random", "--keep-rate", "0.7", "0.5")
+    run(capsys, *grid, "--json", str(tmp_path / "whole.json"))
+    passes = 0
+
+    def until_the_third(*arguments: Any, **settings: Any) -> dict[str, Any]:
+        nonlocal passes
+        passes += 1
+        if passes == 3:
+            raise KeyboardInterrupt
+        return evaluate(*arguments, **settings)
+
+    torn = tmp_path / "torn.json"
+    monkeypatch.setattr(evaluation_grid, "evaluate", until_the_third)
+    assert main([*grid, "--json", str(torn)]) == 130
+    before = json.loads(torn.read_text())["results"]
+    assert len(before) == 2
+    run(capsys, *grid, "--json", str(torn))
+    after = json.loads(torn.read_text())["results"]
+    assert after[:2] == before and passes == 3 + 3
+    whole = json.loads((tmp_path / "whole.json").read_text())["results"]
+    assert [without_times(result) for result in after] == [without_times(result) for result in whole]
+    # Nothing is left to do, and more may be asked.
+    run(capsys, *grid, "--json", str(torn))
+    assert passes == 6
+    run(capsys, *command(data, checkpoint, "--keep-rate", "0.9", "--json", str(torn)))
+    assert passes == 7 and len(json.loads(torn.read_text())["results"]) == 6
+
+
+def keep_rate_of(result: dict[str, Any]) -> float | None:
+    return None if result["config"] is None else result["config"]["keep_rate"]
+
+
+def without_times(result: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if name not in ("images_per_second", "date")}
+
+
+def test_another_evaluation_is_not_continued(
+    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "dense.json"
+    mine = command(data, checkpoint, "--json", str(path))
+    run(capsys, *mine)
+    written = path.read_text()
+    told = {
+        ("--batch-size", "4"): "settings.batch_size: 5 there, 4 now",
+        ("--images", "9"): "data.images: 17 there, 9 now",
+        ("--crop-pct", "1"): "inputs.crop: 0.875 there, 1.0 now",
+        ("--dtype", "bfloat16"): "settings.dtype: 'float32' there, 'bfloat16' now",
+    }
+    for change, message in told.items():
+        assert main([*mine, *change]) == 2
+        assert message in capsys.readouterr().err
+    other = tmp_path / "other.safetensors"
+    save_file({n: v + 1 for n, v in read_checkpoint(checkpoint).items()}, other)
+    assert main([*command(data, other), "--json", str(path)]) == 2
+    assert "model.fingerprint" in capsys.readouterr().err
+    assert path.read_text() == written
+    path.write_text("[]")
+    assert main(mine) == 2
+    assert "not a journal" in capsys.readouterr().err
+
+
+def test_images_read_again_for_every_cell_give_the_same(
+    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, cache in (("kept", "4"), ("read", "0")):
+        more = ["--keep-rate", "0.5", "--cache", cache, "--workers", "1", "--json", str(tmp_path / name)]
+        _, progress = run(capsys, *command(data, checkpoint, *more))
+        assert ("/12" in progress) == (name == "kept")  # 4 batches for each of two cells, and 4 to read them first
+    kept, read = (json.loads((tmp_path / name).read_text())["results"] for name in ("kept", "read"))
+    assert list(map(without_times, kept)) == list(map(without_times, read))
+
+
+def test_several_labels_give_the_mean_average_precision(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator = np.random.default_rng(1)
+    lines = ["filepath,label,split_name"]
+    targets = generator.random((12, CLASSES)) < 0.3
+    targets[0] = True
+    for number, row in enumerate(targets):
+        save_picture(tmp_path / f"{number}.png", generator)
+        lines.append(f'{number}.png,"{[f"label{n}" for n in np.flatnonzero(row)]}",val')
+    (tmp_path / "nus_wid_data.csv").write_text("\n".join(lines))
+    run(capsys, *command(tmp_path, checkpoint, "--json", str(tmp_path / "found.json")))
+    content = json.loads((tmp_path / "found.json").read_text())
+    model = evaluation_grid.build(evaluation_grid.ModelSpec(MODEL, checkpoint))
+    images = open_split("nuswide", tmp_path, "val", transform=evaluation_transform(inputs_for(model, "nuswide")))
+    with torch.inference_mode():
+        scores = model(torch.stack([images[n][0] for n in range(12)])).numpy()
+    assert content["data"]["name"] == "nuswide" and content["inputs"]["squash"]
+    expected = average_precision_score(targets, scores, average="macro")
+    assert content["results"][0]["mAP"] == pytest.approx(100 * expected, abs=1e-4)
+    assert "top1" not in content["results"][0]
+
+
+def test_bad_images_stop_the_run_or_are_counted(
+    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in data.rglob("*.png"):
+        (tmp_path / path.parent.name).mkdir(exist_ok=True)
+        (tmp_path / path.parent.name / path.name).symlink_to(path)
+    (tmp_path / "class3" / "bad.jpg").write_text("no picture")
+    assert main(command(tmp_path, checkpoint)) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("agglo: error: image '") and "class3/bad.jpg' cannot be read" in error
+    out, err = run(capsys, *command(tmp_path, checkpoint, "--skip-bad"))
+    assert "agglo: folder: 1 skipped: image " in err
+    assert "17 images of 7 classes" in out and "skipped 1: image " in out
+
+
+@pytest.mark.parametrize(
+    ("budgets", "reductions", "titles"),
+    [
+        (
+            ["--schedule", "linear:9", "linear:4", "constant:9", "constant:4"],
+            {f"{t.__name__.lower()}:{n}": {"schedule": t(n)} for t in (agglo.Linear, agglo.Constant) for n in (9, 4)},
+            "top-1 constant:4 constant:9 linear:4 linear:9",
+        ),
+        (
+            [
+                "--schedule",
+                "stages:0.9,0.5,blocks=[1,3]",
+                "counts:50,20,blocks=[2,4]",
+                "geometric:0.8,start=2",
+                "per_block:0,30,0,30",
+            ],
+            {
+                "stages:0.9,0.5,blocks=[1,3]": {"schedule": agglo.Stages((0.9, 0.5), blocks=(1, 3))},
+                "counts:50,20,blocks=[2,4]": {"schedule": agglo.Counts((50, 20), blocks=(2, 4))},
+                "geometric:0.8,start=2": {"schedule": agglo.Geometric(0.8, start=2)},
+                "per_block:0,30,0,30": {"schedule": agglo.PerBlock([0, 30, 0, 30])},
+            },
+            "top-1 counts:50,20,blocks=[2,4] geometric:0.8,start=2 per_block:0,30,0,30 stages:0.9,0.5,blocks=[1,3]",
+        ),
+        (
+            ["--threshold", "0.5", "0.01"],
+            {f"{value}": {"threshold": value} for value in (0.5, 0.01)},
+            "top-1 0.01 0.5",
+        ),
+    ],
+)
+def test_other_budgets_than_keep_rates(
+    data: Path,
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    budgets: list[str],
+    reductions: dict[str, dict[str, Any]],
+    titles: str,
+) -> None:
+    arguments = command(data, checkpoint, *budgets, "--linkage", "single", "complete", "--no-dense")
+    out, _ = run(capsys, *arguments, "--json", str(tmp_path / "far.json"), "--plot", str(tmp_path / "far.png"))
+    assert titles.split() in [line.split() for line in out.splitlines()], out
+    results = json.loads((tmp_path / "far.json").read_text())["results"]
+    assert len(results) == 2 * len(reductions)
+    for place, (words, reduction) in enumerate(reductions.items()):
+        for linkage, result in zip(("single", "complete"), results[2 * place :], strict=False):
+            assert result["top1"] == pytest.approx(reference(checkpoint, data, linkage=linkage, **reduction))
+            assert any(line.startswith(words) and f"atc {linkage}" in line for line in out.splitlines())
+    assert (tmp_path / "far.png").stat().st_size > 10_000
+    again, err = run(capsys, *arguments, "--json", str(tmp_path / "far.json"))
+    assert "batches" not in err, "nothing was left to do"
+    assert titles.split() in [line.split() for line in again.splitlines()]
+
+
+def test_other_pictures_of_the_same_names_are_another_evaluation(
+    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator = np.random.default_rng(1)
+    for path in data.rglob("*.png"):
+        save_picture(tmp_path / path.relative_to(data), generator)
+    run(capsys, *command(data, checkpoint, "--json", str(tmp_path / "found.json")))
+    assert main(command(tmp_path, checkpoint, "--json", str(tmp_path / "found.json"))) == 2
+    assert "data.fingerprint" in capsys.readouterr().err
+
+
+def test_models_and_data_that_do_not_match_are_told(
+    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {
+        ("evaluate", MODEL, "--data", str(data)): "1000 classes",
+        tuple(command(tmp_path, checkpoint)): "looks like no data set",
+        tuple(command(data, checkpoint, "--dataset", "cifar")): "dataset='cifar'",
+        tuple(command(data, checkpoint, "--crop-pct", "2")): "crop_pct=2.0",
+        tuple(command(data, checkpoint, "--dtype", "int8")): "dtype='int8'",
+        tuple(command(data, checkpoint, "--no-dense")): "--no-dense",
+        tuple(command(data, checkpoint, "--method", "tome", "--keep-rate", "0.3")): "from 100 to 30",
+        tuple(command(data, checkpoint, "--keep-rate", "0.5", "--option", "speed=1")): "speed=1",
+        tuple(command(data, checkpoint, "--keep-rate", "0.5", "--option", "speed")): "'speed'",
+        tuple(command(data, checkpoint, "--method", "evit")): "--method",
+        tuple(command(data, checkpoint, "--last-block", "class_token")): "--last-block",
+        tuple(command(data, checkpoint, "--method", "tom", "--keep-rate", "0.5")): "'tome'",
+        tuple(command(data, checkpoint, "--schedule", "linear")): "linear:16",
+        tuple(command(data, checkpoint, "--schedule", "cubic:3")): "'cubic'",
+        tuple(command(data, checkpoint, "--schedule", "linear:3", "--blocks", "1")): "schedule=linear:3",
+        tuple(command(data, checkpoint, "--json", str(tmp_path))): "is a folder",
+        tuple(command(data, checkpoint, "--json", "/dev/full")): "'/dev/full' is a device",
+        tuple(command(data, checkpoint, "--plot", "a.txt")): "'a.txt'",
+    }
+    for arguments, message in told.items():
+        assert main(list(arguments)) == 2
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert error.startswith("agglo: error: ") and message in error, error
+
+
+def test_options_reach_the_methods(
+    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--method", "kmedoids", "atc", "--keep-rate", "0.5", "--option", "iterations=2", "--features", "values"]
+    more += ["--proportional", "off", "--blocks", "2", "--no-dense", "--json", str(tmp_path / "found.json")]
+    out, _ = run(capsys, *command(data, checkpoint, *more))
+    assert all(part in out for part in ("iterations=2", "blocks=[2]", "proportional=false"))
+    kmedoids, atc = json.loads((tmp_path / "found.json").read_text())["results"]
+    options = {"keep_rate": 0.5, "features": "values", "proportional": False, "blocks": [2]}
+    assert kmedoids["config"]["iterations"] == 2
+    assert atc["config"] == agglo.ReductionConfig.of("atc", **options).to_dict()
+    assert atc["counts"] == [100, 100, 50, 50, 50, 50]
+    assert atc["top1"] == pytest.approx(reference(checkpoint, data, **options))
+
+
+def test_where_methods_act_and_what_the_head_reads(
+    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "found.json"
+    usual = ["--keep-rate", "0.5", "--features", "tokens", "--no-dense", "--json", str(path)]
+    how = ["--place", "before_block", "--last-block", "class_token"]
+    run(capsys, *command(data, checkpoint, *usual))
+    out, _ = run(capsys, *command(data, checkpoint, *usual, *how))
+    assert "place=before_block" in out and "last_block=class_token" in out
+    plain, moved = json.loads(path.read_text())["results"]  # two cells, not one found again
+    assert moved["config"] == {**plain["config"], "place": "before_block", "last_block": "class_token"}
+    assert moved["gflops"] < plain["gflops"] and moved["counts"] == plain["counts"]
+    options = {"features": "tokens", "place": "before_block"}
+    assert moved["top1"] == pytest.approx(reference(checkpoint, data, keep_rate=0.5, **options))
+
+
+def test_what_tune_found_is_evaluated_beside_the_others(
+    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = agglo.ReductionConfig.parse(
+        "atc:schedule=(counts:60,30,blocks=[2,4]),linkage=complete,features=tokens,place=before_block"
+    )
+    tuned, path = tmp_path / "fast.json", tmp_path / "found.json"
+    tuned.write_text(json.dumps({"format": FORMAT, "config": config.to_dict()}))
+    out, _ = run(capsys, *command(data, checkpoint, "--tuned", str(tuned), "--no-dense", "--json", str(path)))
+    assert "tuned fast" in out
+    run(capsys, *command(data, checkpoint, "--keep-rate", "0.5", "--tuned", str(tuned), "--json", str(path)))
+    results = {result["name"]: result for result in json.loads(path.read_text())["results"]}
+    assert results.keys() == {"dense", "atc average", "tuned fast"}
+    assert results["tuned fast"]["counts"] == [100, 100, 60, 60, 30, 30]
+    assert results["tuned fast"]["top1"] == pytest.approx(reference(checkpoint, data, **config.given()))
+    assert main(command(data, checkpoint, "--tuned", str(tmp_path / "none.json"))) == 2
+    assert "none.json" in capsys.readouterr().err
+    assert main(command(data, checkpoint, "--tuned", str(tuned), "--linkage", "single")) == 2
+    assert "--linkage" in capsys.readouterr().err
+
+
+def test_a_learned_method_needs_its_weights_and_uses_them(
+    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = ["--method", "sit", "atc", "--keep-rate", "0.5", "--json"]
+    out, _ = run(capsys, *command(data, checkpoint, *grid, str(tmp_path / "without.json")))
+    assert "cannot: sit at 0.5: " in out
+    torch.manual_seed(4)
+    model = evaluation_grid.build(evaluation_grid.ModelSpec(MODEL, checkpoint))
+    agglo.apply(model, "sit", keep_rate=0.5)
+    learned = tmp_path / "learned.pth"
+    torch.save({"model": model.state_dict()}, learned)
+    run(capsys, *command(data, learned, *grid, str(tmp_path / "with.json")))
+    found = {result["name"]: result for result in json.loads((tmp_path / "with.json").read_text())["results"]}
+    assert found["sit"]["top1"] == pytest.approx(top1_one_by_one(model, data))
+    assert found["atc average"]["top1"] == pytest.approx(reference(checkpoint, data, keep_rate=0.5))
+    out, _ = run(capsys, *command(data, learned, "--method", "sit", "atc", "--keep-rate", "0.25"))
+    assert "cannot: sit at 0.25: " in out
+
+
+def test_two_processes_find_what_one_finds(
+    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("accelerate")
+    more = ["--method", "atc", "tome", "--keep-rate", "0.5", "--threads", "1", "--json"]
+    run(capsys, *command(data, checkpoint, *more, str(tmp_path / "one.json")))
+    ran = accelerate_launch("-m", "agglo", *command(data, checkpoint, *more, str(tmp_path / "two.json")))
+    one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
+    assert two["settings"]["processes"] == 2 and one["settings"]["processes"] == 1
+    assert [without_times(result) for result in two["results"]] == [without_times(result) for result in one["results"]]
+    assert [result["images"] for result in two["results"]] == [17] * 3
+    assert ran.stdout.count("2 processes") == 1
+
+
+def test_real_weights_on_real_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """40 images: 72 % have a standard error of 7 points, and a wrong label order or normalisation gives about 0."""
+    weights, images = data_path("deit_tiny_patch16_224.safetensors"), data_path("imagenet-val-2k")
+    name = "deit_tiny_patch16_224"
+    given = ["--checkpoint", str(weights), "--data", str(images), "--images", "40", "--keep-rate", "0.5"]
+    out, _ = run(capsys, "evaluate", name, *given, "--json", str(tmp_path / "found.json"))
+    dense, reduced = json.loads((tmp_path / "found.json").read_text())["results"]
+    assert "on imagenet (found by its files): 40 images of 1000 classes, short side resized to 256" in out
+    assert abs(dense["top1"] - 72.8) < 4 * sampling_error(72.8, 40) and dense["top5"] > dense["top1"]
+    assert abs(reduced["top1"] - 69.8) < 4 * sampling_error(69.8, 40)
+    assert sorted(set(reduced["counts"]), reverse=True) == [196, 98, 49, 24]
+    assert dense["gflops"] == pytest.approx(1.25, abs=0.05)
+
+
+@pytest.mark.parametrize(("right", "images"), [(0, 4), (4, 4), (1, 1), (3, 7), (360, 500), (50_000, 50_000)])
+def test_the_sampling_error_is_half_of_wilsons_interval(right: int, images: int) -> None:
+    one_deviation = math.erf(1 / math.sqrt(2))
+    interval = binomtest(right, images).proportion_ci(one_deviation, method="wilson")
+    found = sampling_error(100 * right / images, images)
+    assert found > 0
+    assert found == pytest.approx(100 * (interval.high - interval.low) / 2)

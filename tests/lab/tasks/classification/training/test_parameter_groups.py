@@ -1,0 +1,179 @@
+"""Which parameters learn how fast, and rates step by step."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import agglo
+from agglo.lab.tasks.classification.training.parameter_groups import freeze_backbone, parameter_groups
+from agglo.lab.training.optimisation import optimiser_and_schedule
+from agglo.models.opening import ModelSpec, build
+from tests.support import tiny_models
+from tests.support.fashion import plain
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return timm.create_model("test_vit", num_classes=3)
+
+
+def by_name(groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: group for group in groups for name in group["names"]}
+
+
+def test_every_parameter_once(model: nn.Module) -> None:
+    groups = parameter_groups(model, weight_decay=0.05, layer_decay=0.7, backbone_lr_scale=0.1)
+    grouped = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(grouped) == sorted(id(parameter) for parameter in model.parameters())
+    assert sorted(by_name(groups)) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_new_modules_at_the_full_rate_and_what_decays(model: nn.Module) -> None:
+    for name, group in by_name(parameter_groups(model, weight_decay=0.05, backbone_lr_scale=0.01)).items():
+        new = name.split(".")[0] in ("head", "pos_embed", "patch_embed")
+        assert group["lr_scale"] == (1 if new else 0.01), name
+        assert group["backbone"] is not new
+        vector = dict(model.named_parameters())[name].ndim <= 1
+        assert group["weight_decay"] == (0 if vector or name in ("pos_embed", "cls_token") else 0.05), name
+
+
+def test_what_a_method_learns_is_new() -> None:
+    model = agglo.apply(timm.create_model("test_vit"), "dynamicvit", keep_rate=0.5)
+    groups = by_name(parameter_groups(model, weight_decay=0.05, layer_decay=0.5, backbone_lr_scale=0.01))
+    learned = {name: group for name, group in groups.items() if "predictors" in name}
+    assert learned and all(group["lr_scale"] == 1 and not group["backbone"] for group in learned.values())
+
+
+def test_layers_decay_as_mae_has_it() -> None:
+    model = timm.create_model("test_vit", global_pool="avg")
+    depth = len(model.blocks)
+    for name, group in by_name(parameter_groups(model, weight_decay=0.05, layer_decay=0.75)).items():
+        parts = name.split(".")
+        layer = int(parts[1]) + 1 if parts[0] == "blocks" else depth + 1 if parts[0] in ("head", "fc_norm") else 0
+        assert math.isclose(group["lr_scale"], 0.75 ** (depth + 1 - layer)), name
+
+
+@pytest.mark.parametrize(("pooling", "norm"), [("token", "norm"), ("avg", "fc_norm")])
+def test_what_follows_the_blocks_does_not_decay(pooling: str, norm: str) -> None:
+    model = timm.create_model("test_vit", global_pool=pooling)  # 6 blocks
+    groups = by_name(parameter_groups(model, weight_decay=0.05, layer_decay=0.5, backbone_lr_scale=0.1))
+    backbone = {0: 1 / 64, 1: 1 / 32, 2: 1 / 16, 3: 1 / 8, 4: 1 / 4, 5: 1 / 2}
+    expected = {f"blocks.{block}.norm2.bias": 0.1 * factor for block, factor in backbone.items()}
+    expected |= {"cls_token": 0.1 / 128, "pos_embed": 1 / 128, "patch_embed.proj.weight": 1 / 128}
+    expected |= {f"{norm}.weight": 0.1, f"{norm}.bias": 0.1, "head.weight": 1.0, "head.bias": 1.0}
+    for name, factor in expected.items():
+        assert math.isclose(groups[name]["lr_scale"], factor), name
+
+
+def rates(steps: int, **changes: Any) -> list[tuple[float, float]]:
+    """(backbone, new) rates of a run of 4 epochs of 5 steps."""
+    model = timm.create_model("test_vit", num_classes=3)
+    settings = plain(epochs=4, **changes)
+    groups = parameter_groups(model, weight_decay=0.05, backbone_lr_scale=settings.backbone_lr_scale)
+    optimiser, scheduler = optimiser_and_schedule(settings, groups, total_batch=32, steps_per_epoch=5)
+    seen = []
+    for step in range(steps):
+        scheduler.step_update(step)
+        if step // 5 < settings.frozen_epochs:
+            freeze_backbone(optimiser.param_groups)
+        found = {group["backbone"]: group["lr"] for group in optimiser.param_groups}
+        seen.append((found[True], found[False]))
+    return seen
+
+
+def test_rates_are_a_cosine_whose_beginning_is_replaced_by_warmup() -> None:
+    found = rates(20, lr=1e-3, lr_batch=16, min_lr=1e-5, warmup_lr=1e-6, warmup_epochs=1.0, backbone_lr_scale=0.01)
+    peak = 2e-3  # twice the batch that lr is for
+    for step, (backbone, new) in enumerate(found):
+        cosine = 1e-5 + (peak - 1e-5) * (1 + math.cos(math.pi * step / 20)) / 2
+        expected = 1e-6 + (peak - 1e-6) * step / 5 if step < 5 else cosine
+        assert math.isclose(new, expected, rel_tol=1e-9)
+        # The smallest rate is scaled too: a slow backbone does not speed up while everything else slows down.
+        assert math.isclose(backbone, expected * 0.01, rel_tol=1e-9)
+
+
+def test_rates_of_a_cosine_after_warmup() -> None:
+    options = {"lr": 1e-3, "lr_batch": 32, "min_lr": 1e-6, "warmup_lr": 0.0, "warmup_epochs": 1.0}
+    for step, (_, new) in enumerate(rates(20, cosine_after_warmup=True, **options)):
+        cosine = 1e-6 + (1e-3 - 1e-6) * (1 + math.cos(math.pi * (step - 5) / 15)) / 2
+        assert math.isclose(new, 1e-3 * step / 5 if step < 5 else cosine, rel_tol=1e-9, abs_tol=1e-15)
+
+
+def test_frozen_epochs_are_epochs() -> None:
+    found = rates(20, frozen_epochs=2, warmup_epochs=0.0)
+    assert all((backbone == 0) == (step < 10) and new > 0 for step, (backbone, new) in enumerate(found))
+
+
+def test_a_rate_of_zero_leaves_weights_alone(model: nn.Module) -> None:
+    optimiser, _ = optimiser_and_schedule(plain(), parameter_groups(model, weight_decay=0.05), 16, 3)
+    before = [parameter.clone() for parameter in model.parameters()]
+    freeze_backbone(optimiser.param_groups)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimiser.step()
+    for (name, parameter), old in zip(model.named_parameters(), before, strict=True):
+        frozen = name.split(".")[0] not in ("head", "pos_embed", "patch_embed")
+        assert torch.equal(parameter, old) is frozen, name
+
+
+ELSEWHERE = {
+    "transformers": (
+        {
+            "vit.embeddings.cls_token": (0, False, False),
+            "vit.embeddings.position_embeddings": (0, True, False),
+            "vit.embeddings.patch_embeddings.projection.weight": (0, True, True),
+            "vit.layers.2.mlp.fc1.weight": (3, False, True),
+            "vit.layers.2.mlp.fc1.bias": (3, False, False),
+            "vit.layernorm.weight": (5, False, False),
+            "classifier.weight": (5, True, True),
+        }
+    ),
+    "torchvision": {
+        "class_token": (0, False, False),
+        "conv_proj.weight": (0, True, True),
+        "encoder.pos_embedding": (0, True, False),
+        "encoder.layers.encoder_layer_3.mlp.0.weight": (4, False, True),
+        "encoder.ln.weight": (5, False, False),
+        "heads.head.weight": (5, True, True),
+    },
+    "open_clip": {
+        "visual.class_embedding": (0, False, False),
+        "visual.positional_embedding": (0, True, False),
+        "visual.proj": (5, False, True),
+        "visual.conv1.weight": (0, True, True),
+        "visual.transformer.resblocks.0.mlp.c_fc.weight": (1, False, True),
+        "visual.ln_post.weight": (5, False, False),
+        "head.weight": (5, True, True),
+    },
+}
+
+
+@pytest.mark.parametrize("library", ELSEWHERE)
+def test_layers_and_new_modules_of_other_libraries(library: str, tmp_path: Path) -> None:
+    """By name: the layer, whether it is new, and whether it decays; every parameter once."""
+    if library == "torchvision":
+        shape = {"image_size": 16, "patch_size": 8, "num_layers": 4, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 8}
+        model: Any = pytest.importorskip("torchvision").models.VisionTransformer(**shape)
+    elif library == "transformers":
+        model = build(ModelSpec(f"hf:{tiny_models.vit_folder(tmp_path)}"))
+    else:
+        name = tiny_models.open_clip_config(tmp_path)
+        model = build(ModelSpec(f"open_clip:{name}", num_classes=3))
+    found = by_name(parameter_groups(model, weight_decay=0.05, layer_decay=0.5, backbone_lr_scale=0.1))
+    assert sorted(found) == sorted(name for name, _ in model.named_parameters())
+    for name, (layer, new, decays) in ELSEWHERE[library].items():
+        group = found[name]
+        assert math.isclose(group["lr_scale"], 0.5 ** (5 - layer) * (1 if new else 0.1)), name
+        assert group["backbone"] is not new and group["weight_decay"] == (0.05 if decays else 0), name
+
+
+def test_layers_that_cannot_be_told_apart() -> None:
+    with pytest.raises(ValueError, match=r"layer_decay=0\.5: Linear"):
+        parameter_groups(nn.Linear(2, 2), weight_decay=0.05, layer_decay=0.5)

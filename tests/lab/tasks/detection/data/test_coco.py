@@ -1,0 +1,250 @@
+"""COCO files: what is read from good ones, and what is said about bad ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from agglo.lab.data.image_files import BadImageError
+from agglo.lab.tasks.detection.data.annotations import decoded, encoded, segmentation_problem
+from agglo.lab.tasks.detection.data.coco import CocoImages, open_coco
+from tests.support.data import data_path
+
+WIDTH, HEIGHT = 40, 30
+SQUARE = [4, 5, 14, 5, 14, 15, 4, 15]
+
+
+def runs_of(mask: np.ndarray) -> list[int]:
+    """The definition: lengths of runs down the columns, which alternate and begin outside."""
+    flat = mask.T.flatten().astype(int)
+    ends = np.flatnonzero(np.diff(flat, prepend=0)).tolist()
+    return np.diff([0, *ends, len(flat)]).tolist()
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    """Two images, one of them empty; a polygon, an RLE, a packed RLE and a crowd. Ids have gaps and no order."""
+    box_mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+    box_mask[20:28, 30:35] = 1
+    rle = {"size": [HEIGHT, WIDTH], "counts": runs_of(box_mask)}
+    plain: dict[str, Any] = {"image_id": 5, "iscrowd": 0}
+    return {
+        "images": [
+            {"id": 5, "file_name": "a.png", "width": WIDTH, "height": HEIGHT},
+            {"id": 2, "file_name": "sub/b.png", "width": WIDTH, "height": HEIGHT},
+        ],
+        "categories": [{"id": 9, "name": "dog"}, {"id": 4, "name": "cat"}],
+        "annotations": [
+            {"id": 1, "category_id": 9, "bbox": [4, 5, 10, 10], "area": 100, "segmentation": [SQUARE], **plain},
+            {"id": 3, "category_id": 4, "bbox": [30, 20, 5, 8], "segmentation": rle, **plain},
+            {"id": 8, "category_id": 4, "segmentation": encoded(box_mask[None])[0], **plain},
+            {**plain, "id": 4, "category_id": 9, "bbox": [30, 20, 5, 8], "segmentation": rle, "area": 40, "iscrowd": 1},
+        ],
+        **changes,
+    }
+
+
+def write(root: Path, file: dict[str, Any], name: str = "instances_train2017.json", folder: str = "images") -> Path:
+    (root / folder / "sub").mkdir(parents=True, exist_ok=True)
+    for path in ("a.png", "sub/b.png"):
+        Image.new("L", (WIDTH, HEIGHT), 77).save(root / folder / path)
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(json.dumps(file))
+    return root
+
+
+def test_polygons_and_run_lengths_are_read(tmp_path: Path) -> None:
+    data = open_coco(write(tmp_path, content()))
+    assert len(data) == 2 and data.image_ids == [5, 2]
+    assert data.classes == ["cat", "dog"] and data.category_ids == [4, 9]
+    image, target = data[0]
+    assert image.mode == "RGB" and image.size == (WIDTH, HEIGHT)
+    assert target["labels"].tolist() == [1, 0, 0]  # without the crowd
+    assert target["boxes"].tolist() == [[4, 5, 14, 15], [30, 20, 35, 28], [30, 20, 35, 28]]
+    assert target["boxes"].canvas_size == (HEIGHT, WIDTH)
+    assert target["masks"].shape == (3, HEIGHT, WIDTH)
+    assert target["masks"][0].nonzero().min(0).values.tolist() == [5, 4] and target["masks"][0].sum() == 100
+    for mask in target["masks"][1:]:
+        assert mask[20:28, 30:35].all() and mask.sum() == 40
+    assert (target["image_id"], target["original_size"]) == (5, (HEIGHT, WIDTH))
+    _, empty = data[1]
+    assert empty["boxes"].shape == (0, 4) and empty["masks"].shape == (0, HEIGHT, WIDTH) and empty["image_id"] == 2
+    truth = data.ground_truth
+    assert [entry["id"] for entry in truth["annotations"]] == [1, 3, 8, 4]
+    assert truth["annotations"][2]["bbox"] == [30, 20, 5, 8] and truth["annotations"][2]["area"] == 40
+    assert data.remarks == ["1 of 4 annotations are crowds: evaluated, never trained on"] and not data.skipped
+    with pytest.raises(IndexError):
+        data[2]
+    assert data[-1][1]["image_id"] == 2
+
+
+def test_images_without_objects_and_parts(tmp_path: Path) -> None:
+    data = open_coco(write(tmp_path, content()), with_objects=True)
+    assert data.image_ids == [5] and "1 of 2 images have no object" in data.remarks[0]
+    part = open_coco(tmp_path).part([1])
+    assert part.image_ids == [2] and part[0][1]["image_id"] == 2
+    assert not part.ground_truth["annotations"] and len(part.ground_truth["images"]) == 1
+
+
+def test_without_annotations_only_the_image_is_read(tmp_path: Path) -> None:
+    data = open_coco(write(tmp_path, content())).prepared(lambda image, target: (image.size, target), annotated=False)
+    assert data[0] == ((WIDTH, HEIGHT), {"image_id": 5, "original_size": (HEIGHT, WIDTH)})
+
+
+def test_every_layout_is_found(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        write(tmp_path / "2017", content(), f"annotations/instances_{split}2017.json", f"{split}2017")
+    write(tmp_path / "2017", content(), "annotations/instances_val2014.json", "val2014")
+    for split in ("train", "val"):
+        assert open_coco(tmp_path / "2017", split).name == f"instances_{split}2017.json"
+    flat = write(tmp_path / "flat", content(), "instances.json")
+    assert "names no split" in open_coco(flat, "val").remarks[-1]
+    elsewhere = write(tmp_path / "other", content(), "mine.json", "elsewhere")
+    assert len(open_coco(elsewhere / "mine.json", images=elsewhere / "elsewhere")) == 2
+    with pytest.raises(ValueError, match="no folder of images"):
+        open_coco(elsewhere / "mine.json")
+    with pytest.raises(ValueError, match="split 'val'"):
+        open_coco(write(tmp_path / "train only", content()), "val")
+    with pytest.raises(ValueError, match="neither a folder nor"):
+        open_coco(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="split='test'"):
+        open_coco(flat, "test")
+
+
+def changed(number: int, **changes: Any) -> dict[str, Any]:
+    file = content()
+    file["annotations"][number] |= changes
+    return file
+
+
+RLE = {"size": [HEIGHT, WIDTH]}
+BAD_ANNOTATIONS = [
+    (changed(0, bbox=[4, 5, 0, 10]), "annotation 1 of image 5 .*the box"),
+    (changed(0, bbox=[40, 5, 3, 3]), "the box.*40x30"),
+    (changed(0, bbox=[4, 5, float("nan"), 3]), "the box"),
+    (changed(0, bbox=[4, 5, 6]), "the box"),
+    (changed(0, segmentation=[]), "no mask"),
+    (changed(0, segmentation=[[1, 2, 3, 4]]), "polygon"),
+    (changed(0, segmentation=[[1, 2, 3, 4, 5, 6, 7]]), "polygon"),
+    (changed(0, segmentation=[[1, 2, 3, 4, 5, None]]), "polygon"),
+    (changed(1, segmentation={"size": [3, 4], "counts": [12]}), r"annotation 3 .*size \[3, 4\]"),
+    (changed(1, segmentation={**RLE, "counts": [5, 5]}), r"bad RLE, counts=\[5, 5\]"),
+    (changed(2, segmentation={**RLE, "counts": "~~"}), "annotation 8 .*bad RLE"),
+    (changed(2, segmentation={**RLE, "counts": 7}), "bad RLE"),
+    (changed(2, segmentation={**RLE, "counts": [1200]}), "without any pixel"),
+    (changed(2, segmentation="here"), "segmentation 'here'"),
+    (changed(0, category_id=77), "category 77"),
+    (changed(0, image_id=78), "annotation 1 of image 78"),
+    (changed(1, id=1), "annotation 1 .*twice"),
+]
+
+
+@pytest.mark.parametrize(("file", "message"), BAD_ANNOTATIONS, ids=range(len(BAD_ANNOTATIONS)))
+def test_a_bad_annotation_is_named_or_skipped_and_counted(tmp_path: Path, file: dict[str, Any], message: str) -> None:
+    root = write(tmp_path, file)
+    with pytest.raises(ValueError, match=rf"(?s){message}.*--skip-bad"):
+        open_coco(root)
+    with pytest.warns(UserWarning, match="1 skipped"):
+        data = open_coco(root, skip_bad=True)
+    assert len(data.skipped) == 1 and "instances_train2017.json" in data.skipped[0]
+    assert len(data) == 2 and len(data[0][1]["labels"]) == 2
+    assert len(data.ground_truth["annotations"]) == 3
+
+
+def test_bad_images_are_named_or_skipped_with_their_objects(tmp_path: Path) -> None:
+    file = content()
+    file["images"] += [
+        {"id": 6, "file_name": "missing.png", "width": 5, "height": 5},
+        {"id": 2, "file_name": "a.png", "width": WIDTH, "height": HEIGHT},
+        {"id": 7, "file_name": "a.png", "width": 0, "height": 5},
+        {"id": 8, "width": 5, "height": 5},
+    ]
+    file["annotations"].append({**file["annotations"][0], "id": 50, "image_id": 6})
+    root = write(tmp_path, file)
+    with pytest.raises(ValueError, match=r"image 6 .*missing.png.*image 2 .*twice.*7 .*width=0.*image 8"):
+        open_coco(root)
+    with pytest.warns(UserWarning, match="4 skipped"):
+        data = open_coco(root, skip_bad=True)
+    assert data.image_ids == [5, 2] and len(data.skipped) == 4
+    assert {entry["image_id"] for entry in data.ground_truth["annotations"]} == {5}
+
+
+def test_an_image_that_cannot_be_used_is_found_when_opened_or_beforehand(tmp_path: Path) -> None:
+    root = write(tmp_path, content())
+    (root / "images" / "a.png").write_bytes(b"no image")
+    Image.new("L", (WIDTH, HEIGHT + 1)).save(root / "images" / "sub" / "b.png")
+    data = open_coco(root)
+    with pytest.raises(BadImageError, match=r"a\.png"):
+        data[0]
+    with pytest.raises(BadImageError, match=r"image 2, .*40x31 and 40x30"):
+        data[1]
+    with pytest.raises(ValueError, match="no image that can be used"), pytest.warns(UserWarning, match="2 skipped"):
+        open_coco(root, skip_bad=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "JSONDecodeError"),
+        ("[]", "TypeError"),
+        ('{"images": []}', "annotations"),
+        ('{"images": [], "annotations": [3], "categories": []}', "annotations"),
+        ('{"images": [], "annotations": [], "categories": []}', "categories"),
+        ('{"images": [], "annotations": [], "categories": [{"id": 1}]}', "name"),
+        ('{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}', "ids"),
+        ('{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}', "no image"),
+    ],
+)
+def test_a_file_that_is_no_coco_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "f.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        CocoImages(tmp_path / "f.json", tmp_path)
+
+
+def test_objects_below_a_pixel_are_no_targets(tmp_path: Path) -> None:
+    # What lies inside the image counts: of this box half a pixel does.
+    data = open_coco(write(tmp_path, changed(0, bbox=[39.5, 5, 10, 10])))
+    assert data[0][1]["labels"].tolist() == [0, 0] and len(data.ground_truth["annotations"]) == 4
+    assert "1 of 4 annotations have a side below 1 pixel: never trained on" in data.remarks
+
+
+@given(st.data())
+def test_run_lengths_survive_packing(data: st.DataObject) -> None:
+    height, width = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))
+    bits = data.draw(st.binary(min_size=height * width, max_size=height * width))
+    mask = (np.frombuffer(bits, np.uint8) > data.draw(st.integers(0, 254))).astype(np.uint8).reshape(height, width)
+    for segmentation in (*encoded(mask[None]), {"size": [height, width], "counts": runs_of(mask)}):
+        assert np.array_equal(decoded([segmentation], height, width)[0], mask)
+        assert (segmentation_problem(segmentation, height, width) is None) == bool(mask.any())
+
+
+@pytest.mark.parametrize(
+    ("folder", "split", "images", "objects"), [("coco128", "train", 128, 887), ("coco-mini-val", "val", 128, 977)]
+)
+def test_real_coco_files(folder: str, split: str, images: int, objects: int) -> None:
+    data = open_coco(data_path(folder), split)
+    assert len(data) == images and len(data.classes) == 80
+    assert sum(not entry["iscrowd"] for entry in data.ground_truth["annotations"]) == objects
+    off = []
+    for index in range(0, images, 16):
+        image, target = data[index]
+        boxes, masks = target["boxes"], target["masks"]
+        assert tuple(masks.shape[1:]) == image.size[::-1]
+        for box, mask in zip(boxes.tolist(), masks, strict=True):
+            rows, columns = mask.nonzero().T
+            around = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+            off.append(np.abs(np.array(around) - box).max())
+    # Polygons are drawn on whole pixels, and a thin tip may lie between them.
+    assert len(off) > 30 and np.mean(np.array(off) < 1.5) > 0.9 and max(off) < 5
+
+
+def test_real_nuclei() -> None:
+    data = open_coco(data_path("nuclei"))
+    assert len(data) == 334 and data.classes == ["nucleus"]
+    assert sum(len(data.part([i]).ground_truth["annotations"]) for i in range(334)) == 9543

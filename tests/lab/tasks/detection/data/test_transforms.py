@@ -1,0 +1,185 @@
+"""The paper's pipelines: sizes as specified, boxes and masks that stay with the image, draws that come again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from agglo.embedded import classifier
+from agglo.lab.tasks.detection.data import transforms
+from agglo.lab.tasks.detection.data.base import Target, collate, target_of
+from agglo.lab.tasks.detection.data.coco import open_coco
+from agglo.lab.tasks.detection.data.scenes import make_scenes
+from agglo.lab.tasks.detection.data.transforms import paper_training, square, transforms_for
+from agglo.lab.training.batches import ImageBatches, Share
+from tests.support.data import data_path
+
+FASHION = Path(classifier.__file__).parent / "fashion-mnist"
+
+
+def rectangles(height: int, width: int, n_objects: int = 5, seed: int = 0, *, cut: bool = True) -> tuple[Any, Target]:
+    """Filled rectangles, each of its own grey: what is in the image, a mask and a box must say the same.
+
+    cut: later ones cut off parts of earlier masks, as they do in the image.
+    """
+    draws = np.random.default_rng(seed)
+    pixels = np.zeros((height, width), np.uint8)
+    masks, boxes = np.zeros((n_objects, height, width), np.uint8), []
+    for number in range(n_objects):
+        h, w = draws.integers(1, height + 1), draws.integers(1, width + 1)
+        y, x = draws.integers(0, height - h + 1), draws.integers(0, width - w + 1)
+        if cut:
+            masks[:number, y : y + h, x : x + w] = 0
+        masks[number, y : y + h, x : x + w] = 1
+        pixels[y : y + h, x : x + w] = 40 * (number + 1)
+    visible = [number for number in range(n_objects) if masks[number].any()]
+    boxes = [around(torch.from_numpy(masks[number])) for number in visible]
+    target = target_of(boxes, visible, masks[visible], 7, (height, width))
+    return Image.fromarray(pixels).convert("RGB"), target
+
+
+def around(mask: torch.Tensor) -> list[float]:
+    rows, columns = mask.nonzero().T
+    return [float(v) for v in (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)]
+
+
+def check(pixels: torch.Tensor, target: Target) -> None:
+    """Sizes fit, nothing has vanished, masks lie in their boxes."""
+    n, (height, width) = len(target["labels"]), pixels.shape[-2:]
+    assert target["masks"].shape == (n, height, width) and target["boxes"].shape == (n, 4)
+    assert target["boxes"].canvas_size == (height, width)
+    for box, mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
+        assert 0 <= box[0] < box[2] <= width and 0 <= box[1] < box[3] <= height
+        tight = around(mask)
+        assert all(t >= b - 1 for t, b in zip(tight[:2], box[:2], strict=True))
+        assert all(t <= b + 1 for t, b in zip(tight[2:], box[2:], strict=True))
+
+
+@pytest.mark.parametrize("size", [(1, 90), (120, 1), (61, 43), (90, 120)])
+def test_boxes_stay_around_masks_when_flipped_and_resized(size: tuple[int, int]) -> None:
+    image, target = rectangles(60, 80, cut=False)
+    pixels, target = transforms.flipped(transforms.as_tensor(image), target, 1.0)
+    pixels, target = transforms.resized(pixels, target, size, antialias=False)
+    check(pixels, target)
+    for box, mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
+        assert np.abs(np.array(around(mask)) - box).max() <= 1
+
+
+def test_flip_and_crop_move_masks_with_the_pixels() -> None:
+    image, target = rectangles(60, 80)
+    pixels = transforms.as_tensor(image)
+    for changed, moved in (
+        transforms.flipped(pixels, target, 1.0),
+        transforms.cropped(pixels, target, 11, 23, 30, 40),
+    ):
+        for label, mask in zip(moved["labels"].tolist(), moved["masks"], strict=True):
+            assert torch.equal(mask.bool(), changed[0] == 40 * (label + 1))
+    assert transforms.flipped(pixels, target, 0.0)[1] is target
+
+
+def test_a_crop_cuts_boxes_and_removes_what_is_gone() -> None:
+    masks = np.zeros((3, 20, 20), np.uint8)
+    masks[0, 0:10, 0:10] = 1
+    masks[1, 12:18, 12:18] = 1
+    masks[2, 0:20, 0] = masks[2, 0, 0:20] = 1  # an L: its box reaches into the window, it does not
+    target = target_of([[0, 0, 10, 10], [12, 12, 18, 18], [0, 0, 20, 20]], [4, 5, 6], masks, 1, (20, 20))
+    pixels, cut = transforms.cropped(torch.zeros(3, 20, 20, dtype=torch.uint8), target, 5, 5, 6, 7)
+    assert pixels.shape == (3, 6, 7)
+    assert cut["labels"].tolist() == [4] and cut["boxes"].tolist() == [[0, 0, 5, 5]]
+    assert cut["masks"].sum() == 25 and cut["boxes"].canvas_size == (6, 7)
+    assert (cut["image_id"], cut["original_size"]) == (1, (20, 20))
+    _, empty = transforms.cropped(torch.zeros(3, 20, 20), target, 10, 2, 2, 2)
+    assert empty["boxes"].shape == (0, 4) and empty["masks"].shape == (0, 2, 2)  # a crop may show nothing
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [((480, 640), (800, 1067)), ((640, 480), (1067, 800)), ((427, 640), (800, 1199)), ((200, 600), (444, 1333))],
+)
+def test_the_test_pipeline_has_the_released_sizes(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    _, evaluation = transforms_for(None)
+    pixels, target = evaluation(*rectangles(*size))
+    assert tuple(pixels.shape) == (3, *expected) and target["original_size"] == size
+    check(pixels, target)
+
+
+def test_the_training_pipeline_draws_what_is_specified() -> None:
+    image, target = rectangles(48, 64)
+    image, target = image.resize((640, 480)), {key: value for key, value in target.items() if key not in DRAWN}
+    torch.manual_seed(0)
+    shapes = [tuple(paper_training(image, dict(target))[0].shape[1:]) for _ in range(150)]
+    assert max(map(max, shapes)) == 1024  # the last crop
+    whole = {transforms.size_for((480, 640), short) for short in range(480, 801, 32)}
+    cut = {(min(height, 1024), min(width, 1024)) for height, width in whole}
+    kept = sum(shape in cut for shape in shapes)
+    assert {shape for shape in shapes if shape in cut} == cut
+    assert 50 < kept < 110  # half of them, and a few crops that happen to have such a size
+    # After the first crop no side is more than 600 / 384 of the other, so the short side is always one of the scales.
+    assert {min(shape) for shape in shapes} == set(range(480, 801, 32))
+    pixels = torch.zeros(3, 500, 900, dtype=torch.uint8)
+    crops = [transforms.randomly_cropped(pixels, {}, 384, 600)[0].shape[1:] for _ in range(300)]
+    rows, columns = zip(*crops, strict=True)
+    assert 384 <= min(rows) < 394 and 490 < max(rows) <= 500
+    assert 384 <= min(columns) < 394 and 590 < max(columns) <= 600
+    assert len(set(shapes)) > len(cut) + 30
+
+
+DRAWN = ("boxes", "labels", "masks")
+
+
+def test_normalisation_is_of_bytes_in_rgb() -> None:
+    image = Image.new("RGB", (8, 8), (255, 0, 100))
+    pixels, _ = square(image, {}, side=8)
+    expected = [(255 - 123.675) / 58.395, (0 - 116.28) / 57.12, (100 - 103.53) / 57.375]
+    assert pixels[:, 0, 0].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 500), (333, 2)])
+def test_odd_images_pass_every_pipeline(size: tuple[int, int]) -> None:
+    for transform in (*transforms_for(None), *transforms_for(64)):
+        for n_objects in (0, 3):
+            torch.manual_seed(0)
+            check(*transform(*rectangles(*size, n_objects=n_objects)))
+    with pytest.raises(ValueError, match="image_size=0"):
+        transforms_for(0)
+
+
+def test_real_images_pass_the_paper_s_pipelines() -> None:
+    data = open_coco(data_path("coco-mini-train"), with_objects=True)
+    training, evaluation = transforms_for(None)
+    torch.manual_seed(0)
+    sizes = set()
+    for index in range(0, 40, 4):
+        pixels, target = data.prepared(training)[index]
+        n, (height, width) = len(target["labels"]), pixels.shape[-2:]
+        assert target["masks"].shape == (n, height, width) and target["masks"].flatten(1).any(1).all()
+        assert (target["boxes"][:, 2:] > target["boxes"][:, :2]).all()
+        sizes.add((height, width))
+        same, whole = data.prepared(evaluation)[index]
+        assert min(same.shape[1:]) == 800 or max(same.shape[1:]) == 1333
+        assert len(whole["labels"]) <= len(data[index][1]["labels"])
+    assert len(sizes) > 5
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_draws_depend_on_epoch_and_place_alone(workers: int) -> None:
+    """What a run that goes on in the middle of an epoch sees is what it would have seen, on workers or not."""
+    data = make_scenes(FASHION, 12, split="val").prepared(transforms_for(96)[0])
+
+    def batches(first: int, epoch: int, workers: int) -> list[Any]:
+        source = ImageBatches(data, Share(4), seed=5, workers=workers, collate=collate)
+        return list(source.batches(epoch, first, 3))
+
+    whole, rest = batches(0, 1, 0), batches(1, 1, workers)
+    assert len(rest) == 2
+    for (images, targets), (others, other_targets) in zip(whole[1:], rest, strict=True):
+        for image, target, other, other_target in zip(images, targets, others, other_targets, strict=True):
+            assert torch.equal(image, other) and target["image_id"] == other_target["image_id"]
+            assert torch.equal(target["masks"], other_target["masks"])
+            assert torch.equal(target["boxes"], other_target["boxes"])
+    assert [t["image_id"] for _, ts in whole for t in ts] != [t["image_id"] for _, ts in batches(0, 2, 0) for t in ts]

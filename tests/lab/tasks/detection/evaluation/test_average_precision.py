@@ -1,0 +1,244 @@
+"""COCO's numbers against pycocotools, and against cases worked out by hand."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agglo.lab.tasks.detection.data.annotations import encoded
+from agglo.lab.tasks.detection.evaluation.average_precision import NUMBERS, as_coco_results, average_precision
+from agglo.lab.tasks.detection.evaluation.matches import Matches, bootstrap, interval, match
+
+SIDE = 140
+
+
+def rectangle(x: int, y: int, w: int, h: int) -> np.ndarray:
+    mask = np.zeros((SIDE, SIDE), bool)
+    mask[y : y + h, x : x + w] = True
+    return mask
+
+
+def entry(number: int, image: int, category: int, mask: np.ndarray, **more: Any) -> dict[str, Any]:
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    box = [float(v) for v in (columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1)]
+    return {
+        "id": number,
+        "image_id": image,
+        "category_id": category,
+        "bbox": box,
+        "area": float(mask.sum()),
+        "iscrowd": 0,
+        "segmentation": encoded(mask[None])[0],
+        **more,
+    }
+
+
+def coco(wanted: list[dict[str, Any]], n_images: int, categories: tuple[int, ...] = (3, 7)) -> dict[str, Any]:
+    return {
+        "images": [{"id": number, "height": SIDE, "width": SIDE} for number in range(1, n_images + 1)],
+        "categories": [{"id": number, "name": str(number)} for number in categories],
+        "annotations": wanted,
+    }
+
+
+def results(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    kept = ("image_id", "category_id", "bbox", "segmentation", "score")
+    return [{key: one[key] for key in kept} for one in found]
+
+
+def random_case(seed: int, n_images: int = 6, ties: bool = False) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Objects of all sizes, some of them crowds; detections near them, doubled, of the wrong class, or anywhere."""
+    draws = np.random.default_rng(seed)
+    wanted, found = [], []
+
+    def thing(low: int = 6, high: int = 120) -> tuple[int, int, int, int]:
+        w, h = (int(low * (high / low) ** draws.random()) for _ in range(2))
+        return int(draws.integers(SIDE - w)), int(draws.integers(SIDE - h)), w, h
+
+    for image in range(1, n_images + 1):
+        for _ in range(draws.integers(0, 6)):
+            x, y, w, h = thing()
+            category = int(draws.choice((3, 7)))
+            crowd = int(draws.random() < 0.2)
+            mask = rectangle(x, y, w, h)
+            mask[y : y + h // 2, x : x + w // 3] = False  # boxes and masks must not agree
+            wanted.append(entry(len(wanted) + 1, image, category, mask, iscrowd=crowd))
+            for _ in range(draws.integers(0, 4)):
+                dx, dy, dw, dh = (int(v) for v in draws.integers(-4, 5, 4))
+                moved = rectangle(max(x + dx, 0), max(y + dy, 0), max(w + dw, 3), max(h + dh, 3))
+                other = category if draws.random() < 0.85 else 10 - category
+                found.append(entry(0, image, other, moved, score=float(draws.random())))
+        for _ in range(draws.integers(0, 3)):
+            found.append(entry(0, image, int(draws.choice((3, 7))), rectangle(*thing()), score=float(draws.random())))
+    if ties:
+        for one in found:
+            one["score"] = round(one["score"], 1)
+    return wanted, found
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_all_numbers_are_those_of_pycocotools(seed: int, ties: bool) -> None:
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    wanted, found = random_case(seed, ties=ties)
+    shifted = [{**one, "id": one["id"] - 1} for one in wanted]  # an annotation may have the id 0
+    given = copy.deepcopy((coco(shifted, 6), results(found)))
+    numbers = average_precision(*given)
+    assert given == (coco(shifted, 6), results(found))
+    for kind in ("bbox", "segm"):
+        truth = COCO()
+        truth.dataset = copy.deepcopy(coco(wanted, 6))
+        truth.createIndex()
+        given = [{k: v for k, v in one.items() if kind == "bbox" or k != "bbox"} for one in results(found)]
+        evaluation = COCOeval(truth, truth.loadRes(given), kind)
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+        theirs = [math.nan if value < 0 else value for value in evaluation.stats]
+        expected = dict(zip(NUMBERS, theirs, strict=True))
+        assert numbers[kind] == pytest.approx(expected, abs=1e-9, nan_ok=True), kind
+        assert match(coco(wanted, 6), results(found), kind).average_precision() == pytest.approx(
+            {name: expected[name] for name in ("AP", "AP50", "AP75")}, abs=1e-9
+        )
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("kind", ["bbox", "segm"])
+def test_a_weighted_image_counts_as_that_many_copies(kind: str, ties: bool) -> None:
+    wanted, found = random_case(11, n_images=8, ties=ties)
+    truth, given = coco(wanted, 8), results(found)
+    tables = match(truth, given, kind)
+    draws = np.random.default_rng(0)
+    for _ in range(6):
+        weights = np.bincount(draws.integers(8, size=8), minlength=8)
+        copies, again = [], []
+        for image, times in enumerate(weights, start=1):
+            for _ in range(times):
+                new = len(copies) + 1
+                copies.append(image)
+                again += [{**one, "image_id": new} for one in given if one["image_id"] == image]
+        full = coco([], len(copies))
+        full["annotations"] = [
+            {**one, "image_id": new}
+            for new, image in enumerate(copies, 1)
+            for one in truth["annotations"]
+            if one["image_id"] == image
+        ]
+        for number, one in enumerate(full["annotations"], 1):
+            one["id"] = number
+        expected = average_precision(full, again, [kind])[kind]
+        numbers = tables.average_precision(weights)
+        assert numbers == pytest.approx({key: expected[key] for key in numbers}, abs=1e-9)
+
+
+def test_numbers_worked_out_by_hand() -> None:
+    a, b = rectangle(10, 10, 40, 40), rectangle(80, 80, 40, 40)
+    wanted = [entry(1, 1, 3, a), entry(2, 1, 3, b)]
+    truth = coco(wanted, 1)
+    # Found first something that is nothing, then one of two: precision 1/2 up to a recall of 1/2, that is at 51 of 101.
+    found = [entry(0, 1, 3, rectangle(0, 100, 30, 30), score=0.9), entry(0, 1, 3, a, score=0.8)]
+    numbers = average_precision(truth, results(found))
+    for kind in ("bbox", "segm"):
+        assert numbers[kind]["AP"] == pytest.approx(0.5 * 51 / 101)
+        assert numbers[kind]["AR100"] == pytest.approx(0.5)
+        assert numbers[kind]["AR1"] == 0
+        assert math.isnan(numbers[kind]["APs"]) and math.isnan(numbers[kind]["APl"])
+    # An overlap of 40 x 32 of 40 x 40: IoU 0.8, right at 7 of 10 thresholds.
+    found = [entry(0, 1, 3, rectangle(10, 10, 40, 32), score=0.9), entry(0, 1, 3, b, score=0.8)]
+    numbers = average_precision(truth, results(found))["segm"]
+    late = 0.5 * 51 / 101  # where only the second is right
+    assert numbers["AP"] == pytest.approx((7 * 1 + 3 * late) / 10)
+    assert numbers["AP50"] == numbers["AP75"] == pytest.approx(1)
+
+
+def test_a_crowd_is_neither_right_nor_wrong() -> None:
+    crowd = entry(1, 1, 3, rectangle(0, 0, 100, 60), iscrowd=1)
+    person = entry(2, 1, 3, rectangle(0, 100, 30, 30))
+    truth = coco([crowd, person], 1)
+    inside = [entry(0, 1, 3, rectangle(10 * n, 5, 20, 30), score=0.9) for n in range(3)]
+    found = [*inside, entry(0, 1, 3, rectangle(0, 100, 30, 30), score=0.5)]
+    assert average_precision(truth, results(found))["segm"]["AP"] == pytest.approx(1)
+    wrong = [entry(0, 1, 3, rectangle(60, 100, 20, 30), score=0.9), *found]
+    assert average_precision(truth, results(wrong))["segm"]["AP"] == pytest.approx(0.5)
+
+
+def test_nothing_found_is_0_and_nothing_to_find_is_nan() -> None:
+    wanted, found = random_case(0)
+    nothing = average_precision(coco(wanted, 6), [])
+    assert nothing["bbox"]["AP"] == nothing["segm"]["AR100"] == 0
+    assert match(coco(wanted, 6), []).average_precision() == dict.fromkeys(("AP", "AP50", "AP75"), 0.0)
+    for truth in (coco([], 6), coco([{**one, "iscrowd": 1} for one in wanted], 6)):
+        numbers = average_precision(truth, results(found))
+        assert all(math.isnan(value) for kind in numbers.values() for value in kind.values())
+        assert math.isnan(match(truth, results(found)).average_precision()["AP"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"image_id": 99}, "image 99"), ({"category_id": 5}, "category 5"), ({"score": math.nan}, "score nan")],
+)
+def test_a_detection_that_fits_nothing_is_refused(change: dict[str, Any], message: str) -> None:
+    wanted, found = random_case(0)
+    given = results(found)
+    given[2] |= change
+    for judge in (average_precision, match):
+        with pytest.raises(ValueError, match=rf"detection 2 .*{message}"):
+            judge(coco(wanted, 6), given)
+
+
+def test_detector_outputs_become_results() -> None:
+    mask = torch.from_numpy(rectangle(10, 20, 30, 40))
+    one = {
+        "boxes": torch.tensor([[10.0, 20.0, 40.0, 60.0]]),
+        "scores": torch.tensor([0.5], dtype=torch.float16),
+        "labels": torch.tensor([1]),
+        "masks": mask[None],
+    }
+    none = {"boxes": torch.zeros(0, 4), "scores": torch.zeros(0), "labels": torch.zeros(0).long()}
+    none["masks"] = torch.zeros(0, SIDE, SIDE, dtype=torch.bool)
+    found = as_coco_results([none, one], [4, 9], (3, 7))
+    expected = {"image_id": 9, "category_id": 7, "bbox": [10, 20, 30, 40], "score": 0.5}
+    assert [{key: value for key, value in result.items() if key != "segmentation"} for result in found] == [expected]
+    truth = coco([entry(1, 9, 7, mask.numpy())], 9)
+    assert average_precision(truth, found)["segm"]["AP"] == pytest.approx(1)
+    with pytest.raises(ValueError, match="labels 1 to 1 of 1"):
+        as_coco_results([one], [4], (3,))
+    with pytest.raises(ValueError, match="do not fit"):
+        as_coco_results([one], [4, 5], (3, 7))
+
+
+def test_bootstrap_is_paired_and_repeatable() -> None:
+    wanted, found = random_case(5, n_images=30)
+    truth = coco(wanted, 30)
+    good, worse = results(found), results([one for number, one in enumerate(found) if number % 4])
+    systems = {"good": match(truth, good), "same": match(truth, good), "worse": match(truth, worse)}
+    samples = bootstrap(systems, resamples=60, seed=3)
+    assert np.array_equal(samples["good"]["AP"], samples["same"]["AP"])
+    assert np.array_equal(samples["worse"]["AP"], bootstrap(systems, resamples=60, seed=3)["worse"]["AP"])
+    assert not np.array_equal(samples["good"]["AP"], bootstrap(systems, resamples=60, seed=4)["good"]["AP"])
+    low, high = interval(samples["good"]["AP"])
+    assert low < systems["good"].average_precision()["AP"] < high
+    assert interval(samples["good"]["AP"] - samples["same"]["AP"]) == (0, 0)
+    other = match(coco(wanted[:0], 3), [])
+    with pytest.raises(ValueError, match="same images"):
+        bootstrap({"good": systems["good"], "other": other})
+
+
+def test_match_tables_come_back_from_a_file(tmp_path: Path) -> None:
+    wanted, found = random_case(7, n_images=9, ties=True)
+    for given in (results(found), []):
+        tables = match(coco(wanted, 9), given)
+        tables.save(tmp_path / "tables.npz")
+        again = Matches.load(tmp_path / "tables.npz")
+        assert again.image_ids == tables.image_ids
+        before, after = (bootstrap({"it": each}, resamples=20)["it"] for each in (tables, again))
+        assert all(np.array_equal(before[name], after[name], equal_nan=True) for name in before)
+    assert [path.name for path in tmp_path.iterdir()] == ["tables.npz"]

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torchvision.models.detection._utils import BoxCoder
+from torchvision.ops import box_iou
+
+from agglo.lab.tasks.detection.model import boxes as matching
+from agglo.lab.tasks.detection.model.boxes import (
+    BACKGROUND,
+    NEITHER,
+    anchors_inside,
+    decode,
+    encode,
+    level_anchors,
+    match,
+    sample,
+)
+from agglo.lab.tasks.detection.model.settings import Assignment, HeadSettings
+from agglo.lab.tasks.detection.specs import head_settings
+from tests.lab.tasks.detection.model.references import moved
+
+RPN = HeadSettings().proposal_assignment
+ROI = HeadSettings().box_assignment
+DEVIATIONS = (0.1, 0.1, 0.2, 0.2)
+RATIOS = (0.5, 1.0, 2.0)
+CPU = torch.device("cpu")
+
+
+def test_torchvisions_coder_agrees_within_the_limits() -> None:
+    torch.manual_seed(0)
+    start = torch.rand(50, 2) * 100
+    references = torch.cat([start, start + torch.rand(50, 2) * 50 + 1], dim=1)
+    coder = BoxCoder(weights=tuple(1 / d for d in DEVIATIONS))
+    changes = torch.randn(50, 4)
+    torch.testing.assert_close(decode(changes, references, DEVIATIONS), coder.decode_single(changes, references))
+    wanted = references.roll(1, 0)
+    torch.testing.assert_close(encode(wanted, references, DEVIATIONS), coder.encode_single(wanted, references))
+
+
+@pytest.mark.parametrize("change", [[0.3, -0.2, 9.0, -9.0], [0.0, 0.0, -5.0, 5.0], [4.0, -4.0, 0.1, 0.2]])
+def test_both_ends_of_the_scale_are_limited_and_the_box_ends_with_the_image(change: list[float]) -> None:
+    reference = [10.0, 20.0, 26.0, 28.0]
+    found = decode(torch.tensor([change]), torch.tensor([reference]), inside=(40, 60))
+    torch.testing.assert_close(found[0], torch.tensor(moved(reference, change, (40, 60)), dtype=torch.float32))
+
+
+@pytest.mark.parametrize(("stride", "grid"), [(4, (3, 5)), (64, (1, 1)), (16, (1, 4))])
+def test_anchors_are_unrounded_and_centred_on_multiples_of_the_stride(stride: int, grid: tuple[int, int]) -> None:
+    expected = []
+    for row in range(grid[0]):
+        for column in range(grid[1]):
+            for ratio in RATIOS:
+                height, width = 8 * stride * math.sqrt(ratio), 8 * stride / math.sqrt(ratio)
+                x, y = column * stride, row * stride
+                expected.append([x - width / 2, y - height / 2, x + width / 2, y + height / 2])
+    torch.testing.assert_close(level_anchors(stride, grid, 8, RATIOS, CPU), torch.tensor(expected))
+
+
+def test_anchors_beyond_the_images_own_padding_are_not_used() -> None:
+    # 64 x 32 inside a batch of 96 x 128, at stride 64: one row and one column start inside.
+    assert anchors_inside(level_anchors(64, (2, 2), 8, RATIOS, CPU), (64, 32)).tolist() == [True] * 3 + [False] * 9
+    inside = anchors_inside(level_anchors(32, (3, 4), 8, (0.7,), CPU), (64, 32)).reshape(3, 4)
+    assert inside.tolist() == [[True, False, False, False]] * 2 + [[False] * 4]
+
+
+def slow_match(candidates: Tensor, objects: Tensor, rules: Assignment) -> list[int]:
+    """MMDetection's assigner, step by step, on the same IoU."""
+    table = box_iou(objects, candidates).tolist() if len(objects) else []
+    found = []
+    for c in range(len(candidates)):
+        column = [row[c] for row in table]
+        best = max(column, default=0.0)
+        found.append(NEITHER)
+        if best < rules.negative:
+            found[c] = BACKGROUND
+        if column and best >= rules.positive:
+            found[c] = column.index(best)
+    for o, row in enumerate(table):
+        if row and max(row) >= rules.minimum:
+            for c, value in enumerate(row):
+                if value == max(row):
+                    found[c] = o
+    return found
+
+
+# Few whole coordinates: ties and exact thresholds are common.
+corner, side = st.integers(0, 6), st.integers(1, 6)
+box = st.tuples(corner, corner, side, side).map(lambda b: [b[0], b[1], b[0] + b[2], b[1] + b[3]])
+
+
+@pytest.mark.parametrize("rules", [RPN, ROI], ids=["proposals", "boxes"])
+@pytest.mark.parametrize("pairs_at_once", [2**23, 20], ids=["whole", "in parts"])
+@settings(max_examples=60)
+@given(st.lists(box, max_size=12), st.lists(box, max_size=6))
+def test_matching_is_the_definition(pairs_at_once: int, rules: Assignment, candidates: list, objects: list) -> None:
+    boxes = [torch.tensor(value, dtype=torch.float32).reshape(-1, 4) for value in (candidates, objects)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matching, "_PAIRS_AT_ONCE", pairs_at_once)
+        assert match(*boxes, rules).tolist() == slow_match(*boxes, rules)
+
+
+@pytest.mark.parametrize(
+    ("positives", "negatives", "expected"), [(500, 5000, (128, 128)), (10, 5000, (10, 246)), (0, 30, (0, 30))]
+)
+def test_a_sample_has_its_share_of_positives_and_negatives_for_the_rest(
+    positives: int, negatives: int, expected: tuple[int, int]
+) -> None:
+    matched = torch.cat([torch.arange(positives), torch.full((negatives,), BACKGROUND), torch.full((9,), NEITHER)])
+    drawn = sample(matched, RPN)
+    assert (len(drawn.positive), len(drawn.negative)) == expected
+    assert len(drawn.positive.unique()) == expected[0] and len(drawn.negative.unique()) == expected[1]
+    assert torch.equal(matched[drawn.positive], drawn.objects) and (matched[drawn.negative] == BACKGROUND).all()
+
+
+def test_the_sample_is_random_and_even() -> None:
+    torch.manual_seed(0)
+    matched = torch.full((40,), BACKGROUND)
+    rules = Assignment(0.5, 0.5, 0.5, samples=10, positive_share=0.25)
+    counts = torch.zeros(40)
+    for _ in range(800):
+        counts[sample(matched, rules).negative] += 1
+    assert counts.sum() == 8000 and (counts - 200).abs().max() < 70  # five standard deviations
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"proposal_assignment": {"positive": 0.2, "negative": 0.3}},
+        {"proposal_assignment": {"samples": 0}},
+        {"width": 0},
+        {"anchor_ratios": ()},
+        {"anchor_scale": -1.0},
+        {"widht": 3},
+    ],
+)
+def test_head_settings_that_cannot_be_are_named(wrong: dict) -> None:
+    with pytest.raises(ValueError, match="samples" if "proposal_assignment" in wrong else next(iter(wrong))):
+        head_settings(wrong)

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.tv_tensors import BoundingBoxes, Mask
+
+from agglo.lab.tasks.detection.model.mask_rcnn import FPN, Detector
+from tests.lab.tasks.detection.model.tiny import SMALL, TinyBackbone, rectangles, tiny_detector
+
+LOSSES = ["loss_rpn_cls", "loss_rpn_bbox", "loss_cls", "loss_bbox", "loss_mask"]
+
+
+def two_rectangles() -> tuple[Tensor, dict[str, Tensor]]:
+    """Two coloured rectangles on noise; the colour is the class."""
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(3, 64, 96, generator=generator) * 0.1
+    boxes = [[6, 10, 40, 50], [52, 14, 88, 44]]
+    for label, (x1, y1, x2, y2) in enumerate(boxes):
+        image[label, y1:y2, x1:x2] += 2
+    return image, rectangles(boxes, [0, 1], (64, 96))
+
+
+def test_it_learns_two_rectangles() -> None:
+    torch.manual_seed(0)
+    detector = tiny_detector(n_classes=2)
+    optimiser = torch.optim.AdamW(detector.parameters(), lr=3e-3)
+    image, target = two_rectangles()
+    for _ in range(80):
+        losses = detector([image], [target])
+        optimiser.zero_grad()
+        sum(losses.values()).backward()
+        optimiser.step()
+    found = detector.eval()([image])[0]
+    assert found["scores"][:2].min() > 0.6 and found["labels"][:2].sort().values.tolist() == [0, 1]
+    order = found["labels"][:2].argsort()
+    torch.testing.assert_close(found["boxes"][:2][order], target["boxes"], atol=5, rtol=0)
+    masks = found["masks"][:2][order]
+    shared = (masks & target["masks"].bool()).sum((1, 2)) / (masks | target["masks"].bool()).sum((1, 2))
+    assert shared.min() > 0.7
+
+
+def test_images_of_several_sizes_are_padded_to_one_multiple_of_32() -> None:
+    detector = tiny_detector().eval()
+    images = [torch.ones(3, 33, 50), torch.ones(3, 64, 20)]
+    with torch.no_grad():
+        results = detector(images, original_sizes=[(66, 100), (64, 20)])
+    batch, sizes = detector.backbone.given
+    assert tuple(batch.shape) == (2, 3, 64, 64) and list(sizes) == [(33, 50), (64, 20)]
+    assert batch[0, :, :33, :50].all() and batch[0].sum() == 3 * 33 * 50 and batch[1].sum() == 3 * 64 * 20
+    for result, (height, width) in zip(results, [(66, 100), (64, 20)], strict=True):
+        assert result["masks"].shape[1:] == (height, width) and result["masks"].dtype == torch.bool
+        assert (result["boxes"] >= 0).all() and (result["boxes"] <= torch.tensor([width, height] * 2)).all()
+        assert len(result["boxes"]) == len(result["scores"]) == len(result["labels"]) == len(result["masks"]) <= 100
+        assert result["labels"].dtype == torch.int64
+
+
+def test_a_pixel_and_an_image_without_objects_train_and_predict() -> None:
+    detector = tiny_detector()
+    images = [torch.randn(3, 1, 1), torch.randn(3, 40, 40)]
+    targets = [rectangles([[0, 0, 1, 1]], [2], (1, 1)), rectangles([], [], (40, 40))]
+    losses = detector(images, targets)
+    assert list(losses) == LOSSES and all(value.ndim == 0 and value.isfinite() for value in losses.values())
+    sum(losses.values()).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in detector.parameters())
+    for result in detector.eval()(images, original_sizes=[(1, 1), (40, 40)]):
+        assert result["boxes"].isfinite().all()
+
+
+def test_autocast_keeps_losses_and_boxes_in_float32() -> None:
+    dtype = torch.bfloat16
+    detector, (image, target) = tiny_detector(n_classes=2), two_rectangles()
+    detector.requires_grad_(False)
+    torch.manual_seed(0)
+    plain = detector([image], [target])
+    torch.manual_seed(0)
+    with torch.autocast("cpu", dtype=dtype):
+        half = detector([image], [target])
+        found = detector.eval()([image])[0]
+    for name in LOSSES:
+        assert half[name].dtype == torch.float32
+        assert float(half[name]) == pytest.approx(float(plain[name]), rel=0.1, abs=0.05)
+    assert found["boxes"].dtype == found["scores"].dtype == torch.float32
+    assert detector.to(dtype)([image.to(dtype)])[0]["boxes"].dtype == torch.float32
+
+
+def test_tv_tensors_are_targets_too() -> None:
+    detector, (image, target) = tiny_detector(n_classes=2), two_rectangles()
+    wrapped = {
+        "boxes": BoundingBoxes(target["boxes"], format="XYXY", canvas_size=(64, 96)),
+        "labels": target["labels"],
+        "masks": Mask(target["masks"]),
+    }
+    torch.manual_seed(0)
+    expected = detector([image], [target])
+    torch.manual_seed(0)
+    found = detector([image], [wrapped])
+    assert all(torch.equal(found[name], expected[name]) and type(found[name]) is Tensor for name in LOSSES)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"labels": torch.tensor([0, 2])}, "labels"),
+        ({"labels": torch.tensor([-1, 0])}, "labels"),
+        ({"boxes": torch.tensor([[0.0, 0, 5, 5], [7, 7, 7, 9]])}, "no area"),
+        ({"boxes": torch.tensor([[0.0, 0, 5, 5], [7, 7, float("nan"), 9]])}, "nan"),
+        ({"boxes": torch.zeros(2, 5)}, "shapes"),
+        ({"masks": torch.zeros(2, 64, 95)}, "shapes"),
+        ({"labels": torch.tensor([0])}, "shapes"),
+        ({"boxes": BoundingBoxes(torch.ones(2, 4), format="XYWH", canvas_size=(64, 96))}, "XYWH"),
+    ],
+)
+def test_a_wrong_target_is_named(change: dict[str, Tensor], said: str) -> None:
+    detector, (image, target) = tiny_detector(n_classes=2), two_rectangles()
+    with pytest.raises(ValueError, match=f"target 1.*{said}"):
+        detector([image, image], [target, target | change])
+
+
+def test_wrong_calls_are_named() -> None:
+    detector, (image, target) = tiny_detector(n_classes=2), two_rectangles()
+    with pytest.raises(ValueError, match="targets=None"):
+        detector([image])
+    with pytest.raises(ValueError, match="1 targets for 2 images"):
+        detector([image, image], [target])
+    for wrong in (torch.zeros(1, 8, 8), torch.zeros(3, 0, 8), torch.zeros(3, 8, 8, dtype=torch.uint8)):
+        with pytest.raises(ValueError, match="image 0"):
+            detector([wrong], [target])
+    with pytest.raises(ValueError, match="n_classes=0"):
+        Detector(TinyBackbone(), n_classes=0, settings=SMALL)
+
+
+def test_the_pyramid_is_the_definition() -> None:
+    torch.manual_seed(0)
+    neck = FPN(5, 3, 7).double()
+    maps = [torch.randn(2, 5, 12, 20), torch.randn(2, 5, 6, 10), torch.randn(2, 5, 3, 5)]
+    maps = [value.double() for value in maps]
+    inner, outer = ([block[0] for block in blocks] for blocks in (neck.pyramid.inner_blocks, neck.pyramid.layer_blocks))
+    merged = [F.conv2d(value, conv.weight, conv.bias) for value, conv in zip(maps, inner, strict=True)]
+    for fine in (1, 0):
+        coarse = merged[fine + 1].repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
+        merged[fine] = merged[fine] + coarse
+    expected = [F.conv2d(value, conv.weight, conv.bias, padding=1) for value, conv in zip(merged, outer, strict=True)]
+    expected.append(expected[-1][:, :, ::2, ::2])
+    found = neck(maps)
+    assert [tuple(value.shape[-2:]) for value in found] == [(12, 20), (6, 10), (3, 5), (2, 3)]
+    for ours, slow in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, slow)
+
+
+def test_the_pyramid_starts_as_mmdetections() -> None:
+    """Xavier's uniform distribution, which torchvision's own start is not."""
+    torch.manual_seed(0)
+    for conv in [module for module in FPN(192, 4, 256).modules() if isinstance(module, nn.Conv2d)]:
+        area = conv.kernel_size[0] ** 2
+        bound = math.sqrt(6 / (area * (conv.in_channels + conv.out_channels)))
+        assert 0.99 * bound < conv.weight.abs().max() <= bound
+        assert not conv.bias.any()

@@ -1,0 +1,241 @@
+"""The names and shapes of the published checkpoints, written out from the authors' public code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import agglo
+from agglo.lab.tasks.detection import vit_adapter
+from agglo.lab.tasks.detection.model.published import ENCODER_LAYER_EPS, from_published, gates, to_published
+from agglo.lab.tasks.detection.specs import load_detector, method_weights
+from agglo.models.checkpoints import load_method
+
+Shape = tuple[int, ...]
+KINDS = ("dense", "original", "svit", "atc")
+
+
+def layer(name: str, *shape: int, bias: bool = True) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", shape
+    if bias:
+        yield f"{name}.bias", (shape[0],)
+
+
+def norm(name: str, width: int, batch: bool = False) -> Iterator[tuple[str, Shape]]:
+    yield from layer(name, width)
+    if batch:
+        yield f"{name}.running_mean", (width,)
+        yield f"{name}.running_var", (width,)
+        yield f"{name}.num_batches_tracked", ()
+
+
+def deformable(name: str, width: int, levels: int) -> Iterator[tuple[str, Shape]]:
+    yield from layer(f"{name}.sampling_offsets", 6 * levels * 4 * 2, width)
+    yield from layer(f"{name}.attention_weights", 6 * levels * 4, width)
+    yield from layer(f"{name}.value_proj", width, width)
+    yield from layer(f"{name}.output_proj", width, width)
+
+
+def extractor(name: str, width: int) -> Iterator[tuple[str, Shape]]:
+    for part in ("query_norm", "feat_norm", "ffn_norm"):
+        yield from norm(f"{name}.{part}", width)
+    yield from deformable(f"{name}.attn", width, 1)
+    yield from layer(f"{name}.ffn.fc1", width // 4, width)
+    yield from layer(f"{name}.ffn.dwconv.dwconv", width // 4, 1, 3, 3)
+    yield from layer(f"{name}.ffn.fc2", width, width // 4)
+
+
+def block(name: str, width: int, kind: str) -> Iterator[tuple[str, Shape]]:
+    if kind == "svit":
+        name += ".TransformerEncoderLayer"
+        yield f"{name}.self_attn.in_proj_weight", (3 * width, width)
+        yield f"{name}.self_attn.in_proj_bias", (3 * width,)
+        names = ("self_attn.out_proj", "linear1", "linear2")
+    else:
+        yield from layer(f"{name}.attn.qkv", 3 * width, width)
+        names = ("attn.proj", "mlp.fc1", "mlp.fc2")
+    shapes = ((width, width), (4 * width, width), (width, 4 * width))
+    for part, shape in zip(names, shapes, strict=True):
+        yield from layer(f"{name}.{part}", *shape)
+    yield from norm(f"{name}.norm1", width)
+    yield from norm(f"{name}.norm2", width)
+    if kind == "original":
+        yield f"{name}.gamma1", (width,)
+        yield f"{name}.gamma2", (width,)
+
+
+def backbone(width: int, kind: str) -> Iterator[tuple[str, Shape]]:
+    yield "backbone.pos_embed", (1, 197, width)
+    yield from layer("backbone.patch_embed.proj", width, 3, 16, 16)
+    for i in range(12):
+        yield from block(f"backbone.blocks.{i}", width, kind)
+    yield "backbone.level_embed", (3, width)
+    for index, before in ((0, 3), (3, 64), (6, 64)):
+        yield from layer(f"backbone.spm.stem.{index}", 64, before, 3, 3, bias=False)
+        yield from norm(f"backbone.spm.stem.{index + 1}", 64, batch=True)
+    for number, before, after in ((2, 64, 128), (3, 128, 256), (4, 256, 256)):
+        yield from layer(f"backbone.spm.conv{number}.0", after, before, 3, 3, bias=False)
+        yield from norm(f"backbone.spm.conv{number}.1", after, batch=True)
+    for number, before in ((1, 64), (2, 128), (3, 256), (4, 256)):
+        yield from layer(f"backbone.spm.fc{number}", width, before, 1, 1)
+    for i in range(4):
+        name = f"backbone.interactions.{i}"
+        yield f"{name}.injector.gamma", (width,)
+        yield from norm(f"{name}.injector.query_norm", width)
+        yield from norm(f"{name}.injector.feat_norm", width)
+        yield from deformable(f"{name}.injector.attn", width, 3)
+        yield from extractor(f"{name}.extractor", width)
+    for i in range(2):
+        yield from extractor(f"backbone.interactions.3.extra_extractors.{i}", width)
+    yield from layer("backbone.up", width, width, 2, 2)
+    for i in range(1, 5):
+        yield from norm(f"backbone.norm{i}", width, batch=True)
+    if kind == "atc":
+        yield "backbone.cls_token", (1, 1, width)
+        yield from norm("backbone.norm", width)
+        yield from layer("backbone.head", 1000, width)
+    if kind == "svit":
+        for i in range(9):
+            yield from norm(f"backbone.selective_modules.{i}.norm", width)
+            yield from layer(f"backbone.selective_modules.{i}.mlp.fc1", width // 4, width)
+            yield from layer(f"backbone.selective_modules.{i}.mlp.fc2", 2, width // 4)
+
+
+def whole(width: int, kind: str) -> Iterator[tuple[str, Shape]]:
+    yield from backbone(width, kind)
+    for i in range(4):
+        yield from layer(f"neck.lateral_convs.{i}.conv", 256, width, 1, 1)
+        yield from layer(f"neck.fpn_convs.{i}.conv", 256, 256, 3, 3)
+    yield from layer("rpn_head.rpn_conv", 256, 256, 3, 3)
+    yield from layer("rpn_head.rpn_cls", 3, 256, 1, 1)
+    yield from layer("rpn_head.rpn_reg", 12, 256, 1, 1)
+    yield from layer("roi_head.bbox_head.fc_cls", 81, 1024)
+    yield from layer("roi_head.bbox_head.fc_reg", 320, 1024)
+    yield from layer("roi_head.bbox_head.shared_fcs.0", 1024, 256 * 49)
+    yield from layer("roi_head.bbox_head.shared_fcs.1", 1024, 1024)
+    for i in range(4):
+        yield from layer(f"roi_head.mask_head.convs.{i}.conv", 256, 256, 3, 3)
+    yield from layer("roi_head.mask_head.upsample", 256, 256, 2, 2)
+    yield from layer("roi_head.mask_head.conv_logits", 80, 256, 1, 1)
+
+
+def state_dict(width: int, kind: str, device: str = "meta") -> dict[str, Tensor]:
+    state = {}
+    for number, (name, shape) in enumerate(whole(width, kind)):
+        assert name not in state
+        # A value of its own in every tensor, so that two of one shape cannot change places.
+        state[name] = torch.full(shape, float(number), device=device)
+        if device != "meta" and shape:
+            state[name].view(-1)[0] = -number
+    return state
+
+
+def own(size: str, kind: str, **options: bool) -> dict[str, Tensor]:
+    with torch.device("meta"):
+        return vit_adapter(size, layer_scale=kind == "original", **options).state_dict()
+
+
+@pytest.mark.parametrize(("size", "width"), [("tiny", 192), ("small", 384)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_tensor_is_accounted_for(kind: str, size: str, width: int) -> None:
+    state, wanted = state_dict(width, kind), own(size, kind)
+    found = from_published(state, wanted)
+    assert {name: value.shape for name, value in found.model.items()} == {n: v.shape for n, v in wanted.items()}
+    assert len(gates(state)) == (9 * 6 if kind == "svit" else 0)
+    extra = {"backbone.cls_token", "backbone.norm.weight", "backbone.norm.bias", "backbone.head.weight"}
+    extra |= {"backbone.head.bias"}
+    assert set(found.left_out) == {"backbone.pos_embed[:, :1]"} | (extra if kind == "atc" else set())
+    assert len(found.model) + len(gates(state)) + len(found.left_out) - 1 == len(state)
+    assert found.encoder_layers == (kind == "svit")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_and_back_is_exact(kind: str) -> None:
+    state = state_dict(192, kind, "cpu")
+    found = from_published(state, own("tiny", kind))
+    back = to_published({**found.model, **gates(state)}, encoder_layers=found.encoder_layers, left_out=found.left_out)
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[name], value) for name, value in state.items())
+
+
+@pytest.mark.parametrize("kind", ["atc", "original"])
+def test_a_published_file_loads_and_lands_where_it_should(kind: str, tmp_path: Path) -> None:
+    state = state_dict(192, kind, "cpu")
+    path = tmp_path / "published.pth"
+    torch.save({"meta": {"epoch": 36, "CLASSES": ("person",)}, "state_dict": state}, path)
+    detector = vit_adapter("tiny", weights=path)
+    body = detector.backbone
+    if kind == "atc":
+        assert "backbone.head.weight" in detector.left_out and "backbone.cls_token" in detector.left_out
+    else:
+        assert torch.equal(body.vit.blocks[4].ls2.gamma, state["backbone.blocks.4.gamma2"])
+    for ours, theirs in [
+        (
+            body.interactions[3].extractors[2].ffn.convolution.bias,
+            "interactions.3.extra_extractors.1.ffn.dwconv.dwconv.bias",
+        ),
+        (body.interactions[1].injector.norm_tokens.weight, "interactions.1.injector.query_norm.weight"),
+        (body.interactions[1].extractors[0].norm_tokens.weight, "interactions.1.extractor.feat_norm.weight"),
+        (body.prior.stages[2][1].running_var, "spm.conv4.1.running_var"),
+        (body.prior.projections[3].weight, "spm.fc4.weight"),
+        (body.norms[3].weight, "norm4.weight"),
+        (body.vit.blocks[11].mlp.fc2.bias, "blocks.11.mlp.fc2.bias"),
+    ]:
+        assert torch.equal(ours, state[f"backbone.{theirs}"])
+    assert torch.equal(body.vit.pos_embed, state["backbone.pos_embed"][:, 1:])
+    assert torch.equal(detector.roi.box.differences.weight, state["roi_head.bbox_head.fc_reg.weight"])
+    assert torch.equal(detector.rpn.objectness.bias, state["rpn_head.rpn_cls.bias"])
+
+
+def test_the_class_token_is_kept_where_the_detector_has_one(tmp_path: Path) -> None:
+    state = state_dict(192, "atc")
+    found = from_published(state, own("tiny", "atc", class_token=True))
+    assert found.model["backbone.vit.cls_token"].shape == (1, 1, 192)
+    assert found.model["backbone.vit.pos_embed"].shape == (1, 197, 192)
+    assert "backbone.pos_embed[:, :1]" not in found.left_out and "backbone.cls_token" not in found.left_out
+
+
+def test_svits_gates_and_epsilon_come_along(tmp_path: Path) -> None:
+    path = tmp_path / "svit.pth"
+    state = state_dict(192, "svit", "cpu")
+    torch.save({"state_dict": state}, path)
+    detector = vit_adapter("tiny", weights=path)
+    norms = [m.eps for name, m in detector.backbone.vit.named_modules() if isinstance(m, nn.LayerNorm)]
+    assert len(norms) == 24 and set(norms) == {ENCODER_LAYER_EPS}
+    assert torch.equal(
+        detector.backbone.vit.blocks[2].attn.qkv.weight,
+        state["backbone.blocks.2.TransformerEncoderLayer.self_attn.in_proj_weight"],
+    )
+    learned = method_weights(path)
+    assert len(learned) == 54
+    agglo.apply(detector, method="svit", keep_rate=0.7)
+    load_method(detector, learned, str(path))
+    held = {name: value for name, value in detector.state_dict().items() if "agglo_method" in name}
+    assert torch.equal(
+        held["backbone.agglo_method.gates.8.decide.2.bias"], state["backbone.selective_modules.8.mlp.fc2.bias"]
+    )
+    back = to_published(detector.state_dict(), encoder_layers=True)
+    assert back.keys() == state.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [
+        ("roi_head.bbox_head.fc_cls.weight", (91, 1024), r"roi\.box\.classes\.weight \(91, 1024\)"),
+        ("backbone.blocks.3.attn.rel_pos", (4,), r"unexpected: backbone\.blocks\.3\.attn\.rel_pos"),
+        ("rpn_head.rpn_reg.bias", None, r"missing: rpn\.differences\.bias"),
+        ("backbone.selective_modules.0.gate.weight", (4,), r"unexpected: backbone\.selective_modules\.0\.gate"),
+    ],
+)
+def test_what_does_not_fit_is_named(name: str, shape: Shape | None, said: str) -> None:
+    state = state_dict(192, "dense")
+    del state["rpn_head.rpn_reg.bias"]
+    state |= {} if shape is None else {name: torch.zeros(shape, device="meta")}
+    with torch.device("meta"):
+        detector = vit_adapter("tiny")
+    with pytest.raises(ValueError, match=said):
+        load_detector(detector, state, "published.pth")

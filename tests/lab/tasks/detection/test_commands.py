@@ -1,0 +1,226 @@
+"""agglo detect: a detector learns a few images by heart, is evaluated dense and reduced, and shows what it finds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from agglo.lab.cli import main
+from agglo.lab.tasks.detection.specs import open_detector
+from agglo.lab.tasks.detection.training.settings import DetectionSettings
+from agglo.lab.tasks.detection.training.trainer import train_detector
+from agglo.utils.files import save_weights
+from tests.support.detection import quick_detection, write_coco
+from tests.support.fashion import log
+from tests.support.processes import accelerate_launch
+
+IMAGES = 4
+COMMON = ("--split", "train", "--images", str(IMAGES), "--device", "cpu", "--workers", "0")
+
+
+def keep_rate_of(result: dict[str, Any]) -> float | None:
+    return None if result["config"] is None else result["config"]["keep_rate"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_coco(tmp_path_factory.mktemp("coco") / "data", n_train=IMAGES)
+
+
+@pytest.fixture(scope="module")
+def learned(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a detector that knows four images."""
+    output = tmp_path_factory.mktemp("learned") / "run"
+    settings = quick_detection(
+        images=IMAGES,
+        epochs=24,
+        evaluate_every=8,
+        batch_size=4,
+        lr_batch=4,
+        lr=2e-3,
+        warmup_steps=5,
+        lr_drops=[],
+        flip=0.0,
+        checkpoint_minutes=60.0,
+    )
+    recipe = write_recipe(output.with_suffix(".toml"), settings)
+    assert main(["detect", "train", str(recipe), "--data", str(data), "--output", str(output)]) == 0
+    return output
+
+
+def write_recipe(path: Path, settings: DetectionSettings) -> Path:
+    def toml(value: Any) -> str:
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{name} = {toml(item)}" for name, item in value.items()) + "}"
+        return json.dumps("none" if value is None else value)
+
+    path.write_text("\n".join(["[settings]", *(f"{name} = {toml(value)}" for name, value in vars(settings).items())]))
+    return path
+
+
+def evaluate(model: Path | str, data: Path, *more: str) -> int:
+    return main(["detect", "evaluate", str(model), "--data", str(data), *COMMON, *more])
+
+
+def test_a_few_images_are_learned_by_heart(learned: Path) -> None:
+    rows = log(learned)
+    losses, found = ([float(row[name]) for row in rows] for name in ("train_loss", "box_AP"))
+    assert losses[-1] < 0.7 * losses[0] and found[-1] > found[0] + 5, (losses, found)
+    assert float(rows[-1]["mask_AP"]) > 5
+
+
+def test_a_grid_in_tables_a_file_and_a_plot(
+    learned: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = ("--method", "atc", "tome", "--linkage", "average", "complete", "--keep-rate", "0.7", "0.4")
+    out = ("--json", str(tmp_path / "grid.json"), "--plot", str(tmp_path / "grid.png"), "--turns", "2")
+    assert evaluate(learned, data, *grid, *out, "--detections", str(tmp_path / "found")) == 0
+    printed = capsys.readouterr().out
+    report = json.loads((tmp_path / "grid.json").read_text())
+    names = [(result["name"], keep_rate_of(result)) for result in report["results"]]
+    assert names == [("dense", None), ("atc average", 0.7), ("atc complete", 0.7), ("tome", 0.7)] + [
+        (name, 0.4) for name in ("atc average", "atc complete")
+    ]
+    assert [(cell["name"], keep_rate_of(cell)) for cell in report["cannot"]] == [("tome", 0.4)]
+    assert "cannot: tome at 0.4" in printed and "mask AP" in printed and "AR100" in printed
+    dense = report["results"][0]
+    assert dense["box_AP"] == pytest.approx(float(log(learned)[-1]["box_AP"]))
+    assert len([name for name in dense if name.startswith(("box_", "mask_"))]) == 24
+    reduced = report["results"][1:]
+    assert dense["counts"] == [64] * 4 and all(result["counts"][-1] < 64 for result in reduced)
+    assert all(result["gflops"] < dense["gflops"] and result["turns"] == 2 for result in reduced)
+    assert Image.open(tmp_path / "grid.png").width > 1000
+    found = json.loads((tmp_path / "found" / "dense.json").read_text())
+    assert found and {"image_id", "category_id", "bbox", "score", "segmentation"} <= found[0].keys()
+    # Again: all is there, so nothing runs, and the same numbers are printed.
+    assert evaluate(learned, data, *grid, *out[:2]) == 0
+    again = json.loads((tmp_path / "grid.json").read_text())
+    assert (again["results"], again["cannot"]) == (report["results"], report["cannot"])
+    assert "batches of 1" not in capsys.readouterr().err
+    # One cell more is one cell more.
+    assert evaluate(learned, data, "--method", "kmedoids", "--keep-rate", "0.7", *out[:2], "--turns", "0") == 0
+    after = json.loads((tmp_path / "grid.json").read_text())["results"]
+    assert after[:-1] == report["results"] and after[-1]["name"] == "kmedoids"
+    assert evaluate(learned, data, "--batch-size", "2", *out[:2]) == 2
+    assert "batch_size: 1 there, 2 now" in capsys.readouterr().err
+
+
+def test_two_processes_find_what_one_finds(learned: Path, data: Path, tmp_path: Path) -> None:
+    # Three images in batches of two: one process has a full batch, the other one image.
+    asked = ("--images", "3", "--batch-size", "2", "--method", "atc", "--keep-rate", "0.5", "--turns", "0")
+    assert evaluate(learned, data, *asked, "--json", str(tmp_path / "one.json")) == 0
+    where = (str(learned), "--data", str(data), *COMMON, *asked)
+    done = accelerate_launch("-m", "agglo", "detect", "evaluate", *where, "--json", str(tmp_path / "two.json"))
+    assert done.stdout.count("mask AP") == 1  # one of them prints the result
+    one, two = (json.loads((tmp_path / f"{name}.json").read_text())["results"] for name in ("one", "two"))
+    assert [result["name"] for result in one] == [result["name"] for result in two] == ["dense", "atc average"]
+    for alone, shared in zip(one, two, strict=True):
+        numbers = [name for name in alone if name.startswith(("box_", "mask_"))]
+        assert len(numbers) == 24 and all(alone[name] == shared[name] for name in numbers)
+    assert one[0]["box_AP"] > 0
+
+
+def test_two_processes_train_together(data: Path, tmp_path: Path) -> None:
+    settings = quick_detection(epochs=1, lr_drops=[], batch_size=1, lr_batch=2)
+    recipe = write_recipe(tmp_path / "two.toml", settings)
+    command = ["-m", "agglo", "detect", "train", str(recipe), "--data", str(data), "--output", str(tmp_path / "run")]
+    done = accelerate_launch(*command)
+    assert done.stderr.count("batch norms") == 1
+    [row] = log(tmp_path / "run")
+    assert float(row["train_loss"]) > 0
+    assert json.loads((tmp_path / "run" / "settings.json").read_text())["processes"] == 2
+
+
+def test_boxes_masks_and_groups_are_shown(learned: Path, data: Path, tmp_path: Path) -> None:
+    images = sorted((data / "train2017").glob("*.png"))[:2]
+    command = ["detect", "show", *map(str, images), "--model", str(learned), "--device", "cpu"]
+    output = tmp_path / "shown.png"
+    assert main([*command, "--method", "atc", "tome", "--keep-rate", "0.5", "--score", "0.2", "-o", str(output)]) == 0
+    sheet = Image.open(output)
+    # Three columns of images drawn large, in two rows each.
+    assert sheet.width > 3 * 400 and sheet.height > 4 * 400
+    assert len(sheet.convert("RGB").getcolors(1 << 24) or []) > 1000
+
+
+def test_weights_by_name_folder_and_file(learned: Path, tmp_path: Path) -> None:
+    by_folder = open_detector(str(learned))
+    by_file = open_detector(str(learned / "best" / "model.safetensors"))
+    assert by_folder.spec == by_file.spec and by_folder.spec.classes == ("red square", "blue disc")
+    assert by_folder.spec.image_size == 64 and by_folder.learned == {}
+    torch.testing.assert_close(dict(by_folder.model.state_dict()), dict(by_file.model.state_dict()), rtol=0, atol=0)
+    # Without metadata, the tensors of a file say its size and its classes.
+    from agglo.lab.tasks.detection import vit_adapter
+
+    plain = vit_adapter("tiny", n_classes=5)
+    save_weights(tmp_path / "plain.safetensors", plain.state_dict(), {})
+    opened = open_detector(str(tmp_path / "plain.safetensors"))
+    assert (opened.spec.model, opened.spec.n_classes) == ("tiny", 5) and not opened.model.training
+    assert open_detector("tiny", tmp_path / "plain.safetensors").spec.n_classes == 5
+
+
+def test_a_learned_method_comes_with_its_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = quick_detection(epochs=1, lr_drops=[], method="svit", keep_rate=0.5)
+    train_detector(settings, data, tmp_path / "svit")
+    assert evaluate(tmp_path / "svit", data, "--method", "svit", "--keep-rate", "0.5", "--turns", "0") == 0
+    assert "svit" in capsys.readouterr().out
+    assert evaluate(tmp_path / "svit", data, "--method", "dynamicvit", "--keep-rate", "0.5") == 2
+    assert "holds weights of another method" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("train", "small_data"),
+        ("train dense", "no starting weights"),
+        ("train miniature --set lr_dorps=[3]", "lr_drops"),
+        ("evaluate tinny --data {data}", "model='tinny'"),
+        ("evaluate {data} --data {data}", "best/model.safetensors"),
+        ("evaluate miniature --data {data}/none", "neither a folder"),
+        ("evaluate {run} --checkpoint x.pth --data {data}", "own weights"),
+        ("evaluate miniature --data {data} --plot x.txt", "x.txt"),
+        ("show none.jpg --model miniature -o {data}/x.png", "image='none.jpg'"),
+        ("show {image} --model miniature --score 2 -o {data}/x.png", "score=2"),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_line(
+    command: str, message: str, learned: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = next((data / "train2017").glob("*.png"))
+    words = command.format(data=data, run=learned, image=image).split()
+    assert main(["detect", *words]) == 2
+    told = capsys.readouterr().err
+    assert message in told and "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [(("red square", "green disc"), "'green disc'"), (("red square", "blue disc", "third"), "2 classes")],
+)
+def test_other_classes_are_told(
+    names: tuple[str, ...], told: str, learned: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = json.loads((data / "annotations" / "instances_train2017.json").read_text())
+    content["categories"] = [{"id": 3 + 4 * label, "name": name} for label, name in enumerate(names)]
+    (tmp_path / "instances_train2017.json").write_text(json.dumps(content))
+    (tmp_path / "train2017").symlink_to(data / "train2017")
+    assert evaluate(learned, tmp_path) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_recipes_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["detect", "train", "finetune", "--show", "--checkpoint", "x.pth", "--model", "small"]) == 0
+    assert "epochs = 4" in capsys.readouterr().out
+    assert main(["detect", "train", "--list"]) == 0
+    assert "miniature" in capsys.readouterr().out
+
+
+def test_a_file_without_a_detector_is_told(tmp_path: Path) -> None:
+    save_weights(tmp_path / "vit.safetensors", {"pos_embed": torch.zeros(1, 197, 192)}, {})
+    for model, checkpoint in (("tiny", tmp_path / "vit.safetensors"), (str(tmp_path / "vit.safetensors"), None)):
+        with pytest.raises(ValueError, match=r"vit.safetensors' holds no detector"):
+            open_detector(model, checkpoint)

@@ -1,0 +1,213 @@
+"""What a detector is trained with: decay by role, rates that drop, losses in parts, data held out, recipes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import agglo
+from agglo.lab.tasks.detection import vit_adapter
+from agglo.lab.tasks.detection.model import published
+from agglo.lab.tasks.detection.model.vit import MINIATURE_SIDE, miniature_vit
+from agglo.lab.tasks.detection.training.settings import RECIPES
+from agglo.lab.tasks.detection.training.trainer import Detection, open_splits, parameter_groups, train_detector
+from agglo.lab.training.batches import Share
+from agglo.lab.training.optimisation import optimiser_and_schedule
+from tests.support.detection import CLASSES, quick_detection, write_coco
+from tests.support.fashion import write_fashion
+
+
+@pytest.fixture(scope="module")
+def tiny() -> nn.Module:
+    return vit_adapter("tiny")
+
+
+def test_what_decays_is_what_decays_under_the_released_names(tiny: nn.Module) -> None:
+    """The released rule: no decay for names that contain level_embed, pos_embed, norm or bias."""
+    decays = {
+        name: group["weight_decay"] > 0
+        for group in parameter_groups(tiny, weight_decay=0.05)
+        for name in group["names"]
+    }
+    own = [name for name, _ in tiny.named_parameters()]
+    assert sorted(decays) == sorted(own)
+    # By the converter of published checkpoints: each parameter carries its number through it.
+    state = {
+        name: torch.full_like(value, float(own.index(name)) if name in own else -1.0)
+        for name, value in tiny.state_dict().items()
+    }
+    theirs = published.to_published(state)
+    released = {own[int(value.flatten()[-1])]: name for name, value in theirs.items() if value.flatten()[-1] >= 0}
+    assert released.keys() == decays.keys()
+    for name, there in released.items():
+        free = any(part in there for part in ("level_embed", "pos_embed", "norm", "bias"))
+        assert decays[name] is not free, (name, there)
+    # The two that surprise: scales of the prior's batch norms, and the injectors' gamma.
+    assert decays["backbone.interactions.0.injector.gamma"]
+    assert [name for name, module in tiny.named_modules() if isinstance(module, nn.BatchNorm2d) and "prior" in name]
+    assert all(
+        decays[f"{name}.weight"] and not decays[f"{name}.bias"]
+        for name, module in tiny.named_modules()
+        if isinstance(module, nn.BatchNorm2d) and "prior" in name
+    )
+
+
+def test_rates_warm_up_and_drop() -> None:
+    settings = replace(quick_detection(), epochs=4, lr=1e-2, lr_batch=4, lr_drops=[2.0, 3.0], warmup_steps=5)
+    layer = nn.Linear(1, 1)
+    groups = [{"params": [layer.weight], "lr_scale": 0.5}, {"params": [layer.bias]}]
+    optimiser, rates = optimiser_and_schedule(settings, groups, 8, 10)
+    seen = []
+    for step in range(40):
+        rates.step_update(step)
+        seen.append([group["lr"] for group in optimiser.param_groups])
+    whole = [rate for _, rate in seen]
+    # mmcv's: at step i of a warm-up of n, the rate times 1 - (1 - i / n) (1 - factor). Twice the batch, twice the rate.
+    assert whole[:5] == pytest.approx([2e-2 * (1 - (1 - i / 5) * 0.999) for i in range(5)])
+    assert whole[5:20] == pytest.approx([2e-2] * 15)
+    assert whole[20:30] == pytest.approx([2e-3] * 10) and whole[30:] == pytest.approx([2e-4] * 10)
+    assert [slow for slow, _ in seen] == pytest.approx([rate / 2 for rate in whole])
+
+
+def test_the_log_has_the_losses_in_parts_and_their_sum(tmp_path: Path) -> None:
+    data = write_coco(tmp_path / "data")
+    settings = quick_detection(epochs=1, lr_drops=[], method="svit", keep_rate=0.5, evaluate_first=True)
+    best = train_detector(settings, data, tmp_path / "run")
+    before, after = csv.DictReader((tmp_path / "run" / "log.csv").open())
+    parts = ("rpn_cls", "rpn_bbox", "cls", "bbox", "mask", "method")
+    values = [float(after[f"train_loss_{name}"]) for name in parts]
+    assert min(values) > 0 and sum(values) == pytest.approx(float(after["train_loss"]), rel=1e-5)
+    assert before["epoch"] == "0" and before["train_loss"] == ""
+    assert best["best_metric"] == float(after["box_AP"])
+    written = json.loads((tmp_path / "run" / "settings.json").read_text())
+    assert written["settings"]["method"] == "svit" and written["settings"]["ema_decay"] == 0
+
+
+def test_images_held_out_are_never_trained_on(tmp_path: Path) -> None:
+    data = write_coco(tmp_path / "data", n_train=10)
+    for share, count in ((0.2, 2), (0.25, 2), (0.5, 5)):
+        splits = open_splits(quick_detection(held_out=share), data)
+        assert len(splits.validation) == count and len(splits.train) == 10 - count
+        assert not set(splits.validation.image_ids) & set(splits.train.image_ids)
+        truth = splits.validation.ground_truth
+        assert {entry["image_id"] for entry in truth["annotations"]} == set(splits.validation.image_ids)
+    with pytest.raises(ValueError, match=r"held_out=0\.05"):
+        open_splits(quick_detection(held_out=0.05), data)
+
+
+def test_targets_move_with_their_images(tmp_path: Path) -> None:
+    class Alone:
+        is_main_process, num_processes, process_index, device = True, 1, 0, torch.device("cpu")
+
+    task = Detection(quick_detection(flip=1.0), write_coco(tmp_path / "data"), Alone(), Share(3))
+    images, targets = next(task.data.batches(0, 0, 1))
+    assert [image.shape for image in images] == [(3, 64, 64)] * 3
+    for image, target in zip(images, targets, strict=True):
+        assert {type(value) for value in target.values()} == {torch.Tensor}
+        # What is drawn last lies over the others.
+        left, top, right, bottom = target["boxes"][-1].round().int().tolist()
+        y, x = (top + bottom) // 2, (left + right) // 2
+        red, _, blue = image[:, y, x].tolist()
+        assert target["masks"][-1, y, x]
+        assert (red > blue) == (CLASSES[target["labels"][-1]] == "red square")
+
+
+def test_the_miniatures_vit_sees_what_the_embedded_classifier_sees() -> None:
+    import timm
+
+    from agglo.embedded import classifier
+    from agglo.lab.tasks.detection.data.transforms import normalised
+
+    small: Any = timm.create_model(classifier.NAME, pretrained=True).eval()
+    large: Any = miniature_vit().eval()
+    torch.manual_seed(0)
+    grey = torch.randint(0, 256, (2, 1, 28, 28))
+    enlarged = grey.repeat_interleave(4, 2).repeat_interleave(4, 3).expand(-1, 3, -1, -1)
+    assert enlarged.shape[-1] == MINIATURE_SIDE
+    mean, std = small.pretrained_cfg["mean"][0], small.pretrained_cfg["std"][0]
+    with torch.inference_mode():
+        expected = small.forward_features((grey / 255 - mean) / std)
+        found = large.forward_features(normalised(enlarged))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_recipes_say_what_the_study_says() -> None:
+    assert RECIPES.names() == ["dense", "finetune", "miniature", "small_data"]
+    weights = {"checkpoint": "deit.pth"}
+    dense, notes = RECIPES.load("dense").resolve(weights)
+    assert (dense.epochs, dense.lr_drops, dense.lr, dense.weight_decay) == (36, [27, 33], 1e-4, 0.05) and not notes
+    assert (dense.warmup_steps, dense.warmup_factor, dense.loss_scale, dense.clip_grad) == (500, 0.001, 512, 0)
+    for model, epochs, drop in (("tiny", 6, 4), ("small", 4, 3)):
+        for method in ("atc", "tome", "svit"):
+            found, notes = RECIPES.load("finetune").resolve({**weights, "model": model, "method": method})
+            assert (found.epochs, found.lr_drops, found.lr, found.weight_decay) == (epochs, [drop], 1e-5, 1e-6)
+            assert found.ema_decay == 0 and not notes
+    for recipe, start in (("finetune", weights), ("miniature", {})):
+        for info in agglo.list_methods():
+            found, _ = RECIPES.load(recipe).resolve({**start, "method": info.name, "keep_rate": 0.5})
+            assert found.class_token is info.needs_class_attention, info.name
+
+
+def test_every_recipe_builds_its_detector() -> None:
+    for name in RECIPES.names():
+        settings = RECIPES.load(name).resolve({"checkpoint": None, "from_scratch": True, "method": "none"})[0]
+        detector = settings.spec(["one", "two"]).build()
+        assert detector.n_classes == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"from_scratch": False}, "no starting weights"),
+        ({"checkpoint": "x.pth"}, "from_scratch=true"),
+        ({"lr_drops": [2]}, r"lr_drops=\[2\]"),
+        ({"held_out": 1.0}, "held_out=1"),
+        ({"held_out": 1.5}, "held_out=1.5"),
+        ({"image_size": 0}, "image_size=0"),
+        ({"dataset": "coke"}, "dataset='coke'"),
+        ({"ranked_by": "AP"}, "ranked_by='AP'"),
+        ({"method": "atc"}, "method='atc'"),
+        ({"keep_rate": 0.5}, "keep_rate=0.5"),
+        ({"dataset": "scenes", "held_out": 0.5}, "held_out=0.5"),
+    ],
+)
+def test_settings_that_make_no_sense(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        quick_detection(**changes)
+
+
+def test_models_and_data_that_make_no_sense(tmp_path: Path) -> None:
+    data = write_coco(tmp_path / "data")
+    for changes, message in (
+        ({"model": "tinny", "backbone_options": {}}, "model='tinny'"),
+        ({"head_options": {"widht": 3}}, "widht"),
+        ({"adapter_options": {"prior": 3}}, "prior"),
+        ({"batch_size": 100}, "one step of 100"),
+        ({"model": "tiny"}, "backbone_options"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train_detector(quick_detection(**changes), data, tmp_path / "run")  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+    path = data / "annotations" / "instances_val2017.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "annotations": []}))
+    with pytest.raises(ValueError, match="no validation image has an object"):
+        train_detector(quick_detection(), data, tmp_path / "run")
+    content["categories"][0]["name"] = "green square"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="green square"):
+        train_detector(quick_detection(), data, tmp_path / "run")
+
+
+def test_scenes_are_trained_on(tmp_path: Path) -> None:
+    data = write_fashion(tmp_path / "data")
+    settings = quick_detection(dataset="scenes", scenes=4, validation_scenes=2, epochs=1, lr_drops=[], image_size=64)
+    best = train_detector(settings, data, tmp_path / "run")
+    assert best["epoch"] == 1 and best["train_loss"] > 0

@@ -1,0 +1,301 @@
+"""A grid of reductions: resumable, the same for any number of processes, refused with other settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import agglo
+from agglo import ReductionConfig
+from agglo.embedded import generator as embedded
+from agglo.lab.cli import main
+from agglo.lab.tasks.synthesis.data.requests import Request, fashion_requests
+from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell, cells_of
+from agglo.lab.tasks.synthesis.evaluation.errors import prediction_errors, relative_errors
+from agglo.lab.tasks.synthesis.evaluation.generators import EmbeddedGenerator, PipelineGenerator
+from agglo.lab.tasks.synthesis.evaluation.grid import Workers, generate
+from agglo.lab.tasks.synthesis.evaluation.sheets import contact_sheet, groups_sheet, panel_pixels
+from tests.support.diffusion import save_dit_pipeline, save_prompted_pipeline
+from tests.support.generation import random_weights
+from tests.support.processes import torchrun
+
+pytest.importorskip("diffusers")
+Image = pytest.importorskip("PIL.Image")
+
+REQUESTS = fashion_requests(1, classes=range(4))
+CELLS = cells_of(["dense", "tomesd", "atc"], [0.5])
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_weights(tmp_path_factory.mktemp("weights") / "random.safetensors")
+
+
+@pytest.fixture
+def generator(weights: Path) -> EmbeddedGenerator:
+    return EmbeddedGenerator(weights=weights, steps=2, guidance=1.5)
+
+
+def pixels(folder: Path) -> dict[str, np.ndarray]:
+    return {str(path.relative_to(folder)): np.asarray(Image.open(path)) for path in sorted(folder.rglob("*.png"))}
+
+
+def require_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_every_cell_gets_every_image(generator: EmbeddedGenerator, tmp_path: Path) -> None:
+    made = generate(generator, CELLS, REQUESTS, tmp_path, batch_size=3)
+    assert [cell.name for cell in CELLS] == ["dense", "tomesd_keep0.5", "atc-average_keep0.5"]
+    found = pixels(tmp_path)
+    assert len(found) == len(CELLS) * len(REQUESTS)
+    seeds = [request.seed for request in REQUESTS[:3]]
+    dense = embedded.sample(generator.reduced, [0, 1, 2], seeds, steps=2, guidance=1.5)
+    for number in range(3):
+        assert np.array_equal(found[f"dense/{number}_0.png"], dense[number, 0].numpy())
+    assert not np.array_equal(found["dense/0_0.png"], found["atc-average_keep0.5/0_0.png"])
+    assert not np.array_equal(found["tomesd_keep0.5/0_0.png"], found["atc-average_keep0.5/0_0.png"])
+    assert list(made.values()) == json.loads((tmp_path / "record.json").read_text())["results"]
+    assert made["dense"]["images"] == 4 and made["dense"]["seconds_mean"] > 0
+    about = Image.open(tmp_path / "dense" / "3_0.png").info
+    assert (about["prompt"], about["seed"]) == ("Dress", "30") and float(about["seconds"]) > 0
+    assert agglo.report(generator.reduced) is None
+
+
+def test_a_stopped_run_goes_on_to_the_same_images(
+    generator: EmbeddedGenerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    generate(generator, CELLS, REQUESTS, whole, batch_size=2)
+    plain = EmbeddedGenerator.__call__
+    for remaining in (3, 3):  # three batches, then three more: the rest of tomesd, the first of atc
+        batches = iter(range(remaining))
+
+        def stopping(self: EmbeddedGenerator, requests: Sequence[Request], batches: Any = batches) -> Any:
+            if next(batches, None) is None:
+                raise KeyboardInterrupt
+            return plain(self, requests)
+
+        monkeypatch.setattr(EmbeddedGenerator, "__call__", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            generate(generator, CELLS, REQUESTS, stopped, batch_size=2)
+        # As if killed between the two images of a batch, and while a third was written.
+        (stopped / "tomesd_keep0.5" / "1_0.png").unlink()
+        (stopped / "tomesd_keep0.5" / "1_0.png.unfinished").write_bytes(b"half")
+    kept = (stopped / "tomesd_keep0.5" / "0_0.png").stat().st_mtime_ns
+    monkeypatch.undo()
+    generate(generator, CELLS, REQUESTS, stopped, batch_size=2)
+    assert (stopped / "tomesd_keep0.5" / "0_0.png").stat().st_mtime_ns == kept
+    assert not list(stopped.rglob("*.unfinished"))
+    require_equal(pixels(stopped), pixels(whole))
+
+
+def test_processes_share_the_images(generator: EmbeddedGenerator, tmp_path: Path) -> None:
+    generate(generator, CELLS[1:2], REQUESTS, tmp_path / "one", batch_size=1)
+
+    class Told(Workers):
+        def wait(self) -> None: ...
+
+    # Process 1 first: process 0 sums up what all have done.
+    with pytest.raises(FileNotFoundError):
+        generate(generator, CELLS[1:2], REQUESTS, tmp_path / "two", batch_size=1, workers=Told(2, 0))
+    assert sorted(pixels(tmp_path / "two")) == ["tomesd_keep0.5/0_0.png", "tomesd_keep0.5/2_0.png"]
+    generate(generator, CELLS[1:2], REQUESTS, tmp_path / "two", batch_size=1, workers=Told(2, 1))
+    generate(generator, CELLS[1:2], REQUESTS, tmp_path / "two", batch_size=1, workers=Told(2, 0))
+    require_equal(pixels(tmp_path / "two"), pixels(tmp_path / "one"))
+
+
+def test_another_run_in_the_same_folder_is_refused(generator: EmbeddedGenerator, weights: Path, tmp_path: Path) -> None:
+    generate(generator, CELLS[:2], REQUESTS[:1], tmp_path)
+    other = EmbeddedGenerator(weights=weights, steps=3, guidance=1.5)
+    changed = GenerationCell("tomesd_keep0.5", ReductionConfig.of("tomesd", keep_rate=0.5, use_rand=False))
+    for arguments, batch_size, named in (
+        ((other, CELLS[:1], REQUESTS[:1]), 1, "settings.steps: 2 there, 3 now"),
+        ((generator, CELLS[:1], REQUESTS[:1]), 2, "settings.batch_size"),
+        ((generator, CELLS[:1], REQUESTS[:2]), 1, "settings.requests"),
+        ((generator, [changed], REQUESTS[:1]), 1, "tomesd_keep0.5 with other config"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            generate(*arguments, tmp_path, batch_size=batch_size)
+    made = generate(generator, CELLS[2:], REQUESTS[:1], tmp_path)  # cells are added
+    assert set(made) == {cell.name for cell in CELLS}
+    generator.fingerprint = "others"
+    with pytest.raises(ValueError, match=r"settings\.weights"):
+        generate(generator, CELLS[:1], REQUESTS[:1], tmp_path)
+
+
+def test_an_impossible_cell_raises_before_any_work(generator: EmbeddedGenerator, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tomesd"):
+        generate(generator, cells_of(["dense", "tomesd"], [0.2]), REQUESTS[:1], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_grid() -> None:
+    cells = cells_of(
+        ["dense", "atc", "tomesd", "atc"],
+        [0.9, 0.5],
+        linkages=["single", "average"],
+        variants=["paper", "own"],
+        common={"every": 2},
+        of_method={"use_rand": False},
+    )
+    assert [cell.name for cell in cells[:6]] == [
+        "dense",
+        "atc-single-paper_keep0.9",
+        "atc-average-paper_keep0.9",
+        "atc-single_keep0.9",
+        "atc-average_keep0.9",
+        "tomesd_keep0.9",
+    ]
+    assert len(cells) == 11 and len({cell.name for cell in cells}) == 11
+    paper = {"linkage": "single", "features": "tokens", "proportional": False}
+    assert cells[1].config == ReductionConfig.of("atc", keep_rate=0.9, every=2, **paper)
+    assert cells[5].config == ReductionConfig.of("tomesd", keep_rate=0.9, every=2, use_rand=False)
+    with pytest.raises(ValueError, match="stride=3"):
+        cells_of(["atc"], [0.5], of_method={"stride": 3})
+    with pytest.raises(ValueError, match="variant='released'"):
+        cells_of(["atc"], [0.5], variants=["released"])
+    with pytest.raises(ValueError, match="need keep rates"):
+        cells_of(["dense", "atc"])
+
+
+def test_errors_against_dense(generator: EmbeddedGenerator) -> None:
+    noisy, steps, classes = torch.randn(2, 1, 32, 32), torch.tensor([300, 600]), torch.tensor([1, 2])
+    model = generator.reduced
+    dense = model(noisy, steps, classes).sample.detach()
+    rates = [1.0, 0.8, 0.3]
+    found = prediction_errors(model, cells_of(["atc"], rates), [lambda: model(noisy, steps, classes).sample])
+    errors = [found[f"atc-average_keep{rate:g}"][0] for rate in rates]
+    assert errors[0] < 1e-5 < errors[1] < errors[2]
+    agglo.apply(model, keep_rate=0.8)
+    with torch.no_grad():
+        reduced = model(noisy, steps, classes).sample
+    agglo.remove(model)
+    by_hand = [float((a - b).square().sum() / b.square().sum()) ** 0.5 for a, b in zip(reduced, dense, strict=True)]
+    assert errors[1] == pytest.approx(sum(by_hand) / 2, rel=1e-4)
+    torch.testing.assert_close(relative_errors(2 * dense, dense), torch.ones(2))
+
+
+def test_sheets(generator: EmbeddedGenerator, tmp_path: Path) -> None:
+    generate(generator, CELLS, REQUESTS[:2], tmp_path)
+    sheet = contact_sheet(tmp_path, CELLS, REQUESTS[:2])
+    first = panel_pixels(Image.open(tmp_path / "dense" / "0_0.png"))
+    assert first.shape == (112, 112, 3)
+    whole = np.asarray(sheet)
+    lines = np.lib.stride_tricks.sliding_window_view(whole[..., 0], 112, axis=1)
+    places = np.argwhere((lines == first[0, :, 0]).all(axis=-1))
+    assert any(np.array_equal(whole[top : top + 112, left : left + 112], first) for top, left in places)
+    wide = panel_pixels(Image.new("RGB", (1024, 512)))
+    assert wide.shape == (128, 256, 3)
+
+
+def test_groups_of_a_step(generator: EmbeddedGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    from agglo.lab.tasks.synthesis.evaluation import sheets
+
+    plain = sheets.group_rows
+    monkeypatch.setattr(sheets, "group_rows", lambda trace, *a, **k: seen.append(trace) or plain(trace, *a, **k))
+    groups_sheet(generator, CELLS[2], REQUESTS[:1], 1)
+    steps = seen[0].steps
+    assert [step.block for step in steps] == list(range(8))
+    assert all(step.total.labels.shape == (1, 256) for step in steps)
+    assert all(len(step.total.labels.unique()) == 128 for step in steps)
+    # Those of the prompted half at the second step, by hand.
+    CELLS[2].apply(generator.reduced)
+    with agglo.trace(generator.reduced, passes=generator.steps) as trace:
+        generator(REQUESTS[:1])
+    agglo.remove(generator.reduced)
+    assert torch.equal(trace.passes[1][3].total.labels[1], steps[3].total.labels[0])
+    with pytest.raises(ValueError, match="step 2 of 2 does not exist: 0 to 1"):
+        groups_sheet(generator, CELLS[2], REQUESTS[:1], 2)
+    with pytest.raises(ValueError, match="dense has no groups"):
+        groups_sheet(generator, CELLS[0], REQUESTS[:1], 0)
+
+
+def test_seeds_not_batches_decide(generator: EmbeddedGenerator) -> None:
+    alone = embedded.sample(generator.reduced, [3], [7], steps=2)
+    among = embedded.sample(generator.reduced, [1, 3, 5], [6, 7, 8], steps=2)
+    assert (alone[0].int() - among[1].int()).abs().max() <= 1
+    assert (among[0].int() - among[1].int()).abs().max() > 1
+    guided = embedded.sample(generator.reduced, [3], [7], steps=2, guidance=1.5)
+    assert not torch.equal(guided, alone)
+    with pytest.raises(ValueError, match="2 classes and 1 seeds"):
+        embedded.sample(generator.reduced, [3, 4], [7])
+
+
+def test_the_command(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", "embedded", "--weights", str(weights), "--steps", "1", "--classes", "0", "--sheet", "1"]
+    arguments += ["--per-class", "1", "--output", str(tmp_path / "out"), "--keep-rate", "0.5", "--groups", "0"]
+    assert main([*arguments, "--method", "dense", "atc", "--variant", "paper"]) == 0
+    told = capsys.readouterr().out.split()
+    assert [Path(path).name for path in told] == ["sheet.png", "atc-average-paper_keep0.5.png"]
+    assert all(Path(path).exists() for path in told)
+    for words, named in (
+        ([*arguments[1:], "--method", "atc", "--steps", "2"], "settings.steps"),
+        (["embedded", "--imagenet", "--output", str(tmp_path)], "--imagenet"),
+        (["embedded", "--weights", "absent.pt", "--output", str(tmp_path / "other")], "absent.pt"),
+        (["some-model", "--output", str(tmp_path)], "say what to generate"),
+    ):
+        assert main(["generate", *words]) == 2
+        assert named in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A DiT pipeline of random weights, as diffusers saves it."""
+    return save_dit_pipeline(tmp_path_factory.mktemp("pipeline"))
+
+
+def test_a_pipeline_of_diffusers(pipeline: Path, tmp_path: Path) -> None:
+    from agglo.lab.tasks.synthesis.data.requests import imagenet_requests
+
+    generator = PipelineGenerator(str(pipeline), steps=2, guidance=4.0, scheduler="DPMSolverMultistepScheduler")
+    assert generator.about()["scheduler"] == "DPMSolverMultistepScheduler"
+    cells = cells_of(["dense", "atc"], [0.5])
+    requests = imagenet_requests(1, classes=[18, 412])
+    generate(generator, cells, requests, tmp_path)
+    found = pixels(tmp_path)
+    assert sorted(found) == [
+        f"{cell}/{name}.png" for cell in ("atc-average_keep0.5", "dense") for name in ("18_0", "412_0")
+    ]
+    again = generator.reduced(
+        class_labels=[412], generator=torch.Generator().manual_seed(4120), num_inference_steps=2, guidance_scale=4.0
+    ).images[0]
+    assert np.array_equal(found["dense/412_0.png"], np.asarray(again))
+    with pytest.raises(ValueError, match="scheduler='AutoencoderKL'"):
+        PipelineGenerator(str(pipeline), scheduler="AutoencoderKL")
+
+
+@pytest.fixture(scope="module")
+def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_prompted_pipeline(tmp_path_factory.mktemp("prompted"))
+
+
+def test_prompts_by_the_command(prompted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "prompts.txt").write_text("a cat\na dog\n")
+    arguments = ["generate", str(prompted), "--prompts", str(tmp_path / "prompts.txt"), "--per-class", "1"]
+    arguments += ["--steps", "3", "--size", "16", "16", "--method", "dense", "atc", "--keep-rate", "0.5"]
+    assert main([*arguments, "--output", str(tmp_path / "out"), "--groups", "1"]) == 0, capsys.readouterr().err
+    found = pixels(tmp_path / "out")
+    assert found["dense/0_0.png"].shape == (16, 16, 3)
+    assert not np.array_equal(found["dense/0_0.png"], found["dense/1_0.png"])
+    assert not np.array_equal(found["dense/0_0.png"], found["atc-average_keep0.5/0_0.png"])
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert record["settings"]["scheduler"] == "PNDMScheduler" and record["settings"]["guidance"] == 7.5
+
+
+def test_two_processes_make_the_images_of_one(weights: Path, tmp_path: Path) -> None:
+    """As `accelerate launch` and `torchrun` start them."""
+    command = ["generate", "embedded", "--weights", str(weights), "--steps", "1", "--classes", "0", "1"]
+    command += ["--per-class", "1", "--method", "tomesd", "--sheet", "0"]
+    torchrun("-m", "agglo", *command, "--output", str(tmp_path / "two"))
+    assert main([*command, "--output", str(tmp_path / "one")]) == 0
+    require_equal(pixels(tmp_path / "two"), pixels(tmp_path / "one"))
+    assert len(pixels(tmp_path / "two")) == 2

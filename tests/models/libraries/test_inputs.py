@@ -1,0 +1,136 @@
+"""How pictures are prepared, against the transform of each library itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agglo.lab.tasks.classification.data.transforms import inputs_for
+from agglo.models.inputs import Inputs, evaluation_transform
+from agglo.models.libraries import own_inputs
+from agglo.models.opening import ModelSpec, build
+from tests.support import tiny_models
+from tests.support.tiny_models import SIDE
+
+timm = pytest.importorskip("timm")
+transformers = pytest.importorskip("transformers")
+torchvision = pytest.importorskip("torchvision")
+open_clip = pytest.importorskip("open_clip")
+Image = pytest.importorskip("PIL.Image")
+
+SIZES = [(301, 200), (97, 211), (64, 64), (30, 25)]
+
+
+def photograph(size: tuple[int, int]) -> Any:
+    pixels = np.random.default_rng(size[0]).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
+
+
+def levels_off(found: Any, expected: Any, inputs: Inputs) -> float:
+    """The largest difference of two prepared pictures, in levels of 255."""
+    return float(((found - expected) * torch.tensor(inputs.std).view(-1, 1, 1) * 255).abs().max())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_timm(tmp_path: Path, size: tuple[int, int]) -> None:
+    model = build(ModelSpec(f"local-dir:{tiny_models.timm_folder(tmp_path)}"))
+    own = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))
+    inputs = inputs_for(model, frame="model")
+    assert (inputs.crop, inputs.interpolation, inputs.mean) == (0.8, "bilinear", (0.4, 0.5, 0.6))
+    assert torch.equal(evaluation_transform(inputs)(photograph(size)), own(photograph(size)))
+
+
+def test_timms_models_are_framed_as_in_the_study_unless_asked(tmp_path: Path) -> None:
+    model = build(ModelSpec(f"local-dir:{tiny_models.timm_folder(tmp_path)}"))
+    assert (inputs_for(model).crop, inputs_for(model).interpolation) == (0.875, "bicubic")
+    with pytest.raises(ValueError, match="frame='own'"):
+        inputs_for(model, frame="own")
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("tag", ["vit_l_16:IMAGENET1K_V1", "vit_b_16:IMAGENET1K_SWAG_E2E_V1", "vit_b_32:IMAGENET1K_V1"])
+def test_torchvision(tag: str, size: tuple[int, int]) -> None:
+    name, _, weights = tag.partition(":")
+    own = torchvision.models.get_model_weights(name)[weights].transforms()
+    with torch.device("meta"):
+        model = build(ModelSpec(f"torchvision:{tag}", from_scratch=True))
+    inputs = inputs_for(model, "imagenet")
+    assert inputs.image_size == (own.crop_size[0],) * 2
+    assert levels_off(evaluation_transform(inputs)(photograph(size)), own(photograph(size)), inputs) < 1e-3
+
+
+PROCESSORS = {
+    "squash": {},
+    "squash, then crop": {"size": {"height": 56, "width": 56}, "crop_size": SIDE, "do_center_crop": True},
+    "short side, then crop": {"size": {"shortest_edge": 60}, "crop_size": SIDE, "do_center_crop": True, "resample": 3},
+    "no normalisation": {"do_normalize": False},
+    "another scale": {"rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [1.0] * 3},
+}
+
+
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_transformers(tmp_path: Path, kind: str) -> None:
+    cls = transformers.BitImageProcessor if "crop" in kind else transformers.ViTImageProcessor
+    tiny_models.vit_folder(tmp_path)
+    given = {"size": {"height": SIDE, "width": SIDE}, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4]}
+    own = cls(**{**given, **PROCESSORS[kind]})
+    own.save_pretrained(tmp_path)
+    model = build(ModelSpec(f"hf:{tmp_path}"))
+    inputs = inputs_for(model, "folder")
+    for size in ((300, 200), (96, 212), (64, 64)):
+        found = evaluation_transform(inputs)(photograph(size))
+        expected = own(photograph(size), return_tensors="pt")["pixel_values"][0]
+        # transformers resizes tensors, agglo PIL's pictures: roundings differ.
+        assert found.shape == expected.shape and levels_off(found, expected, inputs) < 3, size
+
+
+def test_a_processor_that_does_something_else_is_refused(tmp_path: Path) -> None:
+    tiny_models.vit_folder(tmp_path)
+    transformers.ConvNextImageProcessor(size={"shortest_edge": SIDE}, crop_pct=0.5).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="ConvNextImageProcessor"):
+        build(ModelSpec(f"hf:{tmp_path}"))
+    transformers.ViTImageProcessor(do_resize=False).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="ViTImageProcessor does not resize images to one size"):
+        build(ModelSpec(f"hf:{tmp_path}"))
+
+
+def test_without_a_processor_the_kinds_default_at_the_models_size(tmp_path: Path) -> None:
+    (tiny_models.vit_folder(tmp_path) / "preprocessor_config.json").unlink()
+    with pytest.warns(
+        UserWarning, match=f"holds no preprocessor_config.json: .* ViTImageProcessor .* at {SIDE} pixels"
+    ):
+        model = build(ModelSpec(f"hf:{tmp_path}"))
+    default = transformers.ViTImageProcessor()
+    assert own_inputs(model) == Inputs(
+        (SIDE, SIDE), tuple(default.image_mean), tuple(default.image_std), "bilinear", 1.0, squash=True
+    )
+    # An object of transformers remembers the folder that it came from.
+    tiny_models.vit_folder(tmp_path)
+    own = transformers.ViTForImageClassification.from_pretrained(tmp_path)
+    assert own_inputs(own).mean == (0.4, 0.5, 0.6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_open_clip(tmp_path: Path, size: tuple[int, int]) -> None:
+    folder = tiny_models.open_clip_folder(tmp_path)
+    for name in (tiny_models.OPEN_CLIP, f"local-dir:{folder}"):
+        own, _, prepare = open_clip.create_model_and_transforms(name)
+        inputs = inputs_for(build(ModelSpec(f"open_clip:{name}")))
+        assert torch.equal(evaluation_transform(inputs)(photograph(size)), prepare(photograph(size)))
+        assert own_inputs(own) == inputs
+
+
+def test_data_that_is_never_cropped_is_not_for_any_library(tmp_path: Path) -> None:
+    model = build(ModelSpec(f"hf:{tiny_models.contrastive_folder(tmp_path, 'clip')}"))
+    assert not inputs_for(model, "imagenet").squash
+    assert inputs_for(model, "coco").squash and inputs_for(model, "coco").crop == 1
+    assert not inputs_for(model, "coco", "model").squash
+
+
+def test_a_module_of_nobodys_library_says_nothing() -> None:
+    with pytest.raises(ValueError, match="Linear"):
+        own_inputs(torch.nn.Linear(2, 2))

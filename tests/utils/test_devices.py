@@ -1,0 +1,39 @@
+"""Where a model runs unless told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from agglo.utils.devices import best_device, new_accelerator, require_device
+
+
+def test_the_best_device_is_there() -> None:
+    assert require_device(str(best_device())) == best_device()
+    if not torch.accelerator.is_available():
+        assert best_device() == torch.device("cpu")
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
+def test_an_accelerator_goes_before_the_cpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+    assert best_device().type == kind
+
+
+def test_one_process_evaluates_and_trains_in_several_precisions() -> None:
+    """Accelerate itself refuses another precision than its first."""
+    accelerate = pytest.importorskip("accelerate")
+    evaluating = new_accelerator(cpu=True, mixed_precision="no")
+    training = new_accelerator(cpu=True, mixed_precision="bf16")
+    product = torch.nn.Linear(4, 4)
+    with training.autocast():
+        assert product(torch.ones(1, 4)).dtype == torch.bfloat16
+    with evaluating.autocast():
+        assert product(torch.ones(1, 4)).dtype == torch.float32, "the earlier one stays in its own"
+    assert evaluating.is_main_process and evaluating.num_processes == 1
+    with pytest.raises(ValueError, match="already been initialized"):
+        accelerate.Accelerator(cpu=True, mixed_precision="no")
+    again = new_accelerator(cpu=True, mixed_precision="no")
+    with again.autocast():
+        assert product(torch.ones(1, 4)).dtype == torch.float32

@@ -1,0 +1,79 @@
+"""Tables: every kind holds the same cells, and can be read back."""
+
+from __future__ import annotations
+
+import doctest
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agglo.utils import tables
+from agglo.utils.tables import CANNOT, Column, Table
+
+COLUMNS = [Column("method", left=True), Column("top-1", ".2f"), Column("images", "d"), Column("note")]
+ROWS = [["atc", 71.456, 2000, None], ["tome", CANNOT, None, "a|b & 50 %"], ["x_1", float("nan"), 3, True]]
+TABLE = Table(COLUMNS, ROWS)
+
+
+def test_the_examples() -> None:
+    assert doctest.testmod(tables).failed == 0
+
+
+def test_text_lines_up_words_to_the_left_and_numbers_to_the_right() -> None:
+    assert TABLE.text().splitlines() == [
+        "method   top-1  images        note",
+        "atc      71.46    2000",
+        "tome    cannot          a|b & 50 %",
+        "x_1        nan       3        True",
+    ]
+
+
+def test_markdown_escapes_its_bars() -> None:
+    assert TABLE.markdown().splitlines() == [
+        "| method | top-1 | images | note |",
+        "|:---|---:|---:|---:|",
+        "| atc | 71.46 | 2000 |  |",
+        r"| tome | cannot |  | a\|b & 50 % |",
+        "| x_1 | nan | 3 | True |",
+    ]
+
+
+def test_latex_escapes_what_would_be_commands() -> None:
+    assert TABLE.latex().splitlines() == [
+        r"\begin{tabular}{lrrr}",
+        r"\toprule",
+        r"method & top-1 & images & note \\",
+        r"\midrule",
+        r"atc & 71.46 & 2000 &  \\",
+        r"tome & cannot &  & a|b \& 50 \% \\",
+        r"x\_1 & nan & 3 & True \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    (_, _, title, *_) = Table([Column(r"a\b~c^{d}$#")], []).latex().splitlines()
+    assert title == r"a\textbackslash{}b\textasciitilde{}c\textasciicircum{}\{d\}\$\# \\"
+
+
+def test_a_table_without_rows_is_its_titles() -> None:
+    assert Table(COLUMNS, []).text() == "method  top-1  images  note"
+
+
+def test_a_row_of_another_length_is_told() -> None:
+    with pytest.raises(ValueError, match=r"row 1 has 1 cells for 2 columns: \['b'\]"):
+        Table(COLUMNS[:2], [["a", 1], ["b"]])
+
+
+CELLS = st.lists(st.lists(st.text(st.sampled_from("ab|&\\\n %"), max_size=6), min_size=3, max_size=3), max_size=5)
+
+
+@given(CELLS)
+def test_any_cells_can_be_read_back(rows: list[list[str]]) -> None:
+    table = Table([Column("one"), Column("two", left=True), Column("three")], rows)
+    lines = table.markdown().splitlines()
+    assert len(lines) == len(rows) + 2 and table.text().count("\n") == len(rows)
+    for row, line in zip(rows, lines[2:], strict=True):
+        read = [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        assert read == [" ".join(cell.split()) for cell in row]
+    assert len(table.latex().splitlines()) == len(rows) + 6

@@ -1,0 +1,113 @@
+"""Speeds in turns: who runs when, what is counted, and what the model is afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from agglo.patch import apply, remove, report
+from agglo.utils import timing
+from agglo.utils.timing import speeds_in_turns
+
+timm = pytest.importorskip("timm")
+
+WAYS: list[str | None] = [None, "tome", "atc"]
+
+
+def applied(model: nn.Module, keep_rate: float = 0.5) -> Callable[[str | None], Any]:
+    return lambda method: remove(model) if method is None else apply(model, method, keep_rate=keep_rate)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    built: nn.Module = timm.create_model("test_vit", num_classes=3)
+    return built.train()
+
+
+def test_every_variant_runs_each_batch_before_the_next_one(model: nn.Module) -> None:
+    ran: list[tuple[str, int]] = []
+
+    def note(module: Any, inputs: tuple[Tensor, ...]) -> None:
+        assert not module.training and not torch.is_grad_enabled()
+        found = report(module)
+        ran.append(("dense" if found is None else found.method.partition("(")[0].lower(), len(inputs[0])))
+
+    model.register_forward_pre_hook(note)
+    batches = [torch.rand(n, 3, 160, 160) for n in (3, 2)]
+    found = speeds_in_turns(model, WAYS, batches, 2, applied(model))
+    there, back = ["dense", "tome", "atc"], ["atc", "tome", "dense"]
+    sizes = [3, 2, 3, 2]
+    turn_by_turn = [(name, size) for size, order in zip(sizes, [there, back] * 2, strict=True) for name in order]
+    assert ran == [(name, 3) for name in there] + turn_by_turn
+    assert report(model) is None and model.training
+    assert len(found) == 3 and all(speed["images_per_second"] > 0 and speed["spread"] is not None for speed in found)
+
+
+def test_the_median_and_the_spread_are_of_each_variants_own_passes(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Seconds in the order of the passes: one uncounted pass each, then there and back three times.
+    seconds = [100.0, 100.0, 1.0, 2.0, 4.0, 2.0, 0.5, 8.0, 2.0, 0.1, 1.0, 4.0, 0.2, 0.4]
+    of_dense, of_tome = [1.0, 2.0, 0.5, 0.1, 1.0, 0.4], [2.0, 4.0, 8.0, 2.0, 4.0, 0.2]
+    left = iter(seconds)
+    monkeypatch.setattr(timing, "timed_pass", lambda model, inputs: (next(left), inputs))
+    dense, tome = speeds_in_turns(model, WAYS[:2], [torch.rand(4, 3, 160, 160)], 6, applied(model))
+    for found, own in ((dense, of_dense), (tome, of_tome)):
+        speeds = [4 / value for value in own]
+        assert found["images_per_second"] == pytest.approx(median(speeds))
+        assert found["spread"] == pytest.approx(np.subtract(*np.quantile(speeds, [0.75, 0.25])))
+
+
+def test_one_pass_has_no_spread_and_its_speed_is_that_of_the_clock() -> None:
+    class Sleeping(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            time.sleep(0.1)
+            return super().forward(inputs)
+
+    (found,) = speeds_in_turns(Sleeping(2, 2), [None], [torch.zeros(5, 2)], 1, lambda way: None)
+    assert found["spread"] is None and 5 < found["images_per_second"] <= 50
+
+
+def test_the_model_is_put_back_when_a_variant_cannot_run(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="tome"):
+        speeds_in_turns(model, WAYS, [torch.rand(1, 3, 160, 160)], 1, applied(model, keep_rate=0.25))
+    assert report(model) is None and model.training
+
+
+def test_nothing_to_time_is_told(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="3 ways, 0 batches and repeats=2"):
+        speeds_in_turns(model, WAYS, [], 2, applied(model))
+
+
+def test_a_stopwatch_waits_for_the_device_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(timing, "_synchronise", lambda device: events.append(f"wait for {device}"))
+    clock = iter([1.0, 3.5])
+    with timing.stopwatch(torch.device("meta"), lambda: next(clock)) as taken:
+        events.append("work")
+    assert events == ["wait for meta", "work", "wait for meta"] and taken.seconds == 2.5
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 2))
+def test_everyone_runs_once_a_turn_and_follows_different_others(count: int, repeats: int, warm_up: int) -> None:
+    found = list(timing.turns(range(count), repeats, warm_up=warm_up))
+    assert [turn for turn, _ in found] == list(range(-warm_up, repeats))
+    assert all(sorted(order) == list(range(count)) for _, order in found)
+    counted = [order for turn, order in found if turn >= 0]
+    assert all(one == other[::-1] for one, other in pairwise(counted))
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=20))
+def test_quartiles_are_numpys(values: list[float]) -> None:
+    assert timing.quartiles(values) == pytest.approx(np.quantile(values, [0.25, 0.5, 0.75]))

@@ -1,0 +1,96 @@
+"""Put a trained model into the package, in half precision, and the log of its run into results/training.
+
+    agglo finetune fashion_mnist --data fashion-mnist --output runs/fashion
+    python -m tools.embed classifier --run runs/fashion --data fashion-mnist
+
+    agglo train-generator --data fashion-mnist --output runs/generator --precision bf16
+    python -m tools.embed generator --run runs/generator
+
+    make mini-detection
+    python -m tools.embed detector --run runs/mini-detection/seed0/dense
+
+The classifier also gets the first test images, as idx files like those they come from. Of a detector the last weights
+are taken, as the study judges them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from agglo.embedded import classifier, detector, generator
+from agglo.lab.data.fashion_mnist import find_idx, read_idx, write_idx
+from agglo.lab.tasks.detection.specs import open_detector
+from agglo.utils.files import save_weights, write_json
+
+TRAINING = Path(__file__).parents[1] / "results" / "training"
+N_IMAGES = 1000
+
+
+def embed_classifier(run: Path, data: Path) -> None:
+    """Write the weights of a run of `agglo finetune`, and the first images of the idx files in `data`."""
+    save_file(_half(load_file(run / "best" / "model.safetensors")), classifier.WEIGHTS)
+    for name, dimensions in (("t10k-images-idx3-ubyte", 3), ("t10k-labels-idx1-ubyte", 1)):
+        write_idx(classifier.IMAGES / f"{name}.gz", read_idx(find_idx(data, name), dimensions)[:N_IMAGES])
+
+
+def embed_generator(run: Path) -> None:
+    """Write the weights of a run of `agglo train-generator`."""
+    best = run / "best" / "model.safetensors"
+    generator.trained(best)  # raises unless the weights fit
+    save_file(_half(load_file(best)), generator.WEIGHTS)
+
+
+def embed_detector(run: Path, weights: Path = detector.WEIGHTS) -> None:
+    """Write the weights of a run of `agglo detect train miniature`; ValueError unless it is finished and dense."""
+    if not (run / "result.json").is_file():
+        raise ValueError(f"run={str(run)!r} holds no finished run of `agglo detect train`")
+    opened = open_detector(str(run / "last" / "model.safetensors"))
+    if opened.learned:
+        raise ValueError(f"run={str(run)!r} was trained with a method that learned something; a dense run is accepted")
+    save_weights(weights, _half(opened.model.state_dict()), opened.spec.about())
+
+
+def keep_log(run: Path, folder: Path) -> None:
+    """Copy the log and the settings of a run, but for the path of its data."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(run / "log.csv", folder / "log.csv")
+    settings = json.loads((run / "settings.json").read_text(encoding="utf-8"))
+    write_json(folder / "settings.json", {name: value for name, value in settings.items() if name != "data"})
+
+
+def _half(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights in half precision; ValueError if one is too large for it."""
+    half = {name: value.to(torch.float16) if value.is_floating_point() else value for name, value in weights.items()}
+    if infinite := [name for name, value in half.items() if not value.isfinite().all()]:
+        raise ValueError(f"{infinite[0]} is beyond half precision")
+    return half
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=("classifier", "generator", "detector"))
+    parser.add_argument("--run", type=Path, required=True, help="folder of the training run")
+    parser.add_argument("--data", type=Path, help="folder of Fashion-MNIST's idx files, for the classifier")
+    arguments = parser.parse_args()
+    if arguments.model == "classifier":
+        if arguments.data is None:
+            parser.error("the classifier needs --data")
+        embed_classifier(arguments.run, arguments.data)
+    elif arguments.model == "generator":
+        embed_generator(arguments.run)
+    else:
+        embed_detector(arguments.run)
+    names = {"classifier": "embedded-model", "generator": "embedded-generator", "detector": "embedded-detector"}
+    keep_log(arguments.run, TRAINING / names[arguments.model])
+
+
+if __name__ == "__main__":
+    main()
