@@ -168,7 +168,7 @@ def test_other_plain_vits(make: Any, class_token: bool) -> None:
     assert [tuple(m.shape[-2:]) for m in maps] == [(24, 40), (12, 20), (6, 10), (3, 5)]
     state = adapter.begin(images)
     assert state.embedded.tokens.shape[1] == adapter.prefix + 60
-    assert (state.embedded.rotary is not None) == (type(adapter.vit).__name__ == "Eva")
+    assert (state.embedded.rope is not None) == (type(adapter.vit).__name__ == "Eva")
 
 
 @pytest.mark.parametrize("grid", [(4, 4), (5, 7), (3, 2)])
