@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from agglo.lab.cli import main
 from agglo.lab.tasks.classification import data as registry
 from agglo.lab.tasks.classification.data import DataSet, Listing, dataset_named, dataset_names, detect, open_split
 
@@ -49,9 +48,7 @@ def pets(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_example_of_the_contributing_page(
-    known: dict[str, DataSet], pets: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_of_the_contributing_page(known: dict[str, DataSet], pets: Path) -> None:
     section = CONTRIBUTING.read_text(encoding="utf-8").partition("## How to add a data set")[2]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     exec(compile(code, "pets.py", "exec"), {"__name__": "pets"})
@@ -63,10 +60,6 @@ def test_the_example_of_the_contributing_page(
     with pytest.warns(UserWarning, match="1 skipped"):
         val = open_split("pets", pets, "val", skip_bad=True)
     assert [val[n][1] for n in range(len(val))] == [1, 0] and val[0][0].size == (8, 9)
-    for command in ("evaluate", "finetune"):
-        with pytest.raises(SystemExit):
-            main([command, "--help"])
-        assert "pets" in capsys.readouterr().out
 
 
 def test_every_file_of_the_folder_is_a_data_set() -> None:
