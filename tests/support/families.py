@@ -122,7 +122,7 @@ def inner(
     return Family("transformers", names, cls, build, run, **more)
 
 
-# Two pictures of different sizes, as packed patches: 4 x 6 and 4 x 4 of them.
+# Two images of different sizes, as packed patches: 4 x 6 and 4 x 4 of them.
 GRIDS = torch.tensor([[1, 4, 6], [1, 4, 4]])
 
 
@@ -150,14 +150,14 @@ def siglip2_patches() -> Tensor:
 
 
 def siglip2(model: Any, x: Tensor) -> Any:
-    """The second picture is padded from 12 patches to 16."""
+    """The second image is padded from 12 patches to 16."""
     mask = torch.ones(2, 16, dtype=torch.long)
     mask[1, 12:] = 0
     output = model(x, pixel_attention_mask=mask, spatial_shapes=torch.tensor([[4, 4], [3, 4]]))
     return output.last_hidden_state[mask.bool()], output.pooler_output
 
 
-def padded_pictures(model: Any, x: Tensor) -> Any:
+def padded_images(model: Any, x: Tensor) -> Any:
     mask = torch.ones(2, 4, 4, dtype=torch.bool)
     mask[1, :, 3:] = False
     return model(x, patch_attention_mask=mask).last_hidden_state[mask.flatten(1)]
@@ -265,7 +265,7 @@ def build_gemma3() -> nn.Module:
 
 
 def prompted(model: Any, x: Tensor) -> Any:
-    """An answer to a prompt with one picture of 16 tokens."""
+    """An answer to a prompt with one image of 16 tokens."""
     ids = torch.tensor([[1] + [59] * 16 + [5, 7]]).repeat(len(x), 1)
     more = {"token_type_ids": (ids == 59).long()} if "Gemma" in type(model).__name__ else {}
     return model(input_ids=ids, pixel_values=x, use_cache=False, attention_mask=torch.ones_like(ids), **more).logits
@@ -282,8 +282,8 @@ RELATIVE = "relative position bias: a merged token takes the size-weighted mean 
 ROTARY = "rotary positions: a merged token sits at the size-weighted mean position of its members"
 FUSED = "one fused projection to q, k and v"
 NESTED = "nested attention"
-PACKED = "pictures of any size, packed: each is reduced by its own number of patches"
-PADDED = "padded pictures: padding takes no part once tokens are reduced"
+PACKED = "images of any size, packed: each is reduced by its own number of patches"
+PADDED = "padded images: padding takes no part once tokens are reduced"
 
 MLLAMA = {
     "hidden_size": 24, "num_hidden_layers": 4, "num_global_layers": 1, "attention_heads": 2, "intermediate_size": 40,
@@ -297,7 +297,7 @@ def tiles() -> Tensor:
 
 
 def tiled(model: Any, x: Tensor) -> Any:
-    """The second picture has two of four tiles."""
+    """The second image has two of four tiles."""
     mask = torch.tensor([[[1, 1, 1, 1]], [[1, 1, 0, 0]]])
     output = model(x, aspect_ratio_ids=torch.tensor([[4], [2]]), aspect_ratio_mask=mask)
     return output.last_hidden_state
@@ -346,9 +346,9 @@ TRANSFORMERS: tuple[Family, ...] = (
     Family("transformers", "LLaVA", "LlavaForConditionalGeneration", build_llava, prompted),
     Family("transformers", "PaliGemma", "PaliGemmaForConditionalGeneration", build_paligemma, prompted),
     Family("transformers", "Gemma 3", "Gemma3ForConditionalGeneration", build_gemma3, prompted),
-    inner("Idefics2", "idefics2", "Idefics2VisionTransformer", "Idefics2VisionConfig", SMALL, padded_pictures, layout=PADDED),
-    inner("Idefics3", "idefics3", "Idefics3VisionTransformer", "Idefics3VisionConfig", SMALL, padded_pictures, layout=PADDED),
-    inner("SmolVLM", "smolvlm", "SmolVLMVisionTransformer", "SmolVLMVisionConfig", SMALL, padded_pictures, layout=PADDED),
+    inner("Idefics2", "idefics2", "Idefics2VisionTransformer", "Idefics2VisionConfig", SMALL, padded_images, layout=PADDED),
+    inner("Idefics3", "idefics3", "Idefics3VisionTransformer", "Idefics3VisionConfig", SMALL, padded_images, layout=PADDED),
+    inner("SmolVLM", "smolvlm", "SmolVLMVisionTransformer", "SmolVLMVisionConfig", SMALL, padded_images, layout=PADDED),
     hf("InternVL", "InternVLVisionModel", "InternVLVisionConfig", {**SMALL, "image_size": (32, 32), "patch_size": (8, 8), "use_qk_norm": True}),
     inner("Mllama", "mllama", "MllamaVisionModel", "MllamaVisionConfig", MLLAMA, tiled, layout="class tokens and padding of its tiles are never merged; its global layers stay as they are", batch=tiles),
     hf("Pixtral", "PixtralVisionModel", "PixtralVisionConfig", None, pixtral, f"{PACKED}; {ROTARY}"),
@@ -382,7 +382,7 @@ def naflex_patches() -> Tensor:
 
 
 def naflex(model: Any, x: Tensor) -> Any:
-    """The second picture is padded from 12 patches to 16."""
+    """The second image is padded from 12 patches to 16."""
     coordinates = torch.cartesian_prod(torch.arange(4), torch.arange(4)).repeat(2, 1, 1)
     valid = torch.ones(2, 16, dtype=torch.bool)
     valid[1, 12:] = False

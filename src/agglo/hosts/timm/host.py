@@ -48,7 +48,8 @@ class _TimmLoop(Loop):
             self.image_grid = int(rows), int(columns)  # tensors, while TorchScript watches
 
     def parts(self, block: nn.Module, given: Given) -> TimmParts:
-        return parts_of(block, given)
+        # `begin` refuses a true `is_causal`; TorchScript makes a tensor of a false one, which attention refuses.
+        return parts_of(block, {name: value for name, value in given.items() if name != "is_causal"})
 
     def inputs(self, block: Any, x: Tensor, given: Given) -> AttentionInputs:
         own = None
