@@ -16,7 +16,8 @@ from agglo.lab.paper.compare import grouped
 from agglo.lab.paper.study import BEYOND, Cell, Result, RunCell, Section, Settings, Study
 from agglo.lab.tasks.classification.tuning import FolderSettings, prepare
 from agglo.tuning.images import split
-from agglo.tuning.solver import Solver
+from agglo.tuning.search import solve
+from agglo.tuning.settings import TuneSettings
 from agglo.tuning.space import Space
 from agglo.tuning.statistics import Quality
 from agglo.tuning.subject import Subject as TunedSubject
@@ -55,12 +56,12 @@ def _run(subject: Subject, settings: Settings) -> RunCell:
     chosen = FolderSettings(subject.spec(settings), subject.root(settings), images=_IMAGES, device=settings.device)
     ready = prepare(chosen)
     images = split(ready.images, ready.labels, batch_size=chosen.batch_size)
-    tuned = TunedSubject(ready.model, images, output=ready.output, objective="kl")
+    tuned = TunedSubject(ready.model, images, TuneSettings(objective="kl"), output=ready.output)
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
         method, options = next(way for way in WAYS if _about(about["level"], *way) == about)
         space = Space(method, (), {**options, "last_block": "class_token", **_SCHEDULE})
-        point = Solver(tuned, {method: space}, by_time=False).solve(space.first(), about["level"])
+        point = solve(tuned, space, space.first(), about["level"])
         found = tuned.quality(point.config, [*images.search, *images.confirmation])
         return {"gflops": point.cost.gflops, "quality": asdict(found), "images": _IMAGES}
 

@@ -51,8 +51,6 @@ def test_lists_of_images_and_loaders_with_labels_are_the_same_images() -> None:
     assert found.has_labels and found.timing.images == 6
     require_halves(split(iter(images.split(6))), 20)
     assert not split(iter(images.split(6))).has_labels
-    assert split(iter(images.split(6)), n_images=10).about["images"] == 12  # whole batches are taken
-    assert split(images, n_images=10).about["images"] == 10
 
 
 def test_images_of_several_sizes_stay_lists() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from agglo.hosts.diffusers import is_diffusion
 from agglo.methods.registry import find
 from agglo.models.checkpoints import fingerprint
 from agglo.tuned import FORMAT
-from agglo.tuning.choosing import choose, winner
 from agglo.tuning.images import split
 from agglo.tuning.objectives import Output
 from agglo.tuning.result import Tuned
@@ -29,7 +27,6 @@ from agglo.utils.files import require_output
 from agglo.utils.journal import Journal, plain
 from agglo.utils.machine import machine
 
-_FINAL_TURNS = 7
 _SAME = ("format", "target", "model", "data", "settings")  # entries in which a file must agree to be continued
 
 
@@ -98,23 +95,10 @@ def tune(
             raise ValueError(f"method {method!r} learns: what it does cannot be tuned without training it")
     number("minutes", minutes, above=0)
     file = None if path is None else require_output(Path(path))
-    found = split(
-        images,
-        labels,
-        batch_size=batch_size,
-        n_images=settings.n_images,
-        tuples_are_inputs=diffusion,
-        seed=settings.seed,
-    )
+    seed, candidates = settings.seed, settings.candidates
+    found = split(images, labels, batch_size, tuples_are_inputs=diffusion, seed=seed)
     with evaluating(model):
-        subject = Subject(
-            model,
-            found,
-            output=output,
-            objective=settings.objective,
-            tower=settings.tower,
-            n_tokens=settings.n_tokens,
-        )
+        subject = Subject(model, found, settings, output=output)
         if target.kind == "max_drop" and not subject.decides:
             raise ValueError(
                 f"max_drop={max_drop!r} is about decisions, and outputs compared by {subject.objective!r} are none: "
@@ -131,8 +115,8 @@ def tune(
                 "objective": subject.objective,
                 "output": None if output is None else getattr(output, "__qualname__", type(output).__name__),
                 "methods": names,
-                "seed": settings.seed,
-                "candidates": settings.candidates,
+                "seed": seed,
+                "candidates": candidates,
                 "device": str(subject.device),
                 "dtype": str(subject.dtype).removeprefix("torch."),
                 "threads": torch.get_num_threads(),
@@ -143,37 +127,6 @@ def tune(
         }
         journal = Journal(file, header, same=_SAME, entries="steps")
         search = Search(subject, spaces, target, journal, minutes=minutes, settings=settings)
-        journal.header |= plain({**_run(search), "seconds": round(search.seconds, 2)})
+        journal.header |= plain({**search.run(), "seconds": round(search.seconds, 2)})
         journal.write()
         return Tuned(journal.content)
-
-
-def _run(search: Search) -> dict[str, Any]:
-    """Run the whole search; return what it adds to the journal's header."""
-    search.calibrate()
-    best = {method: search.best_of(space) for method, space in search.spaces.items()}
-    for method in [method for method, found in best.items() if not found]:
-        search.notes.append(f"{method} cannot do it ({search.why_not(method)})")
-        del best[method]
-    if not best:
-        raise ValueError(f"no method can do it: {search.target}; {'; '.join(search.notes)}")
-    front = search.front(best)
-    chosen = choose(search, best, front)
-    method = winner(search, chosen).point.config.method
-    speeds = search.speeds([each.point for each in chosen.values()], _FINAL_TURNS, "final")
-    final = [replace(each, speed=speed) for each, speed in zip(chosen.values(), speeds, strict=True)]
-    rows = {}
-    for each in final:
-        rows[each.point.config.method] = {**each.as_dict(), "confirmation": asdict(search.confirmed(each.point))}
-    subject, latency = search.subject, search.solver.latency
-    return {
-        "config": rows[method]["config"],
-        "chosen": rows[method],
-        "beside": [row for other, row in rows.items() if other != method],
-        # What was timed several times is shown as it was timed last, in the most turns.
-        "front": [each.as_dict() for each in {each.point.config: each for each in (*front, *final)}.values()],
-        "dense": {"accuracy": subject.accuracy(subject.images.confirmation), "tokens": subject.tokens},
-        "latency": None if latency is None else asdict(latency),
-        "left_out": [reason for space in search.spaces.values() for reason in space.left_out],
-        "notes": search.notes,
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from agglo.checks import number
+from agglo.models.checkpoints import fingerprint
 
 _SEARCH_MOST = 512  # images; more would slow the search down and hardly change it
 _QUALITY_BATCH = 32  # small steps between the rounds of the search
 _TIMED = 64  # images of the batch that is timed, unless batches say otherwise
-_MOST_OF_BATCHES = 1000  # images taken of a DataLoader, unless the user says otherwise
-_SAMPLED = 4096  # numbers of a tensor that its fingerprint goes by
+_MOST_OF_BATCHES = 1000  # images that are taken of a DataLoader, the first ones
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,12 @@ class Batch:
     inputs: Any
     labels: Tensor | None
     images: int
+
+    def pick(self, indices: Sequence[int]) -> Batch:
+        """Return some of the images of a tensor or list."""
+        chosen = list(indices)
+        inputs = self.inputs[chosen] if isinstance(self.inputs, Tensor) else [self.inputs[index] for index in chosen]
+        return Batch(inputs, None if self.labels is None else self.labels[chosen], len(chosen))
 
 
 @dataclass(frozen=True)
@@ -50,9 +55,8 @@ class Images:
 def split(
     images: Any,
     labels: Any = None,
-    *,
     batch_size: int | None = None,
-    n_images: int | None = None,
+    *,
     tuples_are_inputs: bool = False,
     seed: int = 0,
 ) -> Images:
@@ -64,7 +68,6 @@ def split(
             images.
         labels: Classes (N,) of images that come without batches.
         batch_size: Images of the batch that is timed; None is 64, or the size of the batches.
-        n_images: How many images are taken, the first ones; None takes all of a tensor or list, and 1000 of batches.
         tuples_are_inputs: Whether a pair is two arguments of the model, not inputs and labels.
         seed: Decides the order.
     """
@@ -73,27 +76,29 @@ def split(
     if isinstance(images, (str, bytes)) or not isinstance(images, Iterable):
         raise ValueError(f"images={images!r} must be a tensor, a list of tensors or batches (a DataLoader)")
     if isinstance(images, Tensor) or (isinstance(images, Sequence) and images and _are_images(images)):
-        return _split_images(_together(images, labels, n_images), batch_size or _TIMED, seed)
+        return _split_images(_together(images, labels), batch_size or _TIMED, seed)
     if labels is not None:
         raise ValueError("labels= go with images in one tensor or list; batches bring their own")
     batches: list[Batch] = []
     for item in images:
         batches.append(_batch(item, tuples_are_inputs))
-        if sum(batch.images for batch in batches) >= (n_images or _MOST_OF_BATCHES):
+        if sum(batch.images for batch in batches) >= _MOST_OF_BATCHES:
             break
     if not batches:
         raise ValueError("there are no images")
     shapes = {batch.inputs.shape[1:] if isinstance(batch.inputs, Tensor) else None for batch in batches}
-    if len(shapes) == 1 and None not in shapes:
-        return _split_images(_joined(batches), batch_size or batches[0].images, seed)
-    return _split_batches(batches, batch_size, seed)
+    if len(shapes) > 1 or None in shapes:
+        return _split_batches(batches, batch_size, seed)
+    inputs, found = torch.cat([batch.inputs for batch in batches]), [batch.labels for batch in batches]
+    classes = None if any(each is None for each in found) else torch.cat(found)  # type: ignore[arg-type]
+    return _split_images(Batch(inputs, classes, len(inputs)), batch_size or batches[0].images, seed)
 
 
 def _are_images(items: Iterable[Any]) -> bool:
     return all(isinstance(item, Tensor) and item.dim() == 3 for item in items)
 
 
-def _together(images: Any, labels: Any, n_images: int | None) -> Batch:
+def _together(images: Any, labels: Any) -> Batch:
     """Return all images in one tensor, or in a list where their sizes differ."""
     if isinstance(images, Tensor) and images.dim() < 2:
         raise ValueError(f"images of shape {tuple(images.shape)} are no batch: (N, C, H, W) is accepted")
@@ -101,11 +106,8 @@ def _together(images: Any, labels: Any, n_images: int | None) -> Batch:
         labels = torch.as_tensor(labels)
         if labels.shape != (len(images),) or labels.is_floating_point():
             raise ValueError(f"labels of shape {tuple(labels.shape)} for {len(images)} images: one class each")
-        labels = labels[:n_images]
-    images = images[:n_images]
-    if not isinstance(images, Tensor):
-        same = len({image.shape for image in images}) == 1
-        images = torch.stack(list(images)) if same else list(images)
+    if not isinstance(images, Tensor) and len({image.shape for image in images}) == 1:
+        images = torch.stack(list(images))
     return Batch(images, labels, len(images))
 
 
@@ -129,20 +131,13 @@ def _is_labels(value: Any) -> bool:
 def _count(inputs: Any) -> int:
     if isinstance(inputs, list):
         return len(inputs)
-    values = inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else [inputs]
-    sizes = [len(value) for value in values if isinstance(value, Tensor) and value.dim() > 1]
+    sizes = [len(tensor) for tensor in tensors_in(inputs) if tensor.dim() > 1]
     if not sizes:
         raise ValueError(
             f"a batch of {type(inputs).__name__} holds no tensor with images in it; accepted: a tensor (B, C, H, W), "
             "(inputs, labels), a dict or a tuple of the model's arguments, a list of images"
         )
     return sizes[0]
-
-
-def _joined(batches: Sequence[Batch]) -> Batch:
-    labels = [batch.labels for batch in batches if batch.labels is not None]
-    inputs = torch.cat([batch.inputs for batch in batches])
-    return Batch(inputs, torch.cat(labels) if len(labels) == len(batches) else None, len(inputs))
 
 
 def _split_images(whole: Batch, timed: int, seed: int) -> Images:
@@ -152,19 +147,11 @@ def _split_images(whole: Batch, timed: int, seed: int) -> Images:
     random.Random(seed).shuffle(order)
     half, size = min(whole.images // 2, _SEARCH_MOST), min(_QUALITY_BATCH, timed)
     search, confirmation = (
-        [_chosen(whole, part[start : start + size]) for start in range(0, len(part), size)]
+        [whole.pick(part[start : start + size]) for start in range(0, len(part), size)]
         for part in (order[:half], order[half:])
     )
-    timing = _chosen(whole, [order[position % len(order)] for position in range(timed)])
+    timing = whole.pick([order[position % len(order)] for position in range(timed)])
     return Images(search, confirmation, timing, _about([whole], search, confirmation, timed))
-
-
-def _chosen(whole: Batch, indices: Sequence[int]) -> Batch:
-    if isinstance(whole.inputs, Tensor):
-        inputs: Any = whole.inputs[list(indices)]
-    else:
-        inputs = [whole.inputs[index] for index in indices]
-    return Batch(inputs, None if whole.labels is None else whole.labels[list(indices)], len(indices))
 
 
 def _split_batches(batches: Sequence[Batch], batch_size: int | None, seed: int) -> Images:
@@ -185,18 +172,14 @@ def _split_batches(batches: Sequence[Batch], batch_size: int | None, seed: int) 
 def _about(
     batches: Sequence[Batch], search: Sequence[Batch], confirmation: Sequence[Batch], timed: int
 ) -> dict[str, Any]:
-    found = hashlib.sha256()
-    for tensor in tensors_in([(batch.inputs, batch.labels) for batch in batches]):
-        found.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-        flat = tensor.detach().reshape(-1)
-        found.update(flat[:: max(1, flat.numel() // _SAMPLED)].double().cpu().numpy().tobytes())
     searched, confirmed = (sum(batch.images for batch in part) for part in (search, confirmation))
+    tensors = tensors_in([(batch.inputs, batch.labels) for batch in batches])
     return {
         "images": searched + confirmed,
         "search": searched,
         "confirmation": confirmed,
         "batch_size": timed,
-        "fingerprint": found.hexdigest()[:16],
+        "fingerprint": fingerprint({str(number): tensor for number, tensor in enumerate(tensors)}),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from os import PathLike
 from pathlib import Path
@@ -17,7 +17,6 @@ from agglo.utils.files import write_json
 from agglo.utils.machine import load_warning
 from agglo.utils.tables import Column, Table
 
-_KEPT, _MISSED, _OPEN = "kept", "missed", "not shown"
 Row = Mapping[str, Any]
 
 
@@ -71,54 +70,80 @@ class Tuned:
         return self.quality.drop
 
     @property
-    def points(self) -> list[dict[str, Any]]:
-        """Every evaluation: its config, its batches, and sums over their images. Ready-made results keep none."""
-        steps = [step for step in self.content.get("steps", ()) if step["kind"] == "quality"]
-        return [{**step["key"], **step["found"]} for step in steps]
-
-    @property
     def front(self) -> list[dict[str, Any]]:
         """The points that were followed along the front, of every method."""
         return list(self.content["front"])
 
     def report(self) -> str:
         """Return what was chosen, what it is worth, and what the images can show of it."""
-        return _report(self.content)
+        content, data, settings = self.content, self.content["data"], self.content["settings"]
+        head = (
+            f"{content['model']['name']}: {Target(**content['target'])}\n"
+            f"measured on {_device(content)}, {settings['device']}, {settings['dtype']}, batch {data['batch_size']}; "
+            f"searched on {data['search']} images, confirmed on {data['confirmation']} others"
+        )
+        notes = [f"{content['seconds']:.0f} seconds", *content["notes"]]
+        notes += [f"left out: {reason}" for reason in content["left_out"]]
+        if busy := load_warning(content["machine"]):
+            notes.append(busy)
+        arguments = [repr(self.config.method), *(f"{name}={value!r}" for name, value in _plain(self.config).items())]
+        if settings["tower"] is not None:
+            arguments.append(f"tower={settings['tower']!r}")
+        call = f"agglo.apply(model, {', '.join(arguments)})"
+        return "\n\n".join([head, _chosen(content), promise(content), _table(content), "\n".join(notes), call])
 
     def plot(self, path: str | PathLike[str]) -> None:
-        """Draw the front into a file, by its ending (.png, .svg, .pdf); needs matplotlib."""
-        _plot(self.content, Path(path))
+        """Draw each method's front and the chosen point, as measured on the images to search on; needs matplotlib.
+
+        Args:
+            path: A file, whose ending decides the format (.png, .svg, .pdf).
+        """
+        from agglo.drawing.charts import Curve, CurvePanel, Level, draw_curves
+
+        content, settings, data = self.content, self.content["settings"], self.content["data"]
+        rows, by_time = content["front"], Target(**content["target"]).by_time
+        has_labels = Quality(**content["chosen"]["search"]).drop is not None
+
+        def gain(row: Row) -> float:
+            return float(row["speed"]["median"] if by_time else 1 / row["gflops"])
+
+        def height(row: Row) -> tuple[float, float]:
+            """Return the height of a point, with its standard error."""
+            quality = Quality(**row["search"])
+            drop = quality.drop
+            # A logarithmic scale has no zero.
+            return (max(quality.distance, 1e-9), quality.distance_error) if drop is None else (drop.points, drop.error)
+
+        def curve(name: str, rows: Sequence[Row], *, ringed: bool = False) -> Curve:
+            heights, errors = zip(*map(height, rows), strict=True)
+            ranges = [(row["speed"]["low"], row["speed"]["high"]) for row in rows] if by_time else None
+            return Curve(name, [gain(row) for row in rows], heights, errors, ranges, ringed=ringed)
+
+        curves = []
+        for method in dict.fromkeys(row["method"] for row in rows):
+            own = [row for row in rows if row["method"] == method]
+            curves.append(curve(method, pareto(own, gain=gain, loss=lambda row: Quality(**row["search"]).distance)))
+        curves.append(curve("chosen", [content["chosen"]], ringed=True))
+        x_title = "times as fast as dense" if by_time else "times fewer GFLOPs than dense"
+        y_title = "points of accuracy lost" if has_labels else TITLES.get(settings["objective"], settings["objective"])
+        dense = Level(0.0, x=1.0) if has_labels else None
+        measured = f"{_device(content)}, {settings['dtype']}, batch {data['batch_size']}"
+        title = f"{content['model']['name']}: {Target(**content['target'])}\n{measured}"
+        note = f"bars: standard error of {data['search']} images"
+        panel = CurvePanel(curves, x_title, y_title, dense, y_log=not has_labels)
+        draw_curves([panel], Path(path), title=title, note=note)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a JSON file, which `Tuned.load` and `agglo.apply(model, tuned=path)` read."""
         write_json(Path(path), self.content)
 
 
-def _report(content: Mapping[str, Any]) -> str:
-    data, settings, machine = (content[part] for part in ("data", "settings", "machine"))
-    target = Target(**content["target"])
-    head = (
-        f"{content['model']['name']}: {target}\n"
-        f"measured on {_device(content)}, {settings['device']}, {settings['dtype']}, batch {data['batch_size']}; "
-        f"searched on {data['search']} images, confirmed on {data['confirmation']} others"
-    )
-    notes = [_work(content), *content["notes"], *(f"left out: {reason}" for reason in content["left_out"])]
-    if busy := load_warning(machine):
-        notes.append(busy)
-    config = ReductionConfig.from_dict(content["config"])
-    arguments = [repr(config.method), *(f"{name}={value!r}" for name, value in _plain(config).items())]
-    if settings["tower"] is not None:
-        arguments.append(f"tower={settings['tower']!r}")
-    call = f"agglo.apply(model, {', '.join(arguments)})"
-    return "\n\n".join([head, _chosen(content), promise(content), _table(content), "\n".join(notes), call])
-
-
-def _device(content: Mapping[str, Any]) -> str:
+def _device(content: Row) -> str:
     machine = content["machine"]
     return machine["gpu"] or f"{machine['cpu']}, {content['settings']['threads']} threads"
 
 
-def _chosen(content: Mapping[str, Any]) -> str:
+def _chosen(content: Row) -> str:
     chosen = content["chosen"]
     seen, unseen = Quality(**chosen["search"]), Quality(**chosen["confirmation"])
     tokens = " ".join(str(count) for count, _ in groupby([content["dense"]["tokens"], *chosen["counts"]]))
@@ -133,59 +158,45 @@ def _chosen(content: Mapping[str, Any]) -> str:
     ]
     if unseen.drop is not None:
         accuracy = content["dense"]["accuracy"]
-        lines.append(f"accuracy lost: {unseen.drop} of {accuracy:.2f} (paired, {unseen.images} images)")
+        lines.append(f"accuracy lost: {unseen.drop} points of {accuracy:.2f} (paired, {unseen.images} images)")
     if unseen.disagreement is not None:
         lines.append(f"decisions that are not the dense model's: {unseen.disagreement} of 100")
     return "\n".join(lines)
 
 
-def promise(content: Mapping[str, Any]) -> str:
+def promise(content: Row) -> str:
     """Return whether the target is kept, missed, or cannot be shown to be either with these images."""
     target, chosen = Target(**content["target"]), content["chosen"]
     if target.kind == "gflops":
-        return f"{_KEPT}: {chosen['gflops']:.3f} of the dense GFLOPs, {target.value:g} was asked for"
+        return f"kept: {chosen['gflops']:.3f} of the dense GFLOPs, {target.value:g} was asked for"
     if target.kind == "speedup":
         reached = chosen["speed"]["median"]
-        word = _KEPT if reached >= target.value else _MISSED
-        return f"{word}: {reached:.2f} times as fast on this machine, {target.value:g} was asked for"
-    quality, most = Quality(**chosen["confirmation"]), target.value
-    found = quality.loss
+        verdict = "kept" if reached >= target.value else "missed"
+        return f"{verdict}: {reached:.2f} times as fast on this machine, {target.value:g} was asked for"
+    quality = Quality(**chosen["confirmation"])
+    verdict = {True: "kept", False: "missed", None: "not shown"}[quality.loss.within(target.value)]
     what = "accuracy" if quality.drop else "decisions, of which accuracy can lose no more than that"
-    verdict = found.within(most)
-    if verdict:
-        bound = f"{found.points:.2f} + {SURE:g} x {found.error:.2f}"
-        return f"{_KEPT}: at most {most:g} points of {what}: {bound} is below it"
-    if verdict is False:
-        return f"{_MISSED}: {found} of {what} are lost on images the search did not see, {most:g} was asked for"
-    left_open = f"at most {most:g} points of {what}: {found} on {found.images} images leaves it open"
-    return f"{_OPEN}: {left_open}; {_needed(found, most)}"
+    return (
+        f"{verdict}: at most {target.value:g} points of {what}; {quality.loss} are lost on the {quality.images} images "
+        f"that the search did not see, and the verdict is by {SURE:g} standard errors"
+    )
 
 
-def _needed(found: Drop, most: float) -> str:
-    needed = found.images_needed(most)
-    if needed is None:
-        return "more of it than that was lost on these images: ask for less, or search on more images"
-    return f"about {needed} images to confirm with would show it, if it stays at that"
-
-
-def _table(content: Mapping[str, Any]) -> str:
+def _table(content: Row) -> str:
+    confirmed = Quality(**content["chosen"]["confirmation"])
     columns = [Column("method", left=True), Column("x dense", ".2f"), Column("GFLOPs", ".3f")]
     columns.append(Column(content["settings"]["objective"], ".4g"))
-    confirmed = Quality(**content["chosen"]["confirmation"])
-    columns += [Column("changed")] * (confirmed.disagreement is not None) + [Column("lost")] * (
-        confirmed.drop is not None
-    )
+    columns += [Column("changed")] * (confirmed.disagreement is not None) + [Column("lost")] * bool(confirmed.drop)
     rows: list[list[Any]] = []
     for row in (content["chosen"], *content["beside"]):
         quality = Quality(**row["confirmation"])
-        drops = [drop for drop in (quality.disagreement, quality.drop) if drop is not None]
-        cells = [_described(row), row["speed"]["median"], row["gflops"], quality.distance]
-        rows.append([*cells, *(f"{drop.points:.2f} +- {drop.error:.2f}" for drop in drops)])
+        drops = [str(drop) for drop in (quality.disagreement, quality.drop) if drop is not None]
+        rows.append([_described(row), row["speed"]["median"], row["gflops"], quality.distance, *drops])
     title = "every method at its own best schedule, on the images the search did not see:"
     return f"{title}\n{Table(columns, rows).text()}"
 
 
-def _described(row: Mapping[str, Any]) -> str:
+def _described(row: Row) -> str:
     """Return a method, its options and its schedule, to be read."""
     config = ReductionConfig.from_dict(row["config"])
     arguments = _plain(config)
@@ -196,67 +207,3 @@ def _described(row: Mapping[str, Any]) -> str:
 
 def _plain(config: ReductionConfig) -> dict[str, Any]:
     return {name: value for name, value in config.to_dict().items() if name not in ("version", "method")}
-
-
-def _work(content: Mapping[str, Any]) -> str:
-    took = f"{content['seconds']:.0f} seconds"
-    if "steps" not in content:
-        return took
-    qualities = [step for step in content["steps"] if step["kind"] == "quality"]
-    cannot = sum(step["kind"] == "cannot" for step in content["steps"])
-    tried = len({str(step["key"]["config"]) for step in qualities})
-    apart = f", {cannot} more cannot do what was asked for" if cannot else ""
-    return f"tried: {tried} configs in {len(qualities)} evaluations{apart}; {took}"
-
-
-def _plot(content: Mapping[str, Any], path: Path) -> None:
-    """Draw each method's front, and the point that was chosen, as measured on the images to search on."""
-    from agglo.drawing.charts import draw_curves
-
-    settings, data, target = content["settings"], content["data"], Target(**content["target"])
-    objective, quality = settings["objective"], Quality(**content["chosen"]["search"])
-    panels = [_panel(content, _distance, TITLES.get(objective, objective), log=True)]
-    if quality.drop is not None:
-        panels.append(_panel(content, lambda q: _points(q.drop), "points of accuracy lost"))
-    elif quality.disagreement is not None:
-        panels.append(_panel(content, lambda q: _points(q.disagreement), "decisions changed (%)"))
-    measured = f"{_device(content)}, {settings['dtype']}, batch {data['batch_size']}"
-    turns = ", and half of the turns" if target.by_time else ""
-    note = f"bars: standard error of {data['search']} images{turns}; each method at its own best schedule"
-    draw_curves(panels, path, title=f"{content['model']['name']}: {target}\n{measured}", note=note)
-
-
-def _panel(
-    content: Mapping[str, Any], value: Callable[[Quality], tuple[float, float]], title: str, *, log: bool = False
-) -> Any:
-    """Return a panel of the chart. value: The height of a point, with its standard error."""
-    from agglo.drawing.charts import Curve, CurvePanel, Level
-
-    rows: Sequence[Row] = content["front"]
-    by_time = Target(**content["target"]).by_time
-
-    def gain(row: Row) -> float:
-        return float(row["speed"]["median"] if by_time else 1 / row["gflops"])
-
-    def curve(name: str, rows: Sequence[Row], *, ringed: bool = False) -> Curve:
-        heights, errors = zip(*(value(Quality(**row["search"])) for row in rows), strict=True)
-        ranges = [(row["speed"]["low"], row["speed"]["high"]) for row in rows] if by_time else None
-        return Curve(name, [gain(row) for row in rows], heights, errors, ranges, ringed=ringed)
-
-    curves = []
-    for method in dict.fromkeys(row["method"] for row in rows):
-        own = [row for row in rows if row["method"] == method]
-        curves.append(curve(method, pareto(own, gain=gain, loss=lambda row: Quality(**row["search"]).distance)))
-    curves.append(curve("chosen", [content["chosen"]], ringed=True))
-    label = "times as fast as dense" if by_time else "times fewer GFLOPs than dense"
-    # A logarithmic scale has no place for the dense model at zero.
-    return CurvePanel(curves, label, title, None if log else Level(0.0, x=1.0), y_log=log)
-
-
-def _distance(quality: Quality) -> tuple[float, float]:
-    return max(quality.distance, 1e-9), quality.distance_error  # a logarithmic scale has no zero
-
-
-def _points(drop: Drop | None) -> tuple[float, float]:
-    assert drop is not None
-    return drop.points, drop.error

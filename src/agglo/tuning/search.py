@@ -1,4 +1,8 @@
-"""The search: calibrate, halve the candidates of each method at one cost, follow the best of them along the front."""
+"""The search: halve the candidates of each method at one cost, follow the best along the front, choose what fits.
+
+All candidates of a round cost the same GFLOPs and differ only in what they keep of the output. Where a speed or an
+accuracy is asked for, a few timings of each method say which GFLOPs that speed takes; what is chosen is timed again.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +10,138 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
+from operator import attrgetter
+from statistics import median
 from typing import Any, TypeVar
 
 from agglo.config import ReductionConfig
+from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.tuning.settings import Target, TuneSettings
-from agglo.tuning.solver import Latency, Measured, Point, Solver, Speed, Timed, counts_to_time, steps_of
-from agglo.tuning.space import Candidate, Space
+from agglo.tuning.space import SCHEDULE_AXES, Candidate, NothingToReduceError, Space, counts_at, schedule_of
 from agglo.tuning.statistics import Quality
-from agglo.tuning.subject import Subject
+from agglo.tuning.subject import Cost, Subject
 from agglo.utils.journal import Journal
 from agglo.utils.progress import progress
 from agglo.utils.randomness import derived_seed
+from agglo.utils.timing import quartiles
 
 C = TypeVar("C")
 _FEWEST, _MOST = 8, 256  # candidates of a method
 _FOR_HALVING = 0.5  # of the time
-_FOR_TABLE = 0.15
-_OF_DENSE = 0.85  # of its seconds, by count: what a slice takes on average, and the dense passes in between
 _TRIES = 20  # draws for each candidate, since many cannot do what is asked for
-_FOLLOWED = 2  # candidates of a method that are followed along the front
-_TURNS = 3  # the median of three forgives one that others disturbed
+_FINALISTS = 3  # candidates of a method that are followed to the end
+_TURNS, _FINAL_TURNS = 3, 7  # the median of three forgives one that others disturbed
 _CALIBRATED = (0.75, 0.5, 0.3)  # GFLOPs of dense at which a method is timed
+_BISECTIONS = 14
+_NEAR = 0.002  # of the dense model's GFLOPs: near enough below what is asked for
+_CLOSE = 1.03  # times the speed asked for: faster than that gives away tokens
+_DIGITS = 4  # of a keep rate
 
 
-def rungs_of(images: int, least: int) -> list[int]:
-    """Return the images of each round of successive halving: doubled up to all, beginning with at least `least`.
+@dataclass(frozen=True)
+class Speed:
+    """Times as fast as the dense model of the same turn; half of the turns lie between `low` and `high`."""
 
-    >>> rungs_of(200, 32), rungs_of(20, 32)
-    ([50, 100, 200], [20])
+    median: float
+    low: float
+    high: float
+    turns: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """A candidate that is reduced so far: a config, and what it costs."""
+
+    candidate: Candidate
+    config: ReductionConfig
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A point, its quality on the images to search on, and its speed."""
+
+    point: Point
+    quality: Quality
+    speed: Speed
+
+    @property
+    def method(self) -> str:
+        return self.point.config.method
+
+    @property
+    def distance(self) -> float:
+        return self.quality.distance
+
+    @property
+    def gain(self) -> float:
+        """Time saved for each part of the GFLOPs that is saved."""
+        return (1 - 1 / self.speed.median) / (1 - self.point.cost.gflops)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "method": self.method,
+            "config": self.point.config.to_dict(),
+            "counts": self.point.cost.counts,
+            "gflops": self.point.cost.gflops,
+            "speed": asdict(self.speed),
+            "search": asdict(self.quality),
+        }
+
+
+_distance, _speed = attrgetter("distance"), attrgetter("speed.median")  # of a `Measured`
+
+
+def solve(subject: Subject, space: Space, candidate: Candidate, gflops: float) -> Point:
+    """Return a candidate with as many tokens as fit into GFLOPs relative to dense, by bisection.
+
+    Raises:
+        ValueError: The candidate cannot do with so few, or cannot run at all.
+    """
+    values = space.values(candidate)
+    shape = {name: values.pop(name) for name in SCHEDULE_AXES if name in values}
+    found: Point | None = None
+    reason = f"{gflops:.2f} of the dense model's GFLOPs are too few"
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        amount = (low + high) / 2
+        budget: dict[str, Any] = {"keep_rate": round(amount, _DIGITS)}
+        try:
+            if shape:
+                counts = counts_at(**shape, amount=amount, n_tokens=subject.tokens)
+                budget = {"schedule": schedule_of(counts, subject.tokens, any_size=subject.any_size)}
+            config = ReductionConfig.of(**values, **budget)
+            cost = subject.cost(config)
+        except NothingToReduceError:
+            high = amount
+            continue
+        except (ValueError, UnsupportedModelError) as error:  # out of the method's reach: more must stay
+            low, reason = amount, str(error)
+            continue
+        if cost.gflops > gflops:
+            high = amount
+        else:
+            low, found = amount, Point(candidate, config, cost)
+            if gflops - cost.gflops < _NEAR:
+                break
+        if high - low < 0.5 / subject.tokens:
+            break
+    if found is None:
+        raise ValueError(reason)
+    return found
+
+
+def rungs_of(images: int) -> list[int]:
+    """Return how many images, or batches, each round of successive halving compares: doubled, up to all.
+
+    >>> rungs_of(7)
+    [1, 2, 4, 7]
     """
     rungs = [images]
-    while rungs[0] // 2 >= least:
+    while rungs[0] > 1:
         rungs.insert(0, -(-rungs[0] // 2))
     return rungs
 
@@ -60,11 +163,11 @@ def halving(
     Returns:
         The candidates of the last round, least value first.
     """
-    best = list(dict.fromkeys(candidates))
+    best = list(candidates)
     for number, images in enumerate(rungs):
         if number:
             count = max(2, math.ceil(len(best) / 2))
-            new = [candidate for candidate in breed(best[:count], count // 3) if candidate not in best]
+            new = breed(best[:count], count // 3)
             best = [*best[: count - len(new)], *new]
         values = evaluate(best, images)
         best = sorted((candidate for candidate in best if candidate in values), key=lambda c: values[c])
@@ -89,10 +192,11 @@ class Search:
         settings: TuneSettings,
     ) -> None:
         self.subject, self.spaces, self.target, self.journal = subject, spaces, target, journal
-        self.solver = Solver(subject, spaces, by_time=target.by_time)
         self.notes: list[str] = []
         self._budget, self._settings = 60 * minutes, settings
-        self._partial: dict[ReductionConfig, dict[int, Quality]] = {}
+        self._rungs = rungs_of(len(subject.images.search))
+        self._gains: dict[str, float] = {}
+        self._reasons: dict[str, str] = {}  # why the first candidate of a method could not do what was asked for
         self._began, self._before = time.monotonic(), journal.header.get("seconds", 0.0)
         self._progress = partial(progress, every_seconds=10, quiet=settings.quiet)
 
@@ -101,7 +205,39 @@ class Search:
         """Seconds that the search took so far, earlier runs included."""
         return float(self._before) + time.monotonic() - self._began
 
-    def once(self, kind: str, key: Any, compute: Callable[[], Any]) -> Any:
+    def run(self) -> dict[str, Any]:
+        """Run the whole search; return what it adds to the journal's header."""
+        if self.target.by_time:
+            self._calibrate()
+        best = {method: self._best_of(space) for method, space in self.spaces.items()}
+        for method in [method for method, found in best.items() if not found]:
+            self.notes.append(f"{method} cannot do it ({self._reasons.get(method, 'no reason')})")
+            del best[method]
+        if not best:
+            raise ValueError(f"no method can do it: {self.target}; {'; '.join(self.notes)}")
+        front = self._front(best)
+        chosen = self._choose(best)
+        answer = self._winner(chosen).method
+        speeds = self._speeds([each.point for each in chosen], _FINAL_TURNS, "final")
+        final = [replace(each, speed=speed) for each, speed in zip(chosen, speeds, strict=True)]
+        subject = self.subject
+        n_batches = len(subject.images.confirmation)
+        rows = {}
+        for each in final:
+            confirmed = self._quality_of("confirmation", each.point, 0, n_batches)
+            rows[each.method] = {**each.as_dict(), "confirmation": asdict(confirmed)}
+        return {
+            "config": rows[answer]["config"],
+            "chosen": rows[answer],
+            "beside": [row for method, row in rows.items() if method != answer],
+            # What was timed several times is shown as it was timed last, in the most turns.
+            "front": [each.as_dict() for each in {each.point.config: each for each in (*front, *final)}.values()],
+            "dense": {"accuracy": subject.accuracy(subject.images.confirmation), "tokens": subject.tokens},
+            "left_out": [reason for space in self.spaces.values() for reason in space.left_out],
+            "notes": self.notes,
+        }
+
+    def _once(self, kind: str, key: Any, compute: Callable[[], Any]) -> Any:
         """Return what `compute` returns, as JSON has it; it is called once per kind and key, in all runs together."""
 
         def timed() -> dict[str, Any]:
@@ -111,176 +247,105 @@ class Search:
 
         return self.journal.once({"kind": kind, "key": key}, timed)["found"]
 
-    def quality(self, point: Point, batches: int) -> Quality:
-        """Return the quality on the first so many batches to search on; what fewer gave is not computed again."""
-        known = self._partial.setdefault(point.config, {})
+    def _quality(self, point: Point, batches: int) -> Quality:
+        """Return the quality on the first so many batches to search on, where a round ends."""
+        ends = [0, *(rung for rung in self._rungs if rung <= batches)]
+        first, *further = (self._quality_of("search", point, start, end) for start, end in pairwise(ends))
+        return sum(further, start=first)
 
-        def compute() -> dict[str, Any]:
-            fewer = max((count for count in known if count < batches), default=0)
-            found = self.subject.quality(point.config, self.subject.images.search[fewer:batches])
-            return asdict(known[fewer] + found if fewer else found)
+    def _full_quality(self, point: Point) -> Quality:
+        return self._quality(point, self._rungs[-1])
 
-        known[batches] = Quality(**self.once("quality", _quality_key(point, batches), compute))
-        return known[batches]
+    def _quality_of(self, part: str, point: Point, start: int, end: int) -> Quality:
+        """Return the quality on some batches of a part of the images: "search" or "confirmation"."""
+        batches = getattr(self.subject.images, part)[start:end]
+        key = {"config": point.config.to_dict(), "part": part, "batches": [start, end]}
+        return Quality(**self._once("quality", key, lambda: asdict(self.subject.quality(point.config, batches))))
 
-    def full_quality(self, point: Point) -> Quality:
-        """Return the quality on all images to search on."""
-        return self.quality(point, len(self.subject.images.search))
-
-    def confirmed(self, point: Point) -> Quality:
-        """Return the quality on the images that the search never saw."""
-
-        def compute() -> dict[str, Any]:
-            return asdict(self.subject.quality(point.config, self.subject.images.confirmation))
-
-        return Quality(**self.once("confirmation", {"config": point.config.to_dict()}, compute))
-
-    def speeds(self, points: Sequence[Point], repeats: int, purpose: str) -> list[Speed]:
+    def _speeds(self, points: Sequence[Point], repeats: int, purpose: str) -> list[Speed]:
         """Time all points and the dense model in turns."""
-        if not points:
-            return []
         configs = [point.config for point in points]
         key = {"purpose": purpose, "config": [config.to_dict() for config in configs], "repeats": repeats}
-        times = self.once("times", key, lambda: self.subject.times(configs, repeats))
-        return [Speed.of(of_one) for of_one in times]
+        times = self._once("times", key, lambda: self.subject.times(configs, repeats)) if points else []
+        found = []
+        for relative in times:
+            low, middle, high = quartiles([1 / time for time in relative])
+            found.append(Speed(middle, low, high, len(relative)))
+        return found
 
-    def measured(self, points: Sequence[Point], repeats: int, purpose: str) -> list[Measured]:
+    def _measured(self, points: Sequence[Point], purpose: str) -> list[Measured]:
         """Return points with their quality on all images to search on, and their speeds."""
-        speeds = self.speeds(points, repeats, purpose)
-        self.solver.learn_from(points, speeds)
-        return [Measured(p, self.full_quality(p), speed) for p, speed in zip(points, speeds, strict=True)]
+        speeds = self._speeds(points, _TURNS, purpose)
+        return [Measured(p, self._full_quality(p), speed) for p, speed in zip(points, speeds, strict=True)]
 
-    def solved(self, candidate: Candidate, level: float) -> Point | None:
-        """Return a candidate that costs what the level allows; None, with the reason in the journal, if it cannot."""
+    def _solved(self, method: str, candidate: Candidate, gflops: float) -> Point | None:
+        """Return a candidate that costs so much; None if it cannot."""
         try:
-            return self.solver.solve(candidate, level)
+            return solve(self.subject, self.spaces[method], candidate, gflops)
         except ValueError as error:
-            self._cannot(candidate, level, error)
+            self._reasons.setdefault(method, str(error))
             return None
 
-    def why_not(self, method: str) -> str:
-        """Return the reason of a method's first candidate that could not do what was asked for."""
-        cannot = (step for step in self.journal.results if step["kind"] == "cannot")
-        return next((step["found"] for step in cannot if step["key"]["candidate"]["method"] == method), "no reason")
+    def _calibrate(self) -> None:
+        """Time every method at a few GFLOPs, to see how much time they save."""
+        points = []
+        for method, space in self.spaces.items():
+            points += [p for gflops in _CALIBRATED if (p := self._solved(method, space.first(), gflops)) is not None]
+        speeds = self._speeds(points, _TURNS, "calibration")
+        timed = [Measured(p, Quality(1, 0.0, 0.0), speed) for p, speed in zip(points, speeds, strict=True)]
+        for method in self.spaces:
+            self._gains[method] = median([each.gain for each in timed if each.method == method] or [0.0])
 
-    def _cannot(self, candidate: Candidate, level: float, error: Exception) -> None:
-        key = {"candidate": self.spaces[candidate.method].values(candidate), "level": level}
-        if (cell := {"kind": "cannot", "key": key}) not in self.journal:
-            self.journal.add(cell, {"found": str(error)}, write=False)
-
-    def calibrate(self) -> None:
-        """Time token counts, to see where the device is fast, and every option of every method, to see its cost."""
+    def _gflops(self, method: str, level: float) -> float:
+        """Return the GFLOPs at which a method reaches a level, one of time where the target is; both as of dense."""
         if not self.target.by_time:
-            return
-        if self.subject.depth is not None and not self.subject.any_size:
-            self._time_counts()
-        points: list[Point] = []
-        for space in self.spaces.values():
-            first = space.first()
-            wanted = [(first, level) for level in _CALIBRATED]
-            wanted += [(other, 0.5) for other in space.around(first) if space.traits(other) != space.traits(first)]
-            for candidate, level in wanted:
-                try:
-                    points.append(self.solver.solve(candidate, level, by_gflops=True))
-                except ValueError as error:
-                    self._cannot(candidate, level, error)
-        with self._progress(1, "timing the methods") as advance:
-            self.solver.learn_from(points, self.speeds(points, _TURNS, "calibration"))
-            advance(f"{len(points)} configs")
+            return level
+        return 1 - (1 - level) / max(self._gains[method], 1e-9)
 
-    def _time_counts(self) -> None:
-        tokens, prefix = self.subject.tokens, self.subject.prefix
-        per_count = _OF_DENSE * (_TURNS + 1) * self._seconds_of_dense()
-        tables = ((step, counts_to_time(tokens, prefix, step)) for step in steps_of(tokens, prefix))
-        fitting = [(step, counts) for step, counts in tables if per_count * len(counts) <= _FOR_TABLE * self._budget]
-        if not fitting:
-            self.notes.append("token counts were not aligned: there was no time to measure where the device is fast")
-            return
-        step, counts = fitting[0]
-        slices = [self.subject.slicing(count) for count in counts]
-        with self._progress(1, "timing token counts") as advance:
-            taken = self.once("latency", counts, lambda: self.subject.times(slices, _TURNS))
-            advance(f"{len(counts)} counts")
-        self.solver.latency = latency = Latency.of(dict(zip(counts, taken, strict=True)), step)
-        costs = [self.subject.cost(config) for config in slices]
-        timed = zip(counts, costs, latency.seconds, strict=True)
-        self.solver.learn([Timed(cost.gflops, 0.0, (), seconds) for count, cost, seconds in timed if count < tokens])
-
-    def best_of(self, space: Space) -> list[Candidate]:
+    def _best_of(self, space: Space) -> list[Candidate]:
         """Run successive halving at the target's level; return the candidates of the last round, best first."""
         chance = random.Random(derived_seed(self._settings.seed, "candidates", space.method))
-        level = self.target.level
+        gflops = self._gflops(space.method, self.target.level)
         tried: dict[Candidate, Point | None] = {}
 
         def is_new(candidate: Candidate) -> bool:
             """Solve a candidate; return whether it can do what is asked for and was not tried before."""
             if candidate in tried:
                 return False
-            tried[candidate] = self.solved(candidate, level)
+            tried[candidate] = self._solved(space.method, candidate, gflops)
             return tried[candidate] is not None
 
-        count = min(self._count(), space.size)
-        drawn: list[Candidate] = []
-        for candidate in (space.first(), *space.around(space.first())):
-            if len(drawn) < count and is_new(candidate):
-                drawn.append(candidate)
-        for _ in range(_TRIES * count):
-            if len(drawn) < count and is_new(candidate := space.sample(chance)):
-                drawn.append(candidate)
-        if not drawn:
-            return []
+        def gather(draw: Callable[[], Candidate], wanted: int) -> list[Candidate]:
+            """Draw so many new candidates, or as many as there are."""
+            new: list[Candidate] = []
+            for _ in range(_TRIES * wanted):
+                if len(new) < wanted and is_new(candidate := draw()):
+                    new.append(candidate)
+            return new
 
         def breed(best: Sequence[Candidate], wanted: int) -> list[Candidate]:
-            born: list[Candidate] = []
-            for number in range(_TRIES * wanted):
-                if len(born) == wanted:
-                    break
-                # Parents in order: the better ones more often.
-                mutant = space.mutant(best[chance.randrange(1 + number % len(best))], chance)
-                if is_new(mutant):
-                    born.append(mutant)
-            return born
+            return gather(lambda: chance.choice(space.around(chance.choice(best)) or [space.first()]), wanted)
 
-        rungs = rungs_of(len(self.subject.images.search), 1)
-        total = sum(min(len(drawn), max(2, -(-len(drawn) // 2**number))) for number in range(len(rungs)))
-        deadline = self.seconds + _FOR_HALVING * self._budget / len(self.spaces)
-        with self._progress(total, f"searching {space.method}") as advance:
+        count = min(self._count(), space.size)
+        drawn = [c for c in (space.first(), *space.around(space.first()))[:count] if is_new(c)]
+        drawn += gather(lambda: space.sample(chance), count - len(drawn))
+        rounds = [max(2, math.ceil(len(drawn) / 2**number)) for number in range(len(self._rungs))]
+        with self._progress(sum(min(len(drawn), size) for size in rounds), f"searching {space.method}") as advance:
 
             def evaluate(candidates: Sequence[Candidate], batches: int) -> dict[Candidate, float]:
                 values: dict[Candidate, float] = {}
-                for number, candidate in enumerate(candidates):
+                for candidate in candidates:
                     point = tried[candidate]
                     assert point is not None
-                    known = {"kind": "quality", "key": _quality_key(point, batches)} in self.journal
-                    if not known and self.seconds > deadline and number >= max(2, len(candidates) // 4):
-                        self.notes.append(
-                            f"{space.method}: {len(candidates) - number} of {len(candidates)} candidates of a round "
-                            "were not evaluated: the time was up"
-                        )
-                        break
                     try:
-                        values[candidate] = self.quality(point, batches).distance
+                        values[candidate] = self._quality(point, batches).distance
                     except ValueError as error:
-                        self._cannot(candidate, level, error)
+                        self._reasons.setdefault(space.method, str(error))
                         continue
                     advance(f"{self.subject.objective} {min(values.values()):.4g}")
                 return values
 
-            return halving(drawn, rungs, evaluate, breed)
-
-    def front(self, best: Mapping[str, Sequence[Candidate]]) -> list[Measured]:
-        """Return the best candidates of each method at the levels of the front, all timed in turns."""
-        points: dict[ReductionConfig, Point] = {}
-        levels = self.target.levels
-        with self._progress(len(levels) * len(best), "following the front") as advance:
-            for method, candidates in best.items():
-                for level in levels:
-                    solved = [p for p in (self.solved(c, level) for c in candidates[:_FOLLOWED]) if p is not None]
-                    if solved:
-                        point = min(solved, key=lambda point: self.full_quality(point).distance)
-                        points[point.config] = point
-                    advance(method)
-        return self.measured(list(points.values()), _TURNS, "front")
+            return halving(drawn, self._rungs, evaluate, breed)
 
     def _count(self) -> int:
         """Return the candidates of each method: what was asked for, or what the time allows."""
@@ -289,18 +354,77 @@ class Search:
 
         def compute() -> int:
             images = self.subject.images
-            per_image = self._seconds_of_dense() / images.timing.images
+            per_image = self.subject.seconds_of_dense() / images.timing.images
             # A reduced model takes about two thirds of the dense one's time. The first round costs a batch for each
             # candidate; every further one two thirds of that, since half of them stay, and what stays saw half.
-            further = len(rungs_of(len(images.search), 1)) - 1
-            each = 0.67 * per_image * images.search[0].images * (1 + 0.67 * further)
+            each = 0.67 * per_image * images.search[0].images * (1 + 0.67 * (len(self._rungs) - 1))
             return round(min(_MOST, max(_FEWEST, _FOR_HALVING * self._budget / len(self.spaces) / each)))
 
-        return int(self.once("plan", "candidates", compute))
+        return int(self._once("plan", "candidates", compute))
 
-    def _seconds_of_dense(self) -> float:
-        return float(self.once("seconds", "dense", self.subject.seconds_of_dense))
+    def _front(self, best: Mapping[str, Sequence[Candidate]]) -> list[Measured]:
+        """Return the best candidates of each method at the levels of the front, all timed in turns."""
+        points: dict[ReductionConfig, Point] = {}
+        levels = self.target.levels
+        with self._progress(len(levels) * len(best), "following the front") as advance:
+            for method, candidates in best.items():
+                for level in levels:
+                    point = self._solved(method, candidates[0], self._gflops(method, level))
+                    if point is not None:
+                        self._full_quality(point)
+                        points[point.config] = point
+                    advance(method)
+        return self._measured(list(points.values()), "front")
 
+    def _choose(self, best: Mapping[str, Sequence[Candidate]]) -> list[Measured]:
+        """Return the point of each method that meets the target; methods without one are left out."""
+        if self.target.kind == "speedup":
+            found = (self._at_speed(method, candidates) for method, candidates in best.items())
+            return [each for each in found if each is not None]
+        if self.target.kind == "gflops":
+            points = [self._solved(method, candidates[0], self.target.level) for method, candidates in best.items()]
+        else:
+            points = [self._within_drop(method, candidates[0]) for method, candidates in best.items()]
+        return self._measured([point for point in points if point is not None], "chosen")
 
-def _quality_key(point: Point, batches: int) -> dict[str, Any]:
-    return {"config": point.config.to_dict(), "batches": batches}
+    def _winner(self, chosen: Sequence[Measured]) -> Measured:
+        """Return the best of the methods' points.
+
+        That is the fastest where an accuracy was asked for. Otherwise it is the nearest to dense among those that are
+        fast enough, or the fastest if none is.
+        """
+        if not chosen:
+            raise ValueError(f"no method can do it: {self.target}")
+        fast = [each for each in chosen if self.target.kind == "gflops" or each.speed.median >= self.target.value]
+        if self.target.kind == "max_drop" or not fast:
+            return max(chosen, key=_speed)
+        return min(fast, key=_distance)
+
+    def _at_speed(self, method: str, candidates: Sequence[Candidate]) -> Measured | None:
+        """Move each finalist until it is measured to be as fast as was asked for, and little faster."""
+        wanted = self.target.value
+        budgets = dict.fromkeys(candidates[:_FINALISTS], self._gflops(method, self.target.level))
+        fast: list[Measured] = []
+        slow: list[Measured] = []
+        for number in range(3):
+            points = [p for p in (self._solved(method, c, gflops) for c, gflops in budgets.items()) if p is not None]
+            measured = self._measured(points, f"finalists {number}")
+            for each in measured:
+                (fast if each.speed.median >= wanted else slow).append(each)
+            off = [each for each in measured if not wanted <= each.speed.median <= wanted * _CLOSE and each.gain > 0]
+            saved = 1 - 1 / (wanted * (1 + _CLOSE) / 2)
+            budgets = {each.point.candidate: 1 - saved / each.gain for each in off}
+        return min(fast, key=_distance) if fast else max(slow, key=_speed, default=None)
+
+    def _within_drop(self, method: str, candidate: Candidate) -> Point | None:
+        """Return the cheapest point of a candidate that loses no more than allowed, by bisection on its GFLOPs."""
+        found: Point | None = None
+        low, high = 0.0, 1.0
+        for _ in range(8):
+            gflops = (low + high) / 2
+            point = self._solved(method, candidate, gflops)
+            if point is not None and self._full_quality(point).loss.points <= self.target.value:
+                found, high = point, gflops
+            else:
+                low = gflops
+        return found

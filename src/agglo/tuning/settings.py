@@ -19,11 +19,8 @@ class TuneSettings:
     """Settings of `agglo.tune` that are seldom needed.
 
     Args:
-        objective: How outputs are compared: "kl" for logits, "relative" or "cosine" for anything else, or a function of
-            the dense and the reduced output that returns a value for each image, (B,). "auto" is "kl" where outputs are
-            logits, and "relative" otherwise.
-        n_images: How many of the images are used, the first ones; None uses all of a tensor or list, and 1000 of
-            batches.
+        objective: How outputs are compared: "kl" for logits, "relative" for anything else, or a function of the dense
+            and the reduced output that returns a value for each image, (B,). "auto" is "kl" where outputs are logits.
         candidates: How many candidates of each method are compared, in place of as many as fit into the minutes. With
             `gflops` the search is then the same on every machine.
         seed: Decides which images are searched on and which candidates are drawn.
@@ -37,7 +34,6 @@ class TuneSettings:
     """
 
     objective: str | Objective = "auto"
-    n_images: int | None = None
     candidates: int | None = None
     seed: int = 0
     tower: str | None = None
@@ -46,7 +42,7 @@ class TuneSettings:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        for name, minimum in (("n_images", 1), ("candidates", 2), ("n_tokens", 1)):
+        for name, minimum in (("candidates", 2), ("n_tokens", 1)):
             if (value := getattr(self, name)) is not None:
                 number(name, value, whole=True, minimum=minimum)
 

@@ -14,7 +14,6 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from agglo.checks import choice, number
 from agglo.config import ReductionConfig
 from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.methods.registry import find
@@ -40,10 +39,10 @@ OPTIONS: Mapping[str, Mapping[str, Values]] = {
     "tome": {"features": ({"features": "keys"}, {"features": "keys_per_head"}, {"features": "tokens"})},
     "tomesd": {"features": ({"features": "tokens"}, {"features": "keys"}, {"features": "keys_per_head"})},
 }
-# Fields of `ReductionConfig` that every method has, on models that take a schedule.
-PLACES: Mapping[str, Values] = {"place": ({}, {"place": "before_block"})}
-# What changes no output and only saves time is taken wherever the model allows it.
-EXACT: Values = ({"last_block": "class_token"},)
+# What every method has on models that take a schedule; some options do not go with it, so it is tried with each.
+PLACE: Values = ({}, {"place": "before_block"})
+# Changes no output and only saves time, and is therefore taken wherever the model allows it.
+EXACT = {"last_block": "class_token"}
 CURVES = ("geometric", "constant", "linear")
 STRIDES = (1, 2, 3)
 SCHEDULE_AXES = ("curve", "start", "last", "stride")
@@ -68,8 +67,6 @@ def counts_at(curve: str, start: int, last: int, stride: int, amount: float, n_t
     >>> counts_at("geometric", 3, 9, 3, 0.125, 196), counts_at("constant", 0, 3, 1, 0.5, 8)
     ({3: 98, 6: 49, 9: 24}, {0: 7, 1: 6, 2: 5, 3: 4})
     """
-    choice("curve", curve, CURVES)
-    number("amount", amount, above=0, maximum=1)
     blocks = range(start, last + 1, stride)
     if not blocks:
         raise ValueError(f"a schedule from block {start} to block {last} has no block")
@@ -86,16 +83,13 @@ def counts_at(curve: str, start: int, last: int, stride: int, amount: float, n_t
     return counts
 
 
-def schedule_of(
-    counts: Mapping[int, int], n_tokens: int, *, any_size: bool, snap: Callable[[int], int] = lambda count: count
-) -> Schedule:
+def schedule_of(counts: Mapping[int, int], n_tokens: int, *, any_size: bool) -> Schedule:
     """Return the schedule that leaves such counts, without the blocks at which nothing would be removed.
 
     Args:
         counts: Patch tokens left after each block that reduces.
         n_tokens: Patch tokens of an image.
         any_size: Whether the schedule is one of fractions, for any number of tokens, which leave these of n_tokens.
-        snap: Moves each count.
 
     >>> schedule_of({3: 98, 6: 98, 9: 24}, 196, any_size=False)
     Counts((98, 24), blocks=(3, 9))
@@ -103,9 +97,8 @@ def schedule_of(
     falling: dict[int, int] = {}
     left = n_tokens
     for block, count in counts.items():
-        moved = max(1, snap(count))
-        if moved < left:
-            falling[block] = left = moved
+        if count < left:
+            falling[block] = left = count
     if not falling:
         raise NothingToReduceError(f"a schedule that leaves all of {n_tokens} tokens reduces nothing")
     blocks = tuple(falling)
@@ -117,32 +110,27 @@ def schedule_of(
 
 @dataclass(frozen=True)
 class Axis:
-    """A dimension of the space: the values that are tried of it."""
+    """A dimension of the space: the values that are tried of it, and the index of the first one that is."""
 
     name: str
     values: Values
-    first: int = 0  # index of the value where the search begins
-    ordered: bool = False  # whether neighbouring values are alike, so that mutations move by one
+    first: int = 0
+
+
+Candidate = tuple[int, ...]  # a way to reduce a model, except for how far: the index of the value of each axis
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One way to reduce a model, except for how far: `picks` are the indices of the values of each axis."""
-
-    method: str
-    picks: tuple[int, ...]
-
-
 class Space:
     """Everything that is tried of one method.
 
     All candidates have the values of `always`; `left_out` holds what the model refuses, each with the reason.
     """
 
-    def __init__(
-        self, method: str, axes: Sequence[Axis], always: Mapping[str, Any], left_out: Sequence[str] = ()
-    ) -> None:
-        self.method, self.axes, self.always, self.left_out = method, tuple(axes), dict(always), list(left_out)
+    method: str
+    axes: Sequence[Axis]
+    always: Mapping[str, Any]
+    left_out: Sequence[str] = ()
 
     @property
     def size(self) -> int:
@@ -152,54 +140,26 @@ class Space:
     def values(self, candidate: Candidate) -> dict[str, Any]:
         """Return the values of a candidate: arguments of `ReductionConfig.of` and of `counts_at`."""
         found = {"method": self.method, **self.always}
-        for axis, pick in zip(self.axes, candidate.picks, strict=True):
+        for axis, pick in zip(self.axes, candidate, strict=True):
             found.update(axis.values[pick])
         return found
 
-    def traits(self, candidate: Candidate) -> tuple[str, ...]:
-        """Return the method, and each option that is not the first of its axis; see `solver.Timed`."""
-        options = [
-            f"{self.method} {axis.name} {pick}"
-            for axis, pick in zip(self.axes, candidate.picks, strict=True)
-            if axis.name not in SCHEDULE_AXES and pick != axis.first
-        ]
-        return (self.method, *options)
-
     def first(self) -> Candidate:
         """Return the candidate where the search begins."""
-        return Candidate(self.method, tuple(axis.first for axis in self.axes))
+        return tuple(axis.first for axis in self.axes)
 
     def around(self, candidate: Candidate) -> list[Candidate]:
         """Return all candidates that differ from one in a single axis."""
         return [
-            self._with(candidate, index, pick)
+            (*candidate[:index], pick, *candidate[index + 1 :])
             for index, axis in enumerate(self.axes)
             for pick in range(len(axis.values))
-            if pick != candidate.picks[index]
+            if pick != candidate[index]
         ]
 
     def sample(self, chance: random.Random) -> Candidate:
         """Draw a candidate."""
-        return Candidate(self.method, tuple(chance.randrange(len(axis.values)) for axis in self.axes))
-
-    def mutant(self, candidate: Candidate, chance: random.Random) -> Candidate:
-        """Draw another value in one axis, sometimes in two; a neighbouring one where values are ordered."""
-        movable = [index for index, axis in enumerate(self.axes) if len(axis.values) > 1]
-        if not movable:
-            return candidate
-        changed = candidate
-        for index in chance.sample(movable, min(len(movable), chance.choice((1, 1, 2)))):
-            axis, pick = self.axes[index], candidate.picks[index]
-            others = [other for other in range(len(axis.values)) if other != pick]
-            if axis.ordered:
-                others = [other for other in others if abs(other - pick) == 1]
-            changed = self._with(changed, index, chance.choice(others))
-        return changed
-
-    def _with(self, candidate: Candidate, index: int, pick: int) -> Candidate:
-        picks = list(candidate.picks)
-        picks[index] = pick
-        return Candidate(self.method, tuple(picks))
+        return tuple(chance.randrange(len(axis.values)) for axis in self.axes)
 
 
 def space_of(method: str, *, depth: int | None, tries: Callable[[ReductionConfig], None]) -> Space:
@@ -215,32 +175,22 @@ def space_of(method: str, *, depth: int | None, tries: Callable[[ReductionConfig
     left_out: list[str] = []
     always: dict[str, Any] = {}
 
-    def fits(value: Mapping[str, Any], *beside: Mapping[str, Any]) -> bool:
-        """Whether the model accepts a value, at least beside one of several others."""
+    def fits(value: Mapping[str, Any]) -> bool:
         if not accepted.issuperset(value):
             return False
-        reason: Exception | None = None
-        for others in beside or ({},):
-            try:
-                tries(ReductionConfig.of(method, **{**always, **others, **value, **little}))
-                return True
-            except (ValueError, UnsupportedModelError) as error:
-                reason = reason or error
-        written = ", ".join(f"{name}={given!r}" for name, given in value.items())
-        left_out.append(f"{method}, {written or 'its defaults'}: {reason}")
-        return False
+        try:
+            tries(ReductionConfig.of(method, **{**always, **value, **little}))
+            return True
+        except (ValueError, UnsupportedModelError) as error:
+            written = ", ".join(f"{name}={given!r}" for name, given in value.items())
+            left_out.append(f"{method}, {written or 'its defaults'}: {error}")
+            return False
 
-    if depth is not None:
-        for value in EXACT:
-            if fits(value):
-                always.update(value)
+    if depth is not None and fits(EXACT):
+        always.update(EXACT)
     axes = [Axis(name, tuple(filter(fits, values))) for name, values in OPTIONS.get(method, {}).items()]
     if depth is not None:
-        # Where a method acts goes with some of its options and not with others.
-        options = [value for axis in axes for value in axis.values]
-        for name, values in PLACES.items():
-            axes.append(Axis(name, tuple(value for value in values if fits(value, {}, *options))))
-        axes += _schedule_axes(depth)
+        axes += [Axis("place", PLACE), *_schedule_axes(depth)]
     return Space(method, [axis for axis in axes if axis.values], always, left_out)
 
 
@@ -249,8 +199,8 @@ def _schedule_axes(depth: int) -> list[Axis]:
     starts = range(max(1, 3 * depth // 4))
     lasts = [depth - 1, depth - 2, *range(depth - 3, depth // 2 - 1, -2)]
     return [
-        Axis("start", tuple({"start": start} for start in starts), first=depth // 4, ordered=True),
-        Axis("last", tuple({"last": last} for last in dict.fromkeys(lasts) if last >= 0), ordered=True),
+        Axis("start", tuple({"start": start} for start in starts), first=depth // 4),
+        Axis("last", tuple({"last": last} for last in dict.fromkeys(lasts) if last >= 0)),
         Axis("curve", tuple({"curve": curve} for curve in CURVES)),
-        Axis("stride", tuple({"stride": stride} for stride in STRIDES if stride < max(2, depth)), ordered=True),
+        Axis("stride", tuple({"stride": stride} for stride in STRIDES if stride < max(2, depth))),
     ]

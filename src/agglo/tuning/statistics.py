@@ -73,11 +73,10 @@ class Quality:
 
 @dataclass(frozen=True)
 class Drop:
-    """Accuracy lost on a number of images, with its standard error, both in percentage points."""
+    """Accuracy lost, with its standard error, both in percentage points."""
 
     points: float
     error: float
-    images: int
 
     @classmethod
     def paired(cls, lost: int, gained: int, images: int) -> Drop:
@@ -88,23 +87,16 @@ class Drop:
         """
         mean = (lost - gained) / images
         variance = max((lost + gained) / images - mean**2, 1 / images - 1 / images**2)
-        return cls(100 * mean, 100 * math.sqrt(variance / images), images)
+        return cls(100 * mean, 100 * math.sqrt(variance / images))
 
     def __str__(self) -> str:
-        return f"{self.points:.2f} +- {self.error:.2f} points"
+        return f"{self.points:.2f} +- {self.error:.2f}"
 
     def within(self, most: float) -> bool | None:
         """Return whether at most so many points are lost, by two standard errors; None if neither is shown."""
         if self.points + SURE * self.error <= most:
             return True
         return False if self.points - SURE * self.error > most else None
-
-    def images_needed(self, most: float) -> int | None:
-        """Return how many images would show that no more is lost, at the same drop; None if more is lost already."""
-        room = most - self.points
-        if room <= 0:
-            return None
-        return math.ceil(self.images * (SURE * self.error / room) ** 2)
 
 
 def pareto(points: Iterable[T], *, gain: Callable[[T], float], loss: Callable[[T], float]) -> list[T]:

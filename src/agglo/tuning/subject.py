@@ -17,23 +17,21 @@ from agglo.hosts.diffusers import is_diffusion
 from agglo.hosts.registry import applied_modules, find_tower
 from agglo.models.outputs import named_tensors
 from agglo.patch import apply, remove, report, trace
-from agglo.schedule import Counts
 from agglo.tuning.images import Batch, Images, moved, tensors_in
-from agglo.tuning.objectives import Objective, Output, objective_for, objective_named, output_of
+from agglo.tuning.objectives import Output, objective_for, objective_named, output_of
+from agglo.tuning.settings import TuneSettings
 from agglo.tuning.statistics import Quality
 from agglo.utils.timing import seconds_in_turns, seconds_per_pass
 
-_BETWEEN_DENSE = 4  # configs that are timed between two passes of the dense model
 _LEAST_SECONDS = 0.04  # a timing shorter than this runs the model several times
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a config costs."""
+    """GFLOPs of a config, relative to dense, and the patch tokens left after each block."""
 
-    gflops: float  # relative to dense
-    counts: list[int]  # patch tokens left after each block
-    pairs: float  # see `solver.Timed`
+    gflops: float
+    counts: list[int]
 
 
 class Subject:
@@ -43,29 +41,21 @@ class Subject:
         tokens: Patch tokens of an image; those of the model's own image size where images differ.
         any_size: Whether images differ in their number of tokens, so that a schedule must be of fractions.
         depth: Number of blocks; None for a diffusion model, which takes one keep rate.
-        prefix: Prefix tokens.
         objective: Name of the objective.
         decides: Whether outputs are logits, so that the top class is a decision.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        images: Images,
-        *,
-        output: Output | None = None,
-        objective: str | Objective = "auto",
-        tower: str | None = None,
-        n_tokens: int | None = None,
+        self, model: nn.Module, images: Images, settings: TuneSettings, *, output: Output | None = None
     ) -> None:
-        self.model, self.images, self.tower = model, images, tower
+        self.model, self.images, self.tower = model, images, settings.tower
         like = next(model.parameters())
         self.device, self.dtype = like.device, like.dtype
         self._output = output_of(model) if output is None else output
         self._dense: dict[int, Any] = {}
-        self._costs: dict[ReductionConfig, Cost] = {}
         self._passes: int | None = None
         name, tensors = named_tensors(self._run(images.search[0]))
+        objective = settings.objective
         if objective == "auto":
             objective = objective_for(model, name, tensors, images.has_labels)
         self.objective = objective if isinstance(objective, str) else getattr(objective, "__name__", "its own")
@@ -73,20 +63,20 @@ class Subject:
         self.decides = objective == "kl" and isinstance(tensors, Tensor) and tensors.dim() == 2
         self.has_labels = images.has_labels and self.decides
         self.depth: int | None = None
-        self.prefix, self.any_size = 0, False
+        self.any_size = False
         if is_diffusion(model):
             with self._reduced(ReductionConfig(keep_rate=1.0)):
-                found = report(model, n_tokens)
+                found = report(model, settings.n_tokens)
             assert found is not None
             self.tokens = found.n_tokens
         else:
-            self._count_tokens(n_tokens)
+            self._count_tokens(settings.n_tokens)
 
     def _count_tokens(self, n_tokens: int | None) -> None:
         """Find out how many tokens images have, from passes that remove one token."""
         module, host = find_tower(self.model, self.tower)
         layout = host.layout(module)
-        self.depth, self.prefix = layout.depth, layout.prefix
+        self.depth = layout.depth
         if layout.depth < 2:
             raise ValueError(f"a transformer of depth {layout.depth} leaves nothing to tune")
         batches = (*self.images.search, *self.images.confirmation)
@@ -107,17 +97,12 @@ class Subject:
         self.any_size = len(seen) > 1
         self.tokens = n_tokens or (layout.patches if self.any_size else seen.pop())
 
-    def _apply(self, config: ReductionConfig | None) -> None:
-        """Reduce the model; None makes it dense."""
-        if config is None:
-            remove(self.model)
-        else:
-            apply(self.model, config, tower=self.tower)
-
     @contextmanager
-    def _reduced(self, config: ReductionConfig) -> Iterator[None]:
+    def _reduced(self, config: ReductionConfig | None) -> Iterator[None]:
+        """Reduce the model within a block; None leaves it dense."""
         try:
-            self._apply(config)
+            if config is not None:
+                apply(self.model, config, tower=self.tower)
             yield
         finally:
             remove(self.model)
@@ -129,20 +114,10 @@ class Subject:
 
     def cost(self, config: ReductionConfig) -> Cost:
         """Return what a config costs, without running it; a ValueError says that it cannot be applied."""
-        if config not in self._costs:
-            self._costs[config] = self._cost(config)
-        return self._costs[config]
-
-    def _cost(self, config: ReductionConfig) -> Cost:
         with self._reduced(config):
             found = report(self.model, self.tokens)
         assert found is not None and found.counts is not None and found.gflops_after is not None
-        if found.levels:
-            steps = [(level.tokens, level.groups) for level in found.levels for _ in range(level.attentions)]
-        else:
-            steps = list(zip([found.n_tokens, *found.counts], found.counts, strict=False))
-        pairs = sum((before / found.n_tokens) ** 2 for before, after in steps if after < before)
-        return Cost(found.gflops_after / found.gflops_before, found.counts, pairs)
+        return Cost(found.gflops_after / found.gflops_before, found.counts)
 
     def quality(self, config: ReductionConfig, batches: Sequence[Batch]) -> Quality:
         """Return how near outputs are to the dense model's; ValueError if they are not finite."""
@@ -162,28 +137,9 @@ class Subject:
         return 100 * right / sum(batch.images for batch in batches)
 
     def times(self, configs: Sequence[ReductionConfig], repeats: int) -> list[list[float]]:
-        """Return the times of each config relative to the dense model's, all of them in turns.
-
-        The dense model runs before, between and after a few configs at a time, so that each is compared with what the
-        machine did around it: a turn of many configs lasts long, and other processes may come and go meanwhile.
-        """
-        groups = [configs[first : first + _BETWEEN_DENSE] for first in range(0, len(configs), _BETWEEN_DENSE)]
-        taken = iter(self._seconds([None, *(each for group in groups for each in (*group, None))], repeats))
-        before = next(taken)
-        relative: list[list[float]] = []
-        for group in groups:
-            of_group = [next(taken) for _ in group]
-            after = next(taken)
-            around = [(first + second) / 2 for first, second in zip(before, after, strict=True)]
-            relative += [[spent / dense for spent, dense in zip(of_one, around, strict=True)] for of_one in of_group]
-            before = after
-        return relative
-
-    def slicing(self, count: int) -> ReductionConfig:
-        """Return the config that leaves so many patch tokens from the first block on, at no cost."""
-        if count < self.tokens:
-            return ReductionConfig("free", schedule=Counts((count,), blocks=(0,)), proportional=False)
-        return ReductionConfig("free", keep_rate=1.0, proportional=False)
+        """Return the times of each config relative to the dense model's of the same turn."""
+        dense, *taken = self._seconds([None, *configs], repeats)
+        return [[own / other for own, other in zip(of_one, dense, strict=True)] for of_one in taken]
 
     def seconds_of_dense(self) -> float:
         """Return the seconds that the dense model takes for the batch that is timed."""
@@ -194,16 +150,13 @@ class Subject:
         run = partial(self._output, self.model, inputs)
 
         def seconds(config: ReductionConfig | None) -> float:
-            self._apply(config)
-            return seconds_per_pass(run, self.device, self._passes or 1)
+            with self._reduced(config):
+                return seconds_per_pass(run, self.device, self._passes or 1)
 
-        try:
-            if self._passes is None:
-                seconds(None)
-                self._passes = max(1, math.ceil(_LEAST_SECONDS / seconds(None)))
-            return seconds_in_turns([partial(seconds, config) for config in configs], repeats)
-        finally:
-            remove(self.model)
+        if self._passes is None:
+            seconds(None)
+            self._passes = max(1, math.ceil(_LEAST_SECONDS / seconds(None)))
+        return seconds_in_turns([partial(seconds, config) for config in configs], repeats)
 
     @torch.inference_mode()
     def _run(self, batch: Batch) -> Any:
