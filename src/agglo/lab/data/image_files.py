@@ -15,32 +15,25 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SHOWN = 5
+_WRITABLE = (".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 
 class BadImageError(ValueError):
     """A file that cannot be decoded; the message names it."""
 
     def __init__(self, message: str) -> None:
-        # A loader's worker hands errors on with its traceback in front; its last line is the message.
+        # A DataLoader's worker re-raises errors with its traceback in front; its last line is the message.
         super().__init__(message.strip().rpartition(f"{type(self).__name__}: ")[2])
 
 
 class Images(Protocol):
-    """Images by index."""
+    """Images by index: decoded, their names, which are the same on every machine, and what is stored of them."""
 
     def __len__(self) -> int: ...
-
-    def open(self, index: int) -> Any:
-        """Return a decoded PIL image; BadImageError if it cannot be decoded."""
-
-    def name(self, index: int) -> str:
-        """Return a name for messages and fingerprints, the same on every machine."""
-
-    def size(self, index: int) -> int:
-        """Return the size of the stored image in bytes; 0 if it is known only after decoding."""
-
-    def content(self, index: int) -> bytes:
-        """Return the stored bytes of an image, or its pixels."""
+    def open(self, index: int) -> Any: ...
+    def name(self, index: int) -> str: ...
+    def size(self, index: int) -> int: ...
+    def content(self, index: int) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -60,8 +53,7 @@ class Files:
         try:
             with Image.open(path) as image:
                 return image.convert("RGB")
-        # A decoder meets whatever bytes there are, and fails in as many ways.
-        except Exception as error:
+        except Exception as error:  # decoders fail in many ways on bytes that are no image
             raise BadImageError(f"image {str(path)!r} cannot be read: {error}") from None
 
     def name(self, index: int) -> str:
@@ -77,7 +69,7 @@ class Files:
 def unreadable(count: int, open_image: Callable[[int], Any]) -> list[str | None]:
     """Decode all images, on several threads; return the error message of each, None where it can be read."""
 
-    def complaint(index: int) -> str | None:
+    def problem(index: int) -> str | None:
         try:
             open_image(index)
         except BadImageError as error:
@@ -85,7 +77,7 @@ def unreadable(count: int, open_image: Callable[[int], Any]) -> list[str | None]
         return None
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(complaint, range(count)))
+        return list(pool.map(problem, range(count)))
 
 
 def listed(problems: Sequence[str]) -> str:
@@ -116,11 +108,6 @@ def open_image(path: Path) -> Image:
 
 def require_image_name(path: Path) -> Path:
     """Return the path if an image can be written there; to be called before any work is done."""
-    from PIL import Image
-
-    writable = sorted(
-        suffix for suffix, kind in Image.registered_extensions().items() if kind in ("GIF", "PNG", "JPEG", "WEBP")
-    )
-    if path.suffix.lower() not in writable:
-        raise ValueError(f"output={str(path)!r} is no image file; accepted: {', '.join(writable)}")
+    if path.suffix.lower() not in _WRITABLE:
+        raise ValueError(f"output={str(path)!r} is no image file; accepted: {', '.join(_WRITABLE)}")
     return require_output(path)

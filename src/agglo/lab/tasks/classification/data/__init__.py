@@ -1,6 +1,6 @@
 """Data sets by name: how each is recognised, read and prepared, and the images of a split with their classes.
 
-The folder `sets` has one file per format, which lists the images of a split; other packages can register their own.
+The folder `sets` has one file per format, which lists the images of a split; any module can register its own.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ import hashlib
 import math
 import pkgutil
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +26,6 @@ from agglo.lab.data.image_files import Files, Images, listed, unreadable
 __all__ = ["Augmentation", "ClassificationData", "DataSet", "Files", "Listing", "detect", "open_split", "register"]
 
 T = TypeVar("T")
-ENTRY_POINTS = "agglo.datasets"
 _SPLITS = {"train": "train", "val": "val", "test": "val"}
 _SAMPLED = 256  # images whose content a fingerprint reads
 
@@ -53,16 +51,16 @@ class Listing:
     remarks: list[str] = field(default_factory=list)
 
 
-def present_files(folder: Path, entries: Iterable[tuple[str, str, T]], bad: list[str]) -> tuple[Files, list[T]]:
-    """Return the files of (description, path, target) entries that exist, and their targets; `bad` gets the rest."""
-    paths, targets = [], []
-    for listed_by, path, target in entries:
+def present_files(folder: Path, entries: Iterable[tuple[str, T]], source: str) -> tuple[Files, list[T], list[str]]:
+    """Return the files of (path, target) entries that exist, their targets, and descriptions of the missing ones."""
+    paths, targets, bad = [], [], []
+    for path, target in entries:
         if (folder / path).is_file():
             paths.append(path)
             targets.append(target)
         else:
-            bad.append(f"{listed_by} is missing: {str(folder / path)!r}")
-    return Files(folder, paths), targets
+            bad.append(f"an image of {source} is missing: {str(folder / path)!r}")
+    return Files(folder, paths), targets, bad
 
 
 class ClassificationData(Dataset[tuple[Any, Any]]):
@@ -71,19 +69,12 @@ class ClassificationData(Dataset[tuple[Any, Any]]):
     Args:
         name: Name of the data set.
         listing: Its images and targets.
-        source: Where the images are from, for messages.
         transform: Applied to every image.
         skip_bad: Leave out what is missing or unreadable; `skipped` describes it.
     """
 
     def __init__(
-        self,
-        name: str,
-        listing: Listing,
-        *,
-        source: str,
-        transform: Callable[[Any], Any] | None = None,
-        skip_bad: bool = False,
+        self, name: str, listing: Listing, *, transform: Callable[[Any], Any] | None = None, skip_bad: bool = False
     ) -> None:
         self.name, self.classes, self.multi_label = name, listing.classes, listing.multi_label
         self.transform, self.remarks, self.skipped = transform, listing.remarks, list(listing.bad)
@@ -92,11 +83,12 @@ class ClassificationData(Dataset[tuple[Any, Any]]):
             raise ValueError(f"{name}: {listed(listing.bad)}; --skip-bad goes on without")
         self._chosen: Sequence[int] = range(len(self._images))
         if skip_bad:
-            self._chosen = self._readable()
+            # All are tried before any batch is made, so that every process leaves out the same ones.
+            problems = unreadable(len(self._images), self._images.open)
+            self.skipped += filter(None, problems)
+            self._chosen = [index for index, problem in enumerate(problems) if problem is None]
         if self.skipped:
             warnings.warn(f"{name}: {len(self.skipped)} skipped: {listed(self.skipped)}", stacklevel=3)
-        if not self._chosen:
-            raise ValueError(f"{name}: {source} holds no images")
 
     def __len__(self) -> int:
         return len(self._chosen)
@@ -104,13 +96,10 @@ class ClassificationData(Dataset[tuple[Any, Any]]):
     def __getitem__(self, index: int) -> tuple[Any, int | Tensor]:
         chosen = self._chosen[index]
         image = self._images.open(chosen)
-        return image if self.transform is None else self.transform(image), self._target(chosen)
-
-    def _target(self, chosen: int) -> int | Tensor:
-        target = self._targets[chosen]
+        target: Any = self._targets[chosen]
         if isinstance(target, tuple):
-            return torch.zeros(len(self.classes)).index_fill_(0, torch.tensor(target, dtype=torch.long), 1)
-        return int(target)
+            target = torch.zeros(len(self.classes)).index_fill_(0, torch.tensor(target, dtype=torch.long), 1)
+        return image if self.transform is None else self.transform(image), target
 
     def fingerprint(self) -> str:
         """Return a short hash of the names, targets and sizes of all images, and of the content of some of them.
@@ -124,24 +113,13 @@ class ClassificationData(Dataset[tuple[Any, Any]]):
             found.update(self._images.content(chosen))
         return found.hexdigest()[:16]
 
-    def _readable(self) -> list[int]:
-        """Return the indices of images that can be decoded.
-
-        All are tried before any batch is made, so that every process leaves out the same ones.
-        """
-        complaints = unreadable(len(self._images), self._images.open)
-        self.skipped += [text for text in complaints if text is not None]
-        return [index for index, text in enumerate(complaints) if text is None]
-
 
 @dataclass(frozen=True)
 class Augmentation:
     """The augmentation of training images; the defaults are DeiT's.
 
     Args:
-        scale: Area of the random crop; ignored where images are squashed or shifted.
-        ratio: Aspect ratio of the random crop; ignored likewise.
-        shift: Pad by so many pixels and crop to size again, in place of the random crop.
+        shift: Pad by so many pixels and crop to size again, in place of timm's random resized crop.
         flip: Probability of a horizontal flip.
         randaugment: timm's policy; None is none.
         colour_jitter: Strength for brightness, contrast and saturation; no effect with randaugment, as in timm.
@@ -149,8 +127,6 @@ class Augmentation:
         cutout: Whether one rectangle of half the side gets a random colour.
     """
 
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
     shift: int | None = None
     flip: float = 0.5
     randaugment: str | None = "rand-m9-mstd0.5-inc1"
@@ -172,7 +148,6 @@ class DataSet:
         about: What lies in its folder, in a few words, for help pages.
         read: Given the folder and "train" or "val", returns what is in that split.
         signs: Glob patterns of files that only this data set has; one match in a folder is enough to recognise it.
-        class_folders: Returns the names that class folders may have, for data sets of one folder per class.
         crop: Fraction of the resized image's side that is left when evaluating.
         squash: Resize to the image size itself, whatever the proportions, and crop nothing.
         augmentation: Augmentation of training images, unless a recipe says otherwise.
@@ -182,14 +157,9 @@ class DataSet:
     about: str
     read: Callable[[Path, str], Listing]
     signs: tuple[str, ...] = ()
-    class_folders: Callable[[], Collection[str]] | None = None
     crop: float = 0.875
     squash: bool = False
     augmentation: Augmentation = field(default_factory=Augmentation)
-
-    def found_in(self, root: Path) -> Path | None:
-        """Return the first file in a folder that is a sign of this data set, or None."""
-        return next((path for pattern in self.signs for path in sorted(root.glob(pattern))), None)
 
 
 _KNOWN: dict[str, DataSet] = {}
@@ -209,28 +179,19 @@ def register(dataset: DataSet) -> DataSet:
 
 def dataset_named(name: str) -> DataSet:
     """Return a data set by its name."""
-    _discover()
     return _KNOWN[choice("dataset", name, dataset_names())]
 
 
 def dataset_names() -> list[str]:
     """Return the names of all data sets, sorted."""
-    _discover()
+    _import_all()
     return sorted(_KNOWN)
 
 
 @cache
-def _discover() -> None:
+def _import_all() -> None:
     for module in pkgutil.iter_modules(import_module(f"{__name__}.sets").__path__, f"{__name__}.sets."):
         import_module(module.name)
-    for entry in entry_points(group=ENTRY_POINTS):
-        try:
-            found = entry.load()
-            if isinstance(found, DataSet):
-                register(found)
-        # Whatever is wrong with another package, the data sets of this one can be used.
-        except Exception as error:
-            warnings.warn(f"data set {entry.name!r} ({entry.value}) cannot be used: {error}", stacklevel=2)
 
 
 def open_split(
@@ -256,32 +217,31 @@ def open_split(
     dataset = dataset_named(name)
     choice("split", split, _SPLITS)
     _require_folder(root)
-    listing = dataset.read(root, _SPLITS[split])
-    source = f"split {split!r} of {str(root)!r}"
-    return ClassificationData(name, listing, source=source, transform=transform, skip_bad=skip_bad)
+    data = ClassificationData(name, dataset.read(root, _SPLITS[split]), transform=transform, skip_bad=skip_bad)
+    if not len(data):
+        raise ValueError(f"{name}: split {split!r} of {str(root)!r} holds no images")
+    return data
 
 
 def detect(root: Path) -> str:
     """Return the name of the data set whose signs are in a folder.
 
-    Without signs, class folders belong to the data set that has all their names among its own, such as ImageNet's
-    WordNet ids; other class folders are the data set `folder`.
+    Without signs, class folders are ImageNet's if all their names are WordNet ids of it, and otherwise the data set
+    `folder`.
     """
-    from agglo.lab.tasks.classification.data.sets.folder import FOLDER, class_names, split_folder
+    from agglo.lab.tasks.classification.data.sets.class_folders import class_names, imagenet_classes, split_folder
 
     _require_folder(root)
     known = [dataset_named(name) for name in dataset_names()]
-    signs = {dataset.name: path for dataset in known if (path := dataset.found_in(root)) is not None}
-    if len(signs) > 1:
-        found = ", ".join(f"{name} ({path.name})" for name, path in signs.items())
-        raise ValueError(f"{str(root)!r} looks like several data sets: {found}; --dataset says which")
-    if signs:
-        return next(iter(signs))
-    present = set(class_names(split_folder(root, "val")))
-    if not present:
+    found = [dataset.name for dataset in known if any(any(root.glob(sign)) for sign in dataset.signs)]
+    if len(found) > 1:
+        raise ValueError(f"{str(root)!r} looks like several data sets: {', '.join(found)}; --dataset says which")
+    if found:
+        return found[0]
+    folders = class_names(split_folder(root, "val"))
+    if not folders:
         raise ValueError(f"{str(root)!r} looks like no data set that is known: no class folders, no index file")
-    owners = (d.name for d in known if d.class_folders is not None and present <= set(d.class_folders()))
-    return next(owners, FOLDER.name)
+    return "imagenet" if set(folders) <= set(imagenet_classes()) else "folder"
 
 
 def _require_folder(root: Path) -> None:

@@ -18,31 +18,19 @@ def read_coco(root: Path, split: str) -> Listing:
     annotations = require_file(root / "annotations" / f"instances_{split}2014.json")
     try:
         content = json.loads(annotations.read_text(encoding="utf-8"))
-        classes = [str(category["name"]) for category in content["categories"]]
-        number = {category["id"]: index for index, category in enumerate(content["categories"])}
-        file_names: dict[int, str] = {image["id"]: image["file_name"] for image in content["images"]}
-        objects = [(entry["id"], entry["image_id"], entry["category_id"]) for entry in content["annotations"]]
+        classes = [category["name"] for category in content["categories"]]
+        indices = {category["id"]: index for index, category in enumerate(content["categories"])}
+        targets: dict[int, set[int]] = {image["id"]: set() for image in content["images"]}
+        for entry in content["annotations"]:
+            targets[entry["image_id"]].add(indices[entry["category_id"]])
+        entries = [(image["file_name"], tuple(sorted(targets[image["id"]]))) for image in content["images"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{str(annotations)!r} is no COCO instances file: {type(error).__name__} {error}") from error
-    bad: list[str] = []
-    shown: dict[int, set[int]] = {}
-    for entry, image, category in objects:
-        if image not in file_names:
-            bad.append(f"annotation {entry} is of image {image}, which {annotations.name} does not list")
-        elif category not in number:
-            bad.append(f"annotation {entry} is of category {category}, which {annotations.name} does not list")
-        else:
-            shown.setdefault(image, set()).add(number[category])
-
-    entries = (
-        (f"image {image} of {annotations.name}", file_name, tuple(sorted(shown[image])))
-        for image, file_name in file_names.items()
-        if image in shown
-    )
-    files, targets = present_files(root / f"{split}2014", entries, bad)
-    without = len(file_names) - len(shown)
-    remarks = [f"{without} of {len(file_names)} images show no object and are left out, as in the study"]
-    return Listing(classes, files, targets, True, bad, remarks if without else [])
+    shown = [entry for entry in entries if entry[1]]
+    without = len(entries) - len(shown)
+    remarks = [f"{without} of {len(entries)} images show no object and are left out, as in the study"]
+    files, found, bad = present_files(root / f"{split}2014", shown, annotations.name)
+    return Listing(classes, files, found, True, bad, remarks if without else [])
 
 
 register(
