@@ -20,7 +20,7 @@ open_clip = pytest.importorskip("open_clip")
 
 NAMES = ("tench", "tree frog", "hen")
 TEMPLATES = ("a photo of a {}.", "the {}", "a sketch of the {}")
-PICTURES = torch.randn(4, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+IMAGES = torch.randn(4, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -32,9 +32,9 @@ def test_one_template_gives_the_logits_of_transformers(tmp_path: Path, kind: str
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     padding = "max_length" if kind == "siglip" else True
     tokens = tokenizer([TEMPLATE.format(name) for name in NAMES], padding=padding, return_tensors="pt")
-    expected = own(**tokens, pixel_values=PICTURES).logits_per_image
+    expected = own(**tokens, pixel_values=IMAGES).logits_per_image
     assert expected.std() > 1e-3
-    torch.testing.assert_close(classifier(PICTURES), expected)
+    torch.testing.assert_close(classifier(IMAGES), expected)
     assert class_names(classifier) == list(NAMES)
 
 
@@ -45,13 +45,13 @@ def test_several_templates_are_averaged_as_open_clip_does_it(tmp_path: Path) -> 
     own = open_clip.create_model(name).eval()
     tokenizer = open_clip.get_tokenizer(name)
     weights = open_clip.build_zero_shot_classifier(own, tokenizer, NAMES, TEMPLATES)
-    expected = own.logit_scale.exp() * own.encode_image(PICTURES, normalize=True) @ weights
+    expected = own.logit_scale.exp() * own.encode_image(IMAGES, normalize=True) @ weights
     assert expected.std() > 1e-3
-    torch.testing.assert_close(classifier(PICTURES), expected)
+    torch.testing.assert_close(classifier(IMAGES), expected)
     # With one template it is what the model itself answers.
     one = build(ModelSpec(f"open_clip:{name}", prompts=Prompts(NAMES)))
     texts = tokenizer([TEMPLATE.format(each) for each in NAMES])
-    torch.testing.assert_close(one(PICTURES), own.get_logits(PICTURES, texts)[0])
+    torch.testing.assert_close(one(IMAGES), own.get_logits(IMAGES, texts)[0])
 
 
 @torch.inference_mode()
@@ -62,12 +62,12 @@ def test_a_model_object_with_a_bias_and_reduced(tmp_path: Path) -> None:
     tokenizer = open_clip.get_tokenizer(name)
     classifier = agglo.lab.zero_shot(own, tokenizer, NAMES)
     texts = tokenizer([TEMPLATE.format(each) for each in NAMES])
-    torch.testing.assert_close(classifier(PICTURES), own.get_logits(PICTURES, texts)[0])
-    dense = classifier(PICTURES)
+    torch.testing.assert_close(classifier(IMAGES), own.get_logits(IMAGES, texts)[0])
+    dense = classifier(IMAGES)
     agglo.apply(classifier, keep_rate=0.5)
-    assert classifier(PICTURES).shape == dense.shape and not torch.equal(classifier(PICTURES), dense)
+    assert classifier(IMAGES).shape == dense.shape and not torch.equal(classifier(IMAGES), dense)
     agglo.remove(classifier)
-    assert torch.equal(classifier(PICTURES), dense)
+    assert torch.equal(classifier(IMAGES), dense)
 
 
 def test_checkpoints_of_the_whole_model(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_checkpoints_of_the_whole_model(tmp_path: Path) -> None:
     torch.save(other.state_dict(), tmp_path / "other.pth")
     classifier = build(ModelSpec(f"hf:{folder}", tmp_path / "other.pth", prompts=Prompts(NAMES)))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    assert torch.equal(classifier(PICTURES), agglo.lab.zero_shot(other, tokenizer, NAMES)(PICTURES))
+    assert torch.equal(classifier(IMAGES), agglo.lab.zero_shot(other, tokenizer, NAMES)(IMAGES))
 
 
 def test_prompts_of_files(tmp_path: Path) -> None:
@@ -89,20 +89,20 @@ def test_prompts_of_files(tmp_path: Path) -> None:
     assert openai.class_names is not None and len(openai.class_names) == 1000 and len(openai.templates) == 80
     assert openai.templates[0] == "a bad photo of a {}." and openai.class_names[0] == "tench"
     (tmp_path / "empty.txt").write_text("\n", encoding="utf-8")
-    for path, message in ((tmp_path / "empty.txt", "is empty"), (tmp_path / "lost.txt", "is not a text file")):
-        with pytest.raises(ValueError, match=message):
-            read_prompts(str(path), None)
+    for name in ("empty.txt", "lost.txt"):
+        with pytest.raises(ValueError, match=r"class names|lost.txt"):
+            read_prompts(str(tmp_path / name), None)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
     for template in ("a photo", "{} and {}"):
-        with pytest.raises(ValueError, match=r"needs one \{\} where the name of a class goes"):
+        with pytest.raises(ValueError, match="templates="):
             Prompts(NAMES, (template,))
-    with pytest.raises(ValueError, match="class names are missing"):
+    with pytest.raises(ValueError, match="class names"):
         Prompts(("tench", " "))
-    with pytest.raises(ValueError, match="Linear does not compare images with texts"):
+    with pytest.raises(ValueError, match="Linear"):
         agglo.lab.zero_shot(nn.Linear(1, 1), None, NAMES)
-    with pytest.raises(ValueError, match="zero-shot is for models of images and texts"):
+    with pytest.raises(ValueError, match="zero-shot"):
         build(ModelSpec("test_vit", prompts=Prompts(NAMES)))
-    with pytest.raises(ValueError, match="a vit does not compare images with texts"):
+    with pytest.raises(ValueError, match="a vit"):
         build(ModelSpec(f"hf:{tiny_models.vit_folder(tmp_path)}", prompts=Prompts(NAMES)))

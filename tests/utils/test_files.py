@@ -47,9 +47,12 @@ def test_every_file_has_the_mode_of_any_new_file(tmp_path: Path, umask: int) -> 
     assert {mode(path) for path in tmp_path.iterdir()} == {0o640} == {0o666 & ~umask}
 
 
-def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_a_state_can_be_read_again_and_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
+    assert load_state(tmp_path / "0.pt") is None
     for run in range(3):
         save_state(tmp_path / f"{run}.pt", {"model": WEIGHTS, "step": 3})
+    found = load_state(tmp_path / "0.pt")
+    assert found is not None and found["step"] == 3 and torch.equal(found["model"]["b"], WEIGHTS["b"])
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
 
 
@@ -67,15 +70,8 @@ def test_weights_and_words_can_be_read_by_the_library(tmp_path: Path) -> None:
     assert load_file(path) == {}
 
 
-def test_a_state_can_be_read_again(tmp_path: Path) -> None:
-    assert load_state(tmp_path / "s.pt") is None
-    save_state(tmp_path / "s.pt", {"step": 3, "model": WEIGHTS})
-    found = load_state(tmp_path / "s.pt")
-    assert found is not None and found["step"] == 3 and torch.equal(found["model"]["b"], WEIGHTS["b"])
-
-
 def write_often(path: Path, value: int) -> None:
-    for _ in range(60):
+    for _ in range(20):
         write_json(path, [value] * 2000)
 
 
@@ -112,15 +108,10 @@ def test_what_fails_leaves_the_file_from_before_and_nothing_else(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("kind", ["a folder", "a pipe", "a device"])
+@pytest.mark.parametrize("kind", ["a folder", "a pipe"])
 def test_what_is_no_regular_file_is_refused_and_left_as_it_is(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "out"
-    if kind == "a folder":
-        path.mkdir()
-    elif kind == "a pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to("/dev/full")
+    (os.mkdir if kind == "a folder" else os.mkfifo)(path)
     before = path.stat().st_mode
     for write in (require_output, lambda path: write_json(path, {})):
         with pytest.raises(ValueError, match=f"is {kind}"):

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agglo.utils import tables
 from agglo.utils.tables import CANNOT, Column, Table
 
 COLUMNS = [Column("method", left=True), Column("top-1", ".2f"), Column("images", "d"), Column("note")]
 ROWS = [["atc", 71.456, 2000, None], ["tome", CANNOT, None, "a|b & 50 %"], ["x_1", float("nan"), 3, True]]
 TABLE = Table(COLUMNS, ROWS)
-
-
-def test_the_examples() -> None:
-    assert doctest.testmod(tables).failed == 0
 
 
 def test_text_lines_up_words_to_the_left_and_numbers_to_the_right() -> None:
@@ -54,15 +47,6 @@ def test_latex_escapes_what_would_be_commands() -> None:
     ]
     (_, _, title, *_) = Table([Column(r"a\b~c^{d}$#")], []).latex().splitlines()
     assert title == r"a\textbackslash{}b\textasciitilde{}c\textasciicircum{}\{d\}\$\# \\"
-
-
-def test_a_table_without_rows_is_its_titles() -> None:
-    assert Table(COLUMNS, []).text() == "method  top-1  images  note"
-
-
-def test_a_row_of_another_length_is_told() -> None:
-    with pytest.raises(ValueError, match=r"row 1 has 1 cells for 2 columns: \['b'\]"):
-        Table(COLUMNS[:2], [["a", 1], ["b"]])
 
 
 CELLS = st.lists(st.lists(st.text(st.sampled_from("ab|&\\\n %"), max_size=6), min_size=3, max_size=3), max_size=5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
@@ -69,25 +68,10 @@ def test_the_median_and_the_spread_are_of_each_variants_own_passes(
         assert found["spread"] == pytest.approx(np.subtract(*np.quantile(speeds, [0.75, 0.25])))
 
 
-def test_one_pass_has_no_spread_and_its_speed_is_that_of_the_clock() -> None:
-    class Sleeping(nn.Linear):
-        def forward(self, inputs: Tensor) -> Tensor:
-            time.sleep(0.1)
-            return super().forward(inputs)
-
-    (found,) = speeds_in_turns(Sleeping(2, 2), [None], [torch.zeros(5, 2)], 1, lambda way: None)
-    assert found["spread"] is None and 5 < found["images_per_second"] <= 50
-
-
 def test_the_model_is_put_back_when_a_variant_cannot_run(model: nn.Module) -> None:
     with pytest.raises(ValueError, match="tome"):
         speeds_in_turns(model, WAYS, [torch.rand(1, 3, 160, 160)], 1, applied(model, keep_rate=0.25))
     assert report(model) is None and model.training
-
-
-def test_nothing_to_time_is_told(model: nn.Module) -> None:
-    with pytest.raises(ValueError, match="3 ways, 0 batches and repeats=2"):
-        speeds_in_turns(model, WAYS, [], 2, applied(model))
 
 
 def test_a_stopwatch_waits_for_the_device_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:

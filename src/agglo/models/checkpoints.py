@@ -33,18 +33,11 @@ _TORCHVISION = {
     r"(blocks\.\d+)\.mlp\.(0|linear_1)\.": r"\1.mlp.fc1.",  # linear_1 and linear_2 before torchvision 0.12
     r"(blocks\.\d+)\.mlp\.(3|linear_2)\.": r"\1.mlp.fc2.",
 }
-_BLOCKED = re.compile(r"\bGLOBAL (\S+)")  # as torch names what it refuses to read
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a file of weights.
-
-    Attributes:
-        source: The file, for messages.
-        model: The weights of the model itself.
-        method: The weights of a learned method that was applied to the model, if any.
-    """
+    """The weights in a file: those of the model, and those of a learned method that was applied to it, if any."""
 
     source: str
     model: Mapping[str, Tensor]
@@ -97,20 +90,11 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         with torch.serialization.safe_globals([Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # bytes that are no checkpoint fail in as many ways as there are bytes
-        raise ValueError(f"checkpoint={str(path)!r} cannot be read as plain tensors: {_why(error)}") from error
+        raise ValueError(
+            f"checkpoint={str(path)!r} cannot be read as plain tensors, and nothing else is accepted: save the state "
+            "dict alone"
+        ) from error
     return _state_dict(content, path)
-
-
-def _why(error: Exception) -> str:
-    """Return what is wrong with a file. Torch's own message would advise to run the code in it."""
-    message = str(error)
-    if isinstance(error, OSError):
-        return message
-    if blocked := _BLOCKED.search(message):
-        return f"it holds {blocked[1]} besides, which could run code when read; save the state dict alone"
-    if "TorchScript" in message:
-        return "it is a TorchScript program; save the state dict alone"
-    return "it is not a whole file of tensors as torch.save writes them"
 
 
 def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:

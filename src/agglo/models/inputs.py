@@ -34,13 +34,9 @@ class Inputs:
     squash: bool = False
 
     def __str__(self) -> str:
-        height, width = self.image_size
-        sides = [math.floor(side / self.crop) for side in self.image_size]
-        if self.squash:
-            cropped = "" if tuple(sides) == self.image_size else f", centre crop {height}x{width}"
-            return f"resized to {sides[0]}x{sides[1]} ({self.interpolation}), aspect ignored{cropped}"
-        resized = " x ".join(map(str, sorted(set(sides))))
-        return f"short side resized to {resized} ({self.interpolation}), centre crop {height}x{width}"
+        resized = "x".join(str(math.floor(side / self.crop)) for side in self.image_size)
+        how = "aspect ignored" if self.squash else "by the short side"
+        return f"resized to {resized} ({self.interpolation}, {how}), centre crop {'x'.join(map(str, self.image_size))}"
 
     def __post_init__(self) -> None:
         if not 0 < self.crop <= 1:

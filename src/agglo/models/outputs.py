@@ -37,13 +37,10 @@ def named_tensors(answer: Any) -> tuple[str | None, Tensor | list[Tensor]]:
 
 def logits_in(answer: Any) -> Tensor:
     """Return the logits (B, classes) in a classifier's output: the output itself, or its entry "logits"."""
-    found = answer
-    if not isinstance(answer, Tensor):
-        found = answer.get("logits") if isinstance(answer, Mapping) else getattr(answer, "logits", None)
-    if not isinstance(found, Tensor):
-        raise ValueError(f"the model answers with {type(answer).__name__} and no logits: it is no classifier")
-    if found.dim() != 2:
-        raise ValueError(f"logits (B, classes) are needed, and the model gives {tuple(found.shape)}")
+    found = answer.get("logits") if isinstance(answer, Mapping) else getattr(answer, "logits", answer)
+    if not isinstance(found, Tensor) or found.dim() != 2:
+        what = f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else type(answer).__name__
+        raise ValueError(f"logits (B, classes) are needed, and the model answers with {what}: it is no classifier")
     return found
 
 

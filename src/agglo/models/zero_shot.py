@@ -31,11 +31,8 @@ class Prompts:
     templates: tuple[str, ...] = (TEMPLATE,)
 
     def __post_init__(self) -> None:
-        if not self.templates:
-            raise ValueError(f"templates={self.templates} are none; one such as {TEMPLATE!r} is needed")
-        for template in self.templates:
-            if template.count("{}") != 1:
-                raise ValueError(f"template={template!r} needs one {{}} where the name of a class goes")
+        if not self.templates or any(template.count("{}") != 1 for template in self.templates):
+            raise ValueError(f"templates={self.templates} must each have one {{}} for the class, as {TEMPLATE!r} has")
         if self.class_names is not None and not (self.class_names and all(name.strip() for name in self.class_names)):
             raise ValueError("class names are missing: every class needs one")
 
@@ -62,10 +59,7 @@ def _lines(path: str) -> tuple[str, ...]:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path!r} is not a text file with one line for each: {error}") from error
-    lines = tuple(line.strip() for line in text.splitlines() if line.strip())
-    if not lines:
-        raise ValueError(f"{path!r} is empty: one line for each is needed")
-    return lines
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
 def imagenet_names() -> list[str]:
@@ -101,8 +95,6 @@ def zero_shot(
     tokenizer: Any,
     class_names: Sequence[str],
     templates: Sequence[str] = (TEMPLATE,),
-    *,
-    quiet: bool = False,
 ) -> ZeroShot:
     """Make a classifier of a model of images and texts (open_clip's, or CLIP, SigLIP and the like of transformers).
 
@@ -113,7 +105,6 @@ def zero_shot(
         tokenizer: `open_clip.get_tokenizer(name)`, or `transformers.AutoTokenizer.from_pretrained(path)`.
         class_names: In the order of the labels.
         templates: Prompts with {} for the class name; their embeddings are averaged.
-        quiet: Show no progress.
 
     >>> import open_clip
     >>> from open_clip.model import CLIP
@@ -132,37 +123,30 @@ def zero_shot(
     was_training = model.training
     model.eval()
     starts = range(0, len(texts), _TEXTS)
-    quiet = quiet or len(starts) == 1
-    with torch.inference_mode(), progress(len(starts), "prompts", every_seconds=10, quiet=quiet) as advance:
+    with torch.no_grad(), progress(len(starts), "prompts", every_seconds=10, quiet=len(starts) == 1) as advance:
         for start in starts:
-            some = texts[start : start + _TEXTS]
-            found.append(F.normalize(_text_features(model, tokenizer, some), dim=-1))
-            advance(f"{len(some)} texts")
+            found.append(F.normalize(_text_features(model, tokenizer, texts[start : start + _TEXTS]), dim=-1))
+            advance("")
     model.train(was_training)
     each = torch.cat(found).unflatten(0, (len(prompts.class_names), len(prompts.templates))).mean(dim=1)
-    return ZeroShot(model, F.normalize(each, dim=-1).clone())
+    return ZeroShot(model, F.normalize(each, dim=-1))
 
 
 def is_contrastive(model: Any) -> bool:
     """Return whether a model embeds images and texts."""
-    return any(all(hasattr(model, name) for name in names) for names in _CONTRASTIVE) and hasattr(model, "logit_scale")
-
-
-_CONTRASTIVE = (("encode_image", "encode_text"), ("get_image_features", "get_text_features"))
+    has_texts = hasattr(model, "encode_text") or hasattr(model, "get_text_features")
+    return has_texts and hasattr(model, "logit_scale")
 
 
 def _image_features(model: Any, images: Tensor) -> Tensor:
-    if hasattr(model, "encode_image"):
-        found: Tensor = model.encode_image(images)
-        return found
-    return _pooled(model.get_image_features(pixel_values=images))
+    own = hasattr(model, "encode_image")
+    return _pooled(model.encode_image(images) if own else model.get_image_features(pixel_values=images))
 
 
 def _text_features(model: Any, tokenizer: Any, texts: list[str]) -> Tensor:
     device = next(model.parameters()).device
     if hasattr(model, "encode_text"):
-        found: Tensor = model.encode_text(tokenizer(texts).to(device))
-        return found
+        return _pooled(model.encode_text(tokenizer(texts).to(device)))
     config = model.config
     longest = getattr(config.text_config, "max_position_embeddings", None)
     # SigLIP was trained on texts that are padded to the full length, and sees the padding.

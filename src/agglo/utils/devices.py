@@ -17,7 +17,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """A precision by its name."""
     return DTYPES[choice("dtype", name, DTYPES)]
 
 
@@ -39,11 +38,7 @@ def best_device() -> torch.device:
 
 
 def new_accelerator(**options: Any) -> Accelerator:
-    """Return a new Accelerator, in a precision of its own.
-
-    Accelerate remembers the precision of the first one and refuses another, but one process may train in half precision
-    and evaluate in full precision, cell after cell.
-    """
+    """Return a new Accelerator; accelerate itself would refuse another precision than that of the first one."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 

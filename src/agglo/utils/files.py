@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor
 
 _UNFINISHED = ".unfinished"
-_FULL = 1 << 20  # bytes left on a disk on which a checkpoint of some MB just failed
 _KINDS = {"a folder": stat.S_ISDIR, "a device": stat.S_ISCHR, "a disk": stat.S_ISBLK, "a pipe": stat.S_ISFIFO}
 
 
@@ -40,16 +38,10 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    if os.name == "posix":  # the name of the new file is part of its folder
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -83,11 +75,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write everything that a run needs to be resumed.
-
-    Raises:
-        OSError: The message says what went wrong and whether the file before is intact.
-    """
+    """Write everything that a run needs to be resumed; an OSError says whether the file before is intact."""
 
     def write(unfinished: Path) -> None:
         # Given a name, torch would write it into the file, and no two files would be equal.
@@ -109,16 +97,7 @@ def load_state(path: Path) -> dict[str, Any] | None:
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write a state dict as safetensors.
-
-    Args:
-        path: Its folder is made if it does not exist.
-        weights: Tensors by name.
-        about: Metadata of the file.
-
-    Raises:
-        OSError: As `save_state`.
-    """
+    """Write a state dict as safetensors, with metadata; errors are those of `save_state`."""
     from safetensors.torch import save_file
 
     # Tensors that share memory (tied weights) are refused; copies are what a reader would get anyway.
@@ -134,22 +113,8 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, 
 def _written(path: Path, write: Callable[[Path], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with replacing(path) as unfinished, _naming_full_disk(path.parent):
+        with replacing(path) as unfinished:
             write(unfinished)
     except Exception as error:
         left = "the one before is intact" if path.exists() else "there was none before"
         raise OSError(f"checkpoint {str(path)!r} could not be written, {left}: {error}") from error
-
-
-@contextmanager
-def _naming_full_disk(folder: Path) -> Iterator[None]:
-    """Name a full disk as the cause of an error.
-
-    Writers in C++ and Rust do not: look at the disk before what they wrote is removed.
-    """
-    try:
-        yield
-    except Exception as error:
-        if shutil.disk_usage(folder).free < _FULL:
-            raise OSError("the disk is full") from error
-        raise

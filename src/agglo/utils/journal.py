@@ -77,22 +77,12 @@ class Journal:
             self.add(key, compute())
         return self._results[key_of(key)]
 
-    def add(self, key: Key, found: Mapping[str, Any], *, write: bool = True) -> None:
-        """Add a result, or replace that of the same key.
-
-        Args:
-            key: Any mapping that JSON can hold.
-            found: What was found.
-            write: Whether the file is written now; otherwise it is with the next result.
-
-        Raises:
-            ValueError: A result of the same subject has other sources.
-        """
+    def add(self, key: Key, found: Mapping[str, Any]) -> None:
+        """Add a result, or replace that of the same key; ValueError if one of the same subject has other sources."""
         self._require_same_sources({**key, **found})
         ran = {"processor": processor(self._machine), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         self._results[key_of(key)] = plain({**key, **found, **ran, "cell": dict(key)})
-        if write:
-            self.write()
+        self.write()
 
     def write(self) -> None:
         """Write the file in one step: header and results, each entry on a line."""
@@ -140,7 +130,7 @@ class Journal:
 
 
 def require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise ValueError, which names every difference, unless a file agrees with what it is to hold.
+    """Raise ValueError, which lists every difference, unless a file agrees with what it is to hold.
 
     Args:
         path: The file.

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from importlib.util import find_spec
 
 
@@ -19,8 +20,7 @@ def progress(
         total: Number of steps.
         description: Shown in front.
         start: Steps that an earlier run did.
-        every_seconds: Least time between two plain lines, which then show the rate and the time left; 0 prints a line
-            per step.
+        every_seconds: Least time between two plain lines, which then show the rate and the time left; 0 prints all.
         quiet: Show nothing.
     """
     if quiet:
@@ -47,12 +47,7 @@ def progress(
                 return
             printed = now
             rate = (done - start) / max(now - began, 1e-9)
-            left = f" {rate:.3g}/s, {_duration((total - done) / rate)} left" if every_seconds else ""
+            left = f" {rate:.3g}/s, {timedelta(seconds=int((total - done) / rate))} left" if every_seconds else ""
             print(f"{description} {done}/{total}{left} {note}", file=sys.stderr, flush=True)
 
         yield print_line
-
-
-def _duration(seconds: float) -> str:
-    minutes, hours = int(seconds // 60) % 60, int(seconds // 3600)
-    return f"{hours}:{minutes:02}:{int(seconds) % 60:02}"

@@ -44,11 +44,6 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Sequence[Any]]
 
-    def __post_init__(self) -> None:
-        for number, row in enumerate(self.rows):
-            if len(row) != len(self.columns):
-                raise ValueError(f"row {number} has {len(row)} cells for {len(self.columns)} columns: {list(row)}")
-
     def text(self) -> str:
         """Return the table for a terminal: aligned columns, two spaces apart."""
         lines = self._lines()

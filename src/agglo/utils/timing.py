@@ -14,6 +14,7 @@ from typing import Any, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from agglo.patch import remove
 
@@ -23,9 +24,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Elapsed:
-    """The seconds that `stopwatch` measured; 0 until its block ends."""
-
-    seconds: float = 0.0
+    seconds: float = 0.0  # until the block of `stopwatch` ends
 
 
 @contextmanager
@@ -78,14 +77,7 @@ def turns(contenders: Sequence[T], repeats: int, *, warm_up: int = 1) -> Iterato
 def seconds_in_turns(
     runs: Sequence[Callable[[], float]], repeats: int, *, warm_up: int = 1, after: Callable[[], Any] | None = None
 ) -> list[list[float]]:
-    """Return the seconds that each of several functions says it took, one value per repeat.
-
-    Args:
-        runs: Each runs a contender once and returns its seconds.
-        repeats: Turns that are counted.
-        warm_up: Turns before that are not.
-        after: Called after every run, for a progress bar.
-    """
+    """Return the seconds that each function says it took, one value per repeat; `after` is called after each run."""
     taken: list[list[float]] = [[] for _ in runs]
     for turn, order in turns(range(len(runs)), repeats, warm_up=warm_up):
         for number in order:
@@ -115,21 +107,17 @@ def speeds_in_turns(
 
     Args:
         model: Run in eval mode.
-        ways: What `apply` takes.
-        batches: Inputs as the model takes them, (B, C, H, W) or a list of images; moved to its device and dtype before
-            any timing. All ways run a batch before any of them runs the next one.
+        ways: What `apply` takes, which makes the model run in a way.
+        batches: Inputs as the model takes them, (B, C, H, W) or a list of images. All ways run a batch before any of
+            them runs the next one.
         repeats: Rounds over all batches.
-        apply: Makes the model run in a way.
     """
-    if not ways or not batches or repeats < 1:
-        given = f"{len(ways)} ways, {len(batches)} batches and repeats={repeats}"
-        raise ValueError(f"{given}: at least one of each is needed")
     like = next(model.parameters())
     was_training = model.training
     model.eval()
     speeds: list[list[float]] = [[] for _ in ways]
     try:
-        inputs = [_like(batch, like) for batch in batches]
+        inputs = tree_map(lambda image: image.to(like.device, like.dtype), list(batches))
         for turn, order in turns(range(len(ways)), repeats * len(inputs)):
             batch = inputs[max(turn, 0) % len(inputs)]
             for number in order:
@@ -140,7 +128,11 @@ def speeds_in_turns(
     finally:
         remove(model)
         model.train(was_training)
-    return [{"images_per_second": median(values), "spread": _spread(values)} for values in speeds]
+    found: list[Speed] = []
+    for values in speeds:
+        lower, middle, upper = quartiles(values)
+        found.append({"images_per_second": middle, "spread": upper - lower if len(values) > 1 else None})
+    return found
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -152,20 +144,6 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 def median_ratio(values: Sequence[float], others: Sequence[float]) -> float:
     """Return the median of the ratios within each turn, which what slows a whole turn does not change."""
     return median(one / other for one, other in zip(values, others, strict=True))
-
-
-def _spread(values: Sequence[float]) -> float | None:
-    if len(values) < 2:
-        return None
-    lower, _, upper = quartiles(values)
-    return upper - lower
-
-
-def _like(batch: Tensor | list[Tensor], other: Tensor) -> Any:
-    """Return a batch on another tensor's device and in its dtype."""
-    if isinstance(batch, Tensor):
-        return batch.to(other.device, other.dtype)
-    return [image.to(other.device, other.dtype) for image in batch]
 
 
 def _synchronise(device: torch.device) -> None:

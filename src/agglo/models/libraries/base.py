@@ -61,13 +61,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a built model that its library does not keep in it.
-
-    Attributes:
-        inputs: How images are prepared.
-        class_names: Of its logits; None if unknown.
-        num_pretrained_classes: Classes of its published weights; None if unknown.
-    """
+    """What a library does not keep in a built model: how images are prepared, and classes, where known."""
 
     inputs: Inputs
     class_names: tuple[str, ...] | None = None
@@ -132,32 +126,20 @@ def with_own_head(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Te
     return {**kept, **{name: own[name] for name in differs if name in own}}
 
 
-# By option: the setting of a training run that does without.
-OFF = {"drop_path_rate": "drop_path=0", "patch_drop_rate": "patch_drop_rates=[]", "global_pool": "global_pool=none"}
-
-
 def loads_as_head(name: str) -> bool:
     """Return whether a weight may be initialised anew together with a new head."""
     return name.startswith(_ENDS)
 
 
-def refuse_option(name: str, value: Any, owner: str) -> None:
-    """Raise ValueError for an option that models of a library or a config do not have, unless it is off."""
-    if value:
-        hint = f": {OFF[name]} leaves it out" if name in OFF else ""
-        raise ValueError(f"{name}={value!r}: {owner} has no such option{hint}")
+def refuse_options(options: Mapping[str, Any], owner: str) -> None:
+    """Raise ValueError for options that models of a library or a config do not have, unless they are off."""
+    for name, value in options.items():
+        if value:
+            raise ValueError(f"{name}={value!r}: {owner} has no such option; 0 or none leaves it out")
 
 
 def require_name(spec: ModelSpec, name: str, known: Sequence[str], problem: str, lister: str) -> None:
-    """Raise ValueError with the nearest names unless a library knows the name.
-
-    Args:
-        spec: What was asked for.
-        name: Without its prefix.
-        known: All names of the library.
-        problem: Such as "is not known to timm".
-        lister: The call that lists all names.
-    """
+    """Raise ValueError with the nearest names unless a library knows the name; `lister` is the call that lists all."""
     if name not in known:
         close = difflib.get_close_matches(name, known, n=3)
         hint = f"; close to it: {', '.join(close)}" if close else f"; {lister} lists them"

@@ -18,7 +18,7 @@ from agglo.models.libraries.base import (
     Library,
     ModelSpec,
     one_size,
-    refuse_option,
+    refuse_options,
     remember,
     require_name,
     require_tag,
@@ -53,8 +53,7 @@ class OpenClip(Library):
     def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
         import open_clip
 
-        for option, value in spec.options.items():
-            refuse_option(option, value, "open_clip")
+        refuse_options(spec.options, "open_clip")
         tag = None
         if not name.startswith(_SOURCES):
             name, _, tag = name.partition(":")

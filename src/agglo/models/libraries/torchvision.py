@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import nn
@@ -14,8 +12,7 @@ from agglo.models.libraries.base import (
     Known,
     Library,
     ModelSpec,
-    one_size,
-    refuse_option,
+    refuse_options,
     remember,
     require_name,
     require_tag,
@@ -34,37 +31,19 @@ class Torchvision(Library):
     def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
         from torchvision import models
 
-        for option, value in spec.options.items():
-            refuse_option(option, value, "torchvision")
+        refuse_options(spec.options, "torchvision")
         name, _, tag = name.partition(":")
         names = models.list_models(module=models)
         require_name(spec, name, names, "is no classifier of torchvision", "torchvision.models.list_models()")
         published = models.get_model_weights(name)
         require_tag(spec, name, tag, published.__members__)
         weights = published[tag] if tag else published.DEFAULT
-        model = self._built(name, weights, spec, checkpoint)
         inputs = _inputs_of(weights)
-        inputs = inputs if spec.image_size is None else replace(inputs, image_size=spec.image_size)
+        if spec.image_size not in (None, inputs.image_size):
+            raise ValueError(f"image_size={spec.image_size}: the model takes {inputs.image_size}; timm's take any size")
+        model = _built(name, weights, spec, checkpoint)
         categories = tuple(weights.meta["categories"])
         return remember(model, Known(inputs, categories, len(categories) if spec.takes_own_weights else None))
-
-    def _built(self, name: str, weights: Any, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
-        from torchvision import models
-
-        if spec.takes_own_weights:
-            model: nn.Module = models.get_model(name, weights=weights)
-        else:
-            # At the size of the weights it goes by, and resampled afterwards.
-            options = {"image_size": _inputs_of(weights).image_size[0]} if _is_vit(name) else {}
-            classes = spec.num_classes or (None if checkpoint is None or spec.new_head else checkpoint.head_classes)
-            options |= {} if classes is None else {"num_classes": classes}
-            model = models.get_model(name, weights=None, **options)
-        if checkpoint is not None:
-            state = with_own_head(model, checkpoint.model) if spec.new_head else checkpoint.model
-            load_exactly(model, state, str(spec.checkpoint))
-        if spec.num_classes is not None and spec.num_classes != class_count(model):
-            set_classes(model, spec.num_classes)
-        return model if spec.image_size is None else _resized(name, model, one_size(spec.image_size, "torchvision"))
 
     def brings_weights(self, name: str) -> bool:
         return ":" in name
@@ -74,8 +53,22 @@ class Torchvision(Library):
         return Inputs((side, side), _MEAN, _STD, "bilinear")
 
 
-def _is_vit(name: str) -> bool:
-    return name.startswith("vit_")
+def _built(name: str, weights: Any, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
+    from torchvision import models
+
+    if spec.takes_own_weights:
+        model: nn.Module = models.get_model(name, weights=weights)
+    else:
+        options = {"image_size": _inputs_of(weights).image_size[0]} if name.startswith("vit_") else {}
+        classes = spec.num_classes or (None if checkpoint is None or spec.new_head else checkpoint.head_classes)
+        options |= {} if classes is None else {"num_classes": classes}
+        model = models.get_model(name, weights=None, **options)
+    if checkpoint is not None:
+        state = with_own_head(model, checkpoint.model) if spec.new_head else checkpoint.model
+        load_exactly(model, state, str(spec.checkpoint))
+    if spec.num_classes is not None and spec.num_classes != class_count(model):
+        set_classes(model, spec.num_classes)
+    return model
 
 
 def _inputs_of(weights: Any) -> Inputs:
@@ -85,21 +78,3 @@ def _inputs_of(weights: Any) -> Inputs:
     return Inputs(
         (side, side), tuple(preset.mean), tuple(preset.std), preset.interpolation.value, crop_of(side, resized)
     )
-
-
-def _resized(name: str, model: nn.Module, side: int) -> nn.Module:
-    """Return a vision transformer for another image size, its position embeddings resampled by torchvision.
-
-    Convolutional models take any size.
-    """
-    from torchvision import models
-    from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
-
-    if not isinstance(model, VisionTransformer):
-        return model
-    if side % model.patch_size:
-        raise ValueError(f"image_size={side} must be a multiple of the patch size {model.patch_size}")
-    state = interpolate_embeddings(side, model.patch_size, OrderedDict(model.state_dict()))
-    other: nn.Module = models.get_model(name, weights=None, image_size=side, num_classes=class_count(model))
-    other.load_state_dict(state)
-    return other

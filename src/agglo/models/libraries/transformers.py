@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
@@ -15,7 +14,15 @@ from torch import nn
 
 from agglo.models.checkpoints import HEADS, Checkpoint, listed, load_exactly
 from agglo.models.inputs import Inputs, crop_of, evaluation_transform
-from agglo.models.libraries.base import Known, Library, ModelSpec, loads_as_head, refuse_option, remember, with_own_head
+from agglo.models.libraries.base import (
+    Known,
+    Library,
+    ModelSpec,
+    loads_as_head,
+    refuse_options,
+    remember,
+    with_own_head,
+)
 from agglo.models.libraries.heads import class_count
 from agglo.models.zero_shot import is_contrastive, zero_shot
 
@@ -37,20 +44,23 @@ class Transformers(Library):
             return _by_prompts(name, config, spec, checkpoint)
         num_pretrained_classes = config.num_labels if _is_classifier(config) else None
         options = {key: value for key, value in spec.options.items() if value}
-        for option, value in options.items():
-            if not hasattr(config, option):
-                refuse_option(option, value, type(config).__name__)
-            setattr(config, option, value)
+        refuse_options({key: value for key, value in options.items() if not hasattr(config, key)}, name)
+        config.update(options)
         model = _with_weights(name, config, spec, checkpoint)
         names = _label_names(config) if class_count(model) else None
-        known = Known(_inputs(name, config, spec), names, num_pretrained_classes if spec.takes_own_weights else None)
+        known = Known(_inputs(name, spec), names, num_pretrained_classes if spec.takes_own_weights else None)
         return remember(model, known)
 
     def brings_weights(self, name: str) -> bool:
         return True
 
     def inputs(self, model: Any) -> Inputs:
-        return inputs_of(getattr(model, "name_or_path", ""), model.config)
+        if path := getattr(model, "name_or_path", ""):
+            return inputs_of(path)
+        # Made of a config and not of weights, so that any normalisation does: that of ViTImageProcessor.
+        size = getattr(model.config, "vision_config", model.config).image_size
+        side = int(size if isinstance(size, int) else size[0])
+        return Inputs((side, side), (0.5,) * 3, (0.5,) * 3, "bilinear", crop=1.0, squash=True)
 
     def class_names(self, model: Any) -> list[str] | None:
         names = _label_names(model.config)
@@ -60,26 +70,24 @@ class Transformers(Library):
 def _config(name: str, spec: ModelSpec) -> Any:
     from transformers import AutoConfig
 
-    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1
-    folder = Path(name).expanduser()
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ValueError(f"model={spec.name!r}: the folder holds no config.json, as save_pretrained writes it")
-    if looks_like_path and not folder.is_dir():
-        raise ValueError(f"model={spec.name!r} is not a folder")
-    try:
-        config = AutoConfig.from_pretrained(name)
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"model={spec.name!r} is neither a folder of transformers nor can it be had from the hub: {reason}"
-        ) from error
+    config = _read("config", AutoConfig, name)
     if config.model_type == "timm_wrapper":
-        raise ValueError(f"model={spec.name!r} is timm's: write {'local-dir' if folder.is_dir() else 'hf-hub'}:{name}")
+        source = "local-dir" if Path(name).expanduser().is_dir() else "hf-hub"
+        raise ValueError(f"model={spec.name!r} is timm's: write {source}:{name}")
     return config
 
 
-def _inputs(name: str, config: Any, spec: ModelSpec) -> Inputs:
-    inputs = inputs_of(name, config)
+def _read(part: str, kind: Any, path: str) -> Any:
+    """Return a part of a folder or of a model on the hub; ValueError if there is none."""
+    try:
+        return kind.from_pretrained(path)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"model='hf:{path}': its {part} is in no folder and not on the hub: {reason}") from error
+
+
+def _inputs(name: str, spec: ModelSpec) -> Inputs:
+    inputs = inputs_of(name)
     return inputs if spec.image_size is None else replace(inputs, image_size=spec.image_size)
 
 
@@ -153,66 +161,26 @@ def _by_prompts(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoint 
     if checkpoint is not None:
         load_exactly(model, checkpoint.model, str(spec.checkpoint))
     model = model if spec.image_size is None else resized(model, spec.image_size)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"model={spec.name!r} brings no tokenizer for its prompts: {reason}") from error
+    tokenizer = _read("tokenizer", AutoTokenizer, name)
     found = zero_shot(model, tokenizer, spec.prompts.class_names, spec.prompts.templates)
-    return remember(found, Known(_inputs(name, config, spec), spec.prompts.class_names))
+    return remember(found, Known(_inputs(name, spec), spec.prompts.class_names))
 
 
-def inputs_of(path: str, config: Any) -> Inputs:
+def inputs_of(path: str) -> Inputs:
     """Return what the image processor of a folder or a name on the hub does.
 
-    Without one it is the default of the model's type at the model's size, with a warning.
-
     Raises:
-        ValueError: The processor does something else, found out by running it.
+        ValueError: There is none, or it does something else, found out by running it.
     """
-    processor = _processor(path, config)
-    inputs = _read(processor.to_dict(), type(processor).__name__)
+    from transformers import AutoImageProcessor
+
+    processor = _read("image processor", AutoImageProcessor, path)
+    inputs = _parsed(processor.to_dict(), type(processor).__name__)
     _require_alike(processor, inputs)
     return inputs
 
 
-def _processor(path: str, config: Any) -> Any:
-    from transformers import AutoImageProcessor
-    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
-
-    folder = Path(path).expanduser()
-    names = ("preprocessor_config.json", "processor_config.json")
-    if path and not (folder.is_dir() and not any((folder / name).is_file() for name in names)):
-        try:
-            return AutoImageProcessor.from_pretrained(path)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"the image processor of {path!r} cannot be read: {' '.join(str(error).split())}"
-            ) from error
-    try:
-        known = IMAGE_PROCESSOR_MAPPING[type(config)]
-    except KeyError:
-        raise ValueError(
-            f"{path or type(config).__name__!r} does not say how images are prepared, and transformers knows "
-            f"no image processor for {config.model_type}: save one beside it (processor.save_pretrained)"
-        ) from None
-    kind = known["torchvision"] if isinstance(known, Mapping) else known[-1] or known[0]
-    side = _side(config)
-    default = kind()
-    size = {"shortest_edge": side} if "shortest_edge" in default.size else {"height": side, "width": side}
-    where = f"{path} holds no preprocessor_config.json" if path else "the model has no folder"
-    warnings.warn(f"{where}: images are prepared as {kind.__name__} does by default, at {side} pixels", stacklevel=2)
-    return kind(size=size, crop_size={"height": side, "width": side})
-
-
-def _side(config: Any) -> int:
-    size = getattr(config, "image_size", None) or getattr(getattr(config, "vision_config", None), "image_size", None)
-    if size is None:
-        raise ValueError(f"{type(config).__name__} has no image_size")
-    return int(size if isinstance(size, int) else size[0])
-
-
-def _read(given: Mapping[str, Any], kind: str) -> Inputs:
+def _parsed(given: Mapping[str, Any], kind: str) -> Inputs:
     size, crop = given.get("size") or {}, given.get("crop_size") or {}
     short = size.get("shortest_edge")
     resized = (short, short) if short is not None else (size.get("height"), size.get("width"))

@@ -86,7 +86,7 @@ def test_names_and_zero_shot(data: Path, tmp_path: Path) -> None:
     found = [agglo.lab.evaluate(each, str(data), workers=0, quiet=True) for each in (name, own, nn.DataParallel(own))]
     assert len({each["top1"] for each in found}) == 1
     clip = stirred(open_clip.create_model(tiny_models.open_clip_config(tmp_path)))
-    classifier = agglo.lab.zero_shot(clip, open_clip.get_tokenizer(tiny_models.OPEN_CLIP), sorted(NAMES), quiet=True)
+    classifier = agglo.lab.zero_shot(clip, open_clip.get_tokenizer(tiny_models.OPEN_CLIP), sorted(NAMES))
     with pytest.raises(ValueError, match="Linear"):
         agglo.lab.evaluate(nn.Linear(3, 3), data, workers=0)
     assert agglo.lab.evaluate(classifier, data, workers=0, quiet=True)["images"] == 12
