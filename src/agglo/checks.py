@@ -17,7 +17,7 @@ def choice(name: str, value: object, accepted: Iterable[T], *, also: str = "") -
     Args:
         name: The option, as users write it.
         value: What was given.
-        accepted: The values to choose from, such as names or the keys of a table; None among them if it may be None.
+        accepted: The values to choose from, such as the keys of a table.
         also: What else is accepted, to end the message with: ", or a list of them".
 
     >>> choice("linkage", "singel", ("single", "average"))
@@ -55,15 +55,7 @@ def number(
     above: float | None = None,
     maximum: float | None = None,
 ) -> N:
-    """Return a number within bounds; NaN, a bool and a text are none. Numbers of NumPy become Python's.
-
-    Args:
-        name: The option, as users write it.
-        value: What was given.
-        whole: Whether it must be an int.
-        minimum: The smallest that is accepted.
-        above: The bound that it must exceed.
-        maximum: The largest that is accepted.
+    """Return a number within bounds, which is an int if `whole`. NaN, a bool and a text are none; NumPy's are.
 
     >>> number("momentum", 2.0, above=0, maximum=1)
     Traceback (most recent call last):
@@ -83,13 +75,7 @@ def number(
 
 
 def whole_numbers(name: str, values: Any, *, minimum: int = 0, length: int | None = None) -> tuple[int, ...]:
-    """Return a list of whole numbers as a tuple; it must not be empty.
-
-    Args:
-        name: The option, as users write it.
-        values: What was given.
-        minimum: The smallest that is accepted for each.
-        length: How many there must be; None accepts any number of them.
+    """Return a list of whole numbers as a tuple, of a length if one is given, and never empty.
 
     >>> whole_numbers("stride", 2, minimum=1, length=2)
     Traceback (most recent call last):

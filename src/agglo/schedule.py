@@ -60,14 +60,9 @@ class Schedule(ABC):
         counts: list[int] = []
         for block, count in enumerate(self._wanted(n_tokens, depth)):
             most = n_tokens if self.returning or not counts else counts[-1]
-            if strict and count < 1:
-                raise ValueError(
-                    f"{self!r} would leave {count} of {n_tokens} patch tokens after block {block}; at least 1 must stay"
-                )
-            if strict and count > most:
-                raise ValueError(
-                    f"{self!r} asks for {count} patch tokens after block {block}, but only {most} are left there"
-                )
+            if strict and not 1 <= count <= most:
+                limit = "at least 1 must stay" if count < 1 else f"only {most} are left there"
+                raise ValueError(f"{self!r} asks for {count} of {n_tokens} patch tokens after block {block}; {limit}")
             counts.append(min(max(count, 1), most))
         return counts
 
@@ -78,15 +73,9 @@ class Schedule(ABC):
 
 
 class WrittenSchedule(Schedule):
-    """A schedule that is a frozen dataclass of numbers, and can therefore be written down.
+    """A schedule that is a frozen dataclass of numbers, and can therefore be written down."""
 
-    Attributes:
-        kind: The name in its text.
-        example: A text of this kind.
-    """
-
-    kind: ClassVar[str]
-    example: ClassVar[str]
+    example: ClassVar[str]  # a text of this kind, which begins with its name
 
     def __repr__(self) -> str:
         (_, first), *others = self._given().items()
@@ -95,7 +84,7 @@ class WrittenSchedule(Schedule):
     def __str__(self) -> str:
         (_, first), *others = self._given().items()
         values = first if isinstance(first, tuple) and len(first) > 1 else (first,)
-        return format_call(self.kind, values, dict(others))
+        return format_call(_kind(type(self)), values, dict(others))
 
     def _given(self) -> dict[str, Any]:
         """Return its fields: the first one always, the others where they differ from their defaults."""
@@ -125,13 +114,8 @@ class _AtStages(WrittenSchedule):
         blocks = self._blocks(depth)
         if blocks[-1] >= depth:
             raise ValueError(f"blocks={blocks} do not fit a model of depth {depth}: 0 to {depth - 1} exist")
-        after_stage = self._after_stages(n_tokens, len(blocks))
-        counts, current = [], n_tokens
-        for block in range(depth):
-            if block in blocks:
-                current = after_stage[blocks.index(block)]
-            counts.append(current)
-        return counts
+        after_stage = [n_tokens, *self._after_stages(n_tokens, len(blocks))]
+        return [after_stage[sum(start <= block for start in blocks)] for block in range(depth)]
 
     def _check_blocks(self, n_stages: int | None) -> None:
         """n_stages: how many the schedule has numbers for; None for any number of them."""
@@ -162,7 +146,6 @@ class Stages(_AtStages):
     [100, 100, 90, 90, 63, 63]
     """
 
-    kind: ClassVar[str] = "stages"
     example: ClassVar[str] = "stages:0.5"
     keep_rate: Rates
     blocks: Sequence[int] | None = None
@@ -187,16 +170,14 @@ class Stages(_AtStages):
         ratios = self._ratios * n_stages if isinstance(self.keep_rate, float) else self._ratios
         if len(ratios) != n_stages:
             raise ValueError(f"keep_rate={self.keep_rate} needs {n_stages} values, one per stage")
-        counts = []
-        numerator, denominator = n_tokens, 1
-        for top, bottom in ratios:
-            numerator, denominator = numerator * top, denominator * bottom
-            if self.nested:
-                numerator, denominator = numerator // denominator, 1
-            counts.append(numerator // denominator)
-            if self.returning:
-                numerator, denominator = n_tokens, 1
-        return counts
+        if self.returning:
+            return [n_tokens * top // bottom for top, bottom in ratios]
+        if self.nested:
+            counts = [n_tokens]
+            for top, bottom in ratios:
+                counts.append(counts[-1] * top // bottom)
+            return counts[1:]
+        return _products(n_tokens, ratios)
 
 
 @dataclass(frozen=True, repr=False)
@@ -210,7 +191,6 @@ class Counts(_AtStages):
     [196, 196, 196, 90, 90, 90, 30, 30, 30, 10, 10, 10]
     """
 
-    kind: ClassVar[str] = "counts"
     example: ClassVar[str] = "counts:90,30,10,blocks=[3,6,9]"
     left: Sequence[int]
     blocks: Sequence[int] | None = None
@@ -235,11 +215,8 @@ class _Removing(WrittenSchedule):
         """Patch tokens removed at each of `depth` blocks."""
 
     def _wanted(self, n_tokens: int, depth: int) -> list[int]:
-        counts = []
-        for removed in self.removals(depth):
-            n_tokens = n_tokens - removed
-            counts.append(n_tokens)
-        return counts
+        removed = self.removals(depth)
+        return [n_tokens - sum(removed[: block + 1]) for block in range(depth)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -250,7 +227,6 @@ class PerBlock(_Removing):
     [100, 70, 70, 50, 50, 50]
     """
 
-    kind: ClassVar[str] = "per_block"
     example: ClassVar[str] = "per_block:0,0,0,49,0,0,49"
     removed: Sequence[int]
 
@@ -271,7 +247,6 @@ class Constant(_Removing):
     [100, 100, 90, 80, 70]
     """
 
-    kind: ClassVar[str] = "constant"
     example: ClassVar[str] = "constant:14,start=3"
     t: int
     start: int = 0
@@ -293,7 +268,6 @@ class Linear(_Removing):
     [32, 29, 26, 23, 20, 17, 14, 11, 8, 5, 2, 0]
     """
 
-    kind: ClassVar[str] = "linear"
     example: ClassVar[str] = "linear:16"
     t: int
 
@@ -313,7 +287,6 @@ class Geometric(WrittenSchedule):
     [100, 50, 25, 12]
     """
 
-    kind: ClassVar[str] = "geometric"
     example: ClassVar[str] = "geometric:0.8"
     keep_rate: float
     start: int = 3
@@ -326,18 +299,20 @@ class Geometric(WrittenSchedule):
 
     def _wanted(self, n_tokens: int, depth: int) -> list[int]:
         _require_start(self, self.start, depth)
-        counts = []
-        numerator, denominator = n_tokens, 1
-        for block in range(depth):
-            if block >= self.start:
-                numerator, denominator = numerator * self._ratio[0], denominator * self._ratio[1]
-            counts.append(numerator // denominator)
-        return counts
+        return [n_tokens] * self.start + _products(n_tokens, [self._ratio] * (depth - self.start))
 
 
-def _set(schedule: WrittenSchedule, name: str, value: Any) -> None:
-    """What a frozen dataclass may do to itself while it is being made."""
-    object.__setattr__(schedule, name, value)
+def _products(n_tokens: int, ratios: Iterable[Ratio]) -> list[int]:
+    """Return int(N r1), int(N r1 r2), ... exactly."""
+    counts = []
+    numerator, denominator = n_tokens, 1
+    for top, bottom in ratios:
+        numerator, denominator = numerator * top, denominator * bottom
+        counts.append(numerator // denominator)
+    return counts
+
+
+_set = object.__setattr__  # what a frozen dataclass may do to itself while it is being made
 
 
 def _require_start(schedule: WrittenSchedule, start: int, depth: int) -> None:
@@ -345,25 +320,19 @@ def _require_start(schedule: WrittenSchedule, start: int, depth: int) -> None:
         raise ValueError(f"{schedule!r} would start at block {start} of a model of depth {depth}: it would do nothing")
 
 
-_KINDS: dict[str, type[WrittenSchedule]] = {
-    kind.kind: kind for kind in (Stages, Counts, Constant, Linear, Geometric, PerBlock)
-}
+def _kind(schedule: type[WrittenSchedule]) -> str:
+    return schedule.example.partition(":")[0]
+
+
+_KINDS = {_kind(each): each for each in (Stages, Counts, Constant, Linear, Geometric, PerBlock)}
 EXAMPLES = ", ".join(kind.example for kind in _KINDS.values())
 
 
 def parse_schedule(text: str) -> Schedule:
     """Parse the text of a schedule, `kind:values,option=value`.
 
-    stages:0.5, stages:0.9,0.7,0.5,blocks=[3,6,9]    keep rates at each stage, and the blocks of the stages (default: a
-                                                     quarter, a half and three quarters of the depth); nested=true,
-                                                     returning=true
-    counts:90,30,10,blocks=[3,6,9]                   patch tokens left after each stage; returning=true
-    constant:14, constant:14,start=3                 patch tokens removed per block, and the first block that does
-    linear:16                                        patch tokens removed per block on average: twice that at first,
-                                                     none at last
-    geometric:0.8, geometric:0.8,start=0             keep rate at each block, and the first block that reduces
-                                                     (default: 3)
-    per_block:0,0,0,49,0,0,49                        patch tokens removed at each block
+    Each kind takes the arguments of its class: stages:0.9,0.7,0.5,blocks=[3,6,9] or stages:0.7,nested=true,
+    counts:90,30,10,blocks=[3,6,9], constant:14,start=3, linear:16, geometric:0.8,start=0, per_block:0,0,0,49,0,0,49.
 
     Raises:
         ValueError: There is no such kind of schedule, or it does not take these values.
@@ -376,16 +345,16 @@ def parse_schedule(text: str) -> Schedule:
     except ValueError as error:
         raise ValueError(f"schedule={text!r}: {error}; accepted are such as {EXAMPLES}") from None
     kind = _KINDS[choice("schedule kind", name, _KINDS)]
-    accepted = [field.name for field in fields(kind) if field.init]  # type: ignore[arg-type]
+    accepted = [field.name for field in fields(kind) if field.init]
     first: Any = values[0] if len(values) == 1 else values
     if accepted[0] in ("left", "removed") and len(values) == 1 and not isinstance(first, list):
         first = values
-    if not values or set(options) - set(accepted[1:]):
-        unknown = sorted(set(options) - set(accepted[1:]))
-        problem = f"has no option {unknown[0]!r}" if unknown else f"needs {accepted[0]}"
-        raise ValueError(f"schedule={text!r}: {name} {problem}; write it as {kind.example}")
     try:
-        return kind(first, **options)  # type: ignore[call-arg]
+        for option in options:
+            choice("option", option, accepted[1:])
+        if not values:
+            raise ValueError(f"{name} needs {accepted[0]}")
+        return kind(first, **options)
     except ValueError as error:
         raise ValueError(f"schedule={text!r}: {error}; write it as {kind.example}") from None
 

@@ -38,15 +38,13 @@ def parse_call(text: str) -> Call:
     values: list[Any] = []
     options: dict[str, Any] = {}
     for item in split_items(rest, text):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if not equals and not options:
+        if "=" not in item and not options:
             values.append(parse_value(item))
             continue
-        if not (key.isidentifier() and value):
-            raise ValueError(f"{item!r} in {text!r} is not understood; accepted: key=value, separated by commas")
+        key, value = _parse_option(item)
         if key in options:
             raise ValueError(f"{text!r} gives {key!r} twice")
-        options[key] = parse_value(value)
+        options[key] = value
     return Call(name.strip(), tuple(values), options)
 
 
@@ -56,13 +54,14 @@ def parse_options(texts: Sequence[str]) -> dict[str, Any]:
     >>> parse_options(["linkage=single", "exponent=0.5"])
     {'linkage': 'single', 'exponent': 0.5}
     """
-    options = {}
-    for text in texts:
-        key, equals, value = (part.strip() for part in text.partition("="))
-        if not (key and equals and value):
-            raise ValueError(f"{text!r} is not understood; accepted: key=value")
-        options[key] = parse_value(value)
-    return options
+    return dict(_parse_option(text) for text in texts)
+
+
+def _parse_option(text: str) -> tuple[str, Any]:
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not (key and equals and value):
+        raise ValueError(f"{text!r} is not understood; accepted: key=value")
+    return key, parse_value(value)
 
 
 def format_call(name: str, values: Sequence[Any] = (), options: Mapping[str, Any] | None = None) -> str:
