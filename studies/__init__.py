@@ -2,18 +2,17 @@
 
 Run from the repository, by `python -m studies NAME`, with the options of `agglo reproduce`. They are not part of the
 package.
-
-`python -m studies.centroids` and `python -m studies.gpu_roofline` are scripts of their own.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 
-from agglo.lab.paper.study import Study
+from agglo.lab.paper.study import BEYOND, Study
 
 _MODULES = ("better_atc", "place", "terrain", "padding", "real_detection")
+study = partial(Study, command="python -m studies", shows=BEYOND, gpu_hours="under 0.1")
 
 
 @cache

@@ -7,28 +7,15 @@ from math import sqrt
 from statistics import mean, stdev
 from typing import Any
 
-from agglo.lab.paper.classifiers import (
-    ATC,
-    EMBEDDED,
-    IMAGES,
-    LINKAGES,
-    RATES,
-    RECIPE,
-    ClassifierScale,
-    Entry,
-    Evaluator,
-    Subject,
-    fine_tune,
-)
-from agglo.lab.paper.compare import beside, by_method, grouped, percent
-from agglo.lab.paper.estimates import TINY
+from agglo.lab.paper import classifiers, compare
+from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, LINKAGES, RATES, ClassifierScale, Entry, Subject
+from agglo.lab.paper.items.off_the_shelf import run_evaluations
 from agglo.lab.paper.output import read_results
-from agglo.lab.paper.study import BEYOND, Cell, Result, RunCell, Section, Settings, Study
-from agglo.schedule import Stages
+from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings
 from agglo.utils.tables import Column, Table
+from studies import study
 
-DEIT = "deit_tiny_patch16_224"
-DEIT_TINY = Subject(DEIT, TINY, "imagenet", *IMAGES["imagenet"], DEIT)
+DEIT_TINY = Subject(DEITS[0], "imagenet", IMAGES["imagenet"], DEITS[0])
 BETTER = {"features": "tokens", "importance": "class", "mean": "preserve_norm"}
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {"importance": "class"},
@@ -50,26 +37,17 @@ _SAVING = (
     _named("average", {}, ", unread dropped", last_block="class_token"),
 )
 _ENTRIES = (*(_named(linkage, options) for options in _OPTIONS for linkage in LINKAGES), *_SAVING)
-_MINIATURE = ClassifierScale((EMBEDDED,), tuple(entry for entry in _ENTRIES if entry.linkage == "average"), (0.25,))
+_MINIATURE = ClassifierScale((EMBEDDED,), tuple(e for e in _ENTRIES if e.options["linkage"] == "average"), (0.25,))
 
 
 def _axes(scale: ClassifierScale, settings: Settings) -> Iterator[Cell]:
+    """Yield every keep rate and method, and every seed where there is training."""
     [subject] = scale.subjects
+    seeds = [{"seed": seed} for seed in range(settings.seeds or scale.seeds)] if scale.seeds > 1 else [{}]
     for rate in scale.rates:
         for entry in scale.entries:
             about = {"model": subject.model, "data": subject.data, "method": entry.name, "keep_rate": rate}
-            yield Cell(about, subject.needs, subject.images * subject.size.multiply_adds(Stages(rate)))
-
-
-def _run(scale: ClassifierScale, settings: Settings) -> RunCell:
-    evaluate = Evaluator(settings)
-
-    def run(about: Mapping[str, Any]) -> dict[str, Any]:
-        entry = scale.entry(about)
-        assert entry is not None
-        return evaluate(scale.subjects[0], entry.config(about["keep_rate"]))
-
-    return run
+            yield from (Cell({**about, **seed}, subject.needs) for seed in seeds)
 
 
 def _papers(settings: Settings) -> list[Result]:
@@ -83,32 +61,20 @@ def _papers(settings: Settings) -> list[Result]:
 def _table(results: Sequence[Result], scale: ClassifierScale) -> list[Section]:
     if not results:
         return []
-    found, rates, measured = by_method(results, "keep_rate", "top1")
+    found, rates, measured = compare.by_method(results, "keep_rate", "top1")
     rows = [entry.name for entry in (*ATC, *_ENTRIES) if entry.name in found]
     images = next(result["images"] for result in results if "images" in result)
-    groups = grouped(results, "method", "keep_rate")
+    groups = compare.grouped(results, "method", "keep_rate")
     saving = [row for row in rows if row in ("atc average", *(entry.name for entry in _SAVING))]
-    cost = Table(
-        [Column("method", left=True), *(Column(percent(rate), ".2f") for rate in rates)],
-        [[row, *(groups.get((row, rate), [{}])[0].get("gflops") for rate in rates)] for row in saving],
-    )
+    cost = compare.plain_table(saving, rates, lambda *key: groups.get(key, [{}])[0].get("gflops"), ".2f")
     return [
-        Section("Top-1", beside(rows, rates, measured), f"% of {images} images."),
+        Section("Top-1", compare.comparison(rows, rates, measured), f"% of {images} images."),
         Section("GFLOPs, where an option saves some", cost),
     ]
 
 
 # The paper's ATC is named as in the fine-tuned table, which it is trained like.
 _COMPARED = (ATC[1], Entry("better atc", "atc", {"linkage": "average", **BETTER}))
-
-
-def _tuned_axes(scale: ClassifierScale, settings: Settings) -> Iterator[Cell]:
-    [subject] = scale.subjects
-    for rate in scale.rates:
-        for entry in scale.entries:
-            for seed in range(settings.seeds or scale.seeds):
-                about = {"model": subject.model, "data": subject.data, "method": entry.name, "keep_rate": rate}
-                yield Cell({**about, "seed": seed}, subject.needs, scale.training_cost(subject, Stages(rate)))
 
 
 def _run_tuned(scale: ClassifierScale, settings: Settings) -> RunCell:
@@ -118,9 +84,10 @@ def _run_tuned(scale: ClassifierScale, settings: Settings) -> RunCell:
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
         place = folder / f"{about['method'].replace(' ', '-')}-{about['keep_rate']}-seed{about['seed']}"
-        choices, rate = {"seed": about["seed"]}, about["keep_rate"]
-        found = fine_tune(settings, scale.recipe, choices, scale.entry(about), root, place, keep_rate=rate)
-        return {**found, "images": subject.images, "training_images": subject.training}
+        entry, choices = classifiers.named(scale.entries, about["method"]), {"seed": about["seed"]}
+        rate = about["keep_rate"]
+        found = classifiers.fine_tune(settings, scale.recipe, choices, entry, root, place, keep_rate=rate)
+        return {**found, "images": subject.images}
 
     return run
 
@@ -137,7 +104,7 @@ def _tuned_table(results: Sequence[Result], scale: ClassifierScale) -> list[Sect
         both = [[found[name, rate, seed] for seed in seeds] for name in (first, second)]
         gains = [ours - papers for papers, ours in zip(*both, strict=True)]
         told = [f"{mean(of_one):.2f} ({stdev(of_one):.2f})" for of_one in both]
-        rows.append([percent(rate), *told, f"{mean(gains):+.2f} +- {stdev(gains) / sqrt(len(gains)):.2f}"])
+        rows.append([compare.percent(rate), *told, f"{mean(gains):+.2f} +- {stdev(gains) / sqrt(len(gains)):.2f}"])
     columns = [Column("keep rate"), Column("the paper's ATC"), Column("the better ATC"), Column("difference")]
     text = (
         f"Mean of {scale.seeds} seeds and in brackets their standard deviation; the difference is taken seed by seed, "
@@ -147,29 +114,25 @@ def _tuned_table(results: Sequence[Result], scale: ClassifierScale) -> list[Sect
 
 
 ITEMS = (
-    Study(
+    study(
         name="better-atc",
-        command="python -m studies",
-        shows=BEYOND,
         about="What each option beyond the paper's ATC does to DeiT-T off the shelf",
         stands_in="Average linkage at 25 % alone; the embedded classifier and Fashion-MNIST's test set stand in.",
         full=ClassifierScale((DEIT_TINY,), _ENTRIES, RATES[::-1]),
         miniature=_MINIATURE,
         axes=_axes,
-        run=_run,
+        run=run_evaluations,
         table=_table,
         borrow=_papers,
     ),
-    Study(
+    study(
         name="better-tuned",
-        command="python -m studies",
-        shows=BEYOND,
         about="The options beyond the paper beside the paper's ATC, both fine-tuned alike, average linkage",
         stands_in="It runs in miniature only: the embedded classifier trained for one epoch on 6000 images of "
         "Fashion-MNIST, three seeds.",
         full=None,
-        miniature=ClassifierScale((EMBEDDED,), _COMPARED, recipe=str(RECIPE), epochs=1, evaluations=1, seeds=3),
-        axes=_tuned_axes,
+        miniature=ClassifierScale((EMBEDDED,), _COMPARED, recipe=str(classifiers.RECIPE), seeds=3),
+        axes=_axes,
         run=_run_tuned,
         table=_tuned_table,
     ),

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agglo.lab.paper.classifiers import DENSE, FASHION, data_need
-from agglo.lab.paper.detectors import HeldImages, is_kept, keeping, samples_in
-from agglo.lab.paper.estimates import Size
-from agglo.lab.paper.study import BEYOND, Cell, Result, RunCell, Section, Settings, Study
+from agglo.lab.paper.classifiers import FASHION, data_need
+from agglo.lab.paper.compare import DENSE
+from agglo.lab.paper.detectors import BOX_AND_MASK, HeldImages, is_kept, keeping, samples_in
+from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings
 from agglo.lab.tasks.detection.data import make_scenes, transforms_for
 from agglo.lab.tasks.detection.evaluation.matches import interval
-from agglo.lab.tasks.detection.evaluation.one_pass import KINDS, Images, evaluate
+from agglo.lab.tasks.detection.evaluation.one_pass import Images, evaluate
 from agglo.lab.tasks.detection.specs import open_detector
 from agglo.patch import apply, remove
 from agglo.utils.tables import Column, Table
+from studies import study
 
 CASES = ((DENSE, None), ("atc", 0.5), ("atc", 0.25), ("tome", 0.5))
-_SCENE = 3 * (3e8 + Size(64, 12).multiply_adds())  # with the wider image beside it
 _RESAMPLES = 500
 ALONE, APART, MERGED = "alone", "padded, apart", "padded, merged"
 
@@ -44,7 +44,7 @@ def _axes(scenes: int, settings: Settings) -> Iterator[Cell]:
     for method, rate in CASES:
         for way in (ALONE, APART, MERGED) if rate else (ALONE, APART):
             about = {"method": method, "keep_rate": rate, "way": way}
-            yield Cell(about, (data_need(FASHION),), scenes * _SCENE)
+            yield Cell(about, (data_need(FASHION),))
 
 
 def _run(scenes: int, settings: Settings) -> RunCell:
@@ -74,8 +74,8 @@ def _run(scenes: int, settings: Settings) -> RunCell:
         if not is_kept(folder(alone)):
             judge(alone)
         ours, others = (samples_in(folder(each), _RESAMPLES) for each in (about, alone))
-        to_alone = {kind: interval(ours[kind] - others[kind]) for kind in KINDS.values()}
-        aps = {f"{kind}_AP": found[f"{kind}_AP"] for kind in KINDS.values()}
+        to_alone = {kind: interval(ours[kind] - others[kind]) for kind in BOX_AND_MASK}
+        aps = {f"{kind}_AP": found[f"{kind}_AP"] for kind in BOX_AND_MASK}
         return {**aps, "to_alone": to_alone, "scenes": scenes, "resamples": _RESAMPLES}
 
     return run
@@ -85,12 +85,12 @@ def _table(results: Sequence[Result], scenes: int) -> list[Section]:
     if not results:
         return []
     columns = [Column("reduced", left=True), Column("scenes", left=True)]
-    columns += [Column(f"{kind} AP") for kind in KINDS.values()]
+    columns += [Column(f"{kind} AP") for kind in BOX_AND_MASK]
     rows = []
     for result in results:
         rate = "" if result["keep_rate"] is None else f" {result['keep_rate']:.0%}"
         way = "padded" if result["keep_rate"] is None and result["way"] == APART else result["way"]
-        rows.append([f"{result['method']}{rate}", way, *(_told(result, kind) for kind in KINDS.values())])
+        rows.append([f"{result['method']}{rate}", way, *(_told(result, kind) for kind in BOX_AND_MASK)])
     text = (
         f"{results[0]['scenes']} scenes; in brackets the 95 % interval of the difference to the scenes alone, over "
         "resampled scenes."
@@ -103,10 +103,8 @@ def _told(result: Result, kind: str) -> str:
     return told if result["way"] == ALONE else f"{told} [{low:+.1f}, {high:+.1f}]"
 
 
-PADDING = Study(
+PADDING = study(
     name="padding",
-    command="python -m studies",
-    shows=BEYOND,
     about="AP of the embedded detector on scenes alone and beside a picture of twice their width, which pads them: "
     "half of the patches then show nothing, and are merged apart (agglo's default) or like everything else (as in the "
     "released detectors)",

@@ -13,7 +13,7 @@ from typing import Any
 
 from agglo.lab.paper.classifiers import EMBEDDED, Subject
 from agglo.lab.paper.compare import grouped
-from agglo.lab.paper.study import BEYOND, Cell, Result, RunCell, Section, Settings, Study
+from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings
 from agglo.lab.tasks.classification.tuning import FolderSettings, prepare
 from agglo.tuning.images import split
 from agglo.tuning.search import solve
@@ -22,6 +22,7 @@ from agglo.tuning.space import Space
 from agglo.tuning.statistics import Quality
 from agglo.tuning.subject import Subject as TunedSubject
 from agglo.utils.tables import Column, Table
+from studies import study
 from studies.better_atc import BETTER, DEIT_TINY
 
 LEVELS = (0.7, 0.5)  # of the dense model's GFLOPs
@@ -49,7 +50,7 @@ def _about(level: float, method: str, options: Mapping[str, Any]) -> dict[str, A
 def _axes(subject: Subject, settings: Settings) -> Iterator[Cell]:
     for level in LEVELS:
         for way in WAYS:
-            yield Cell(_about(level, *way), subject.needs, _IMAGES * level * subject.size.multiply_adds())
+            yield Cell(_about(level, *way), subject.needs)
 
 
 def _run(subject: Subject, settings: Settings) -> RunCell:
@@ -91,10 +92,8 @@ def _table(results: Sequence[Result], subject: Subject) -> list[Section]:
 
 
 ITEMS = (
-    Study(
+    study(
         name="places",
-        command="python -m studies",
-        shows=BEYOND,
         about="Merging before attention beside merging after it, at equal GFLOPs: how far DeiT-T's answers are from "
         "its dense ones",
         stands_in="The embedded classifier and its 1000 images stand in.",

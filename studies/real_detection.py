@@ -11,10 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from agglo.lab.paper.classifiers import named
+from agglo.lab.paper.compare import DENSE
 from agglo.lab.paper.detectors import (
+    BOX_AND_MASK,
     COCO,
     COLLAPSED,
-    DENSE,
     HeldImages,
     config_of,
     entries,
@@ -26,15 +28,13 @@ from agglo.lab.paper.detectors import (
     samples_in,
     start,
 )
-from agglo.lab.paper.estimates import TRAINING as PASSES
-from agglo.lab.paper.estimates import Size
-from agglo.lab.paper.study import BEYOND, Cell, Need, Result, RunCell, Section, Settings, Study
+from agglo.lab.paper.study import Cell, Need, Result, RunCell, Section, Settings
 from agglo.lab.tasks.detection.data import transforms_for
 from agglo.lab.tasks.detection.evaluation.matches import interval
-from agglo.lab.tasks.detection.evaluation.one_pass import KINDS
 from agglo.lab.tasks.detection.training.settings import RECIPES, DetectionSettings
 from agglo.lab.tasks.detection.training.trainer import open_splits, train_detector
 from agglo.utils.tables import CANNOT, Column, Table
+from studies import study
 
 WEIGHTS = Need("weights", start("tiny"), "DeiT-T, published")
 TRAINING, REDUCED = "training", "reduced"
@@ -82,10 +82,8 @@ def _axes(scale: RealImages, settings: Settings) -> Iterator[Cell]:
     if scale.reduces:
         places += [(REDUCED, DENSE, None), (REDUCED, COLLAPSED.name, None)]
         places += [(REDUCED, entry.name, rate) for rate in RATES for entry in METHODS]
-    one = 300 * (Size(192, 12, 256).multiply_adds() + 2e10)  # about: a few hundred images of 256 x 256
     for part, method, rate in places:
-        cost = one * (PASSES * scale.epochs if part == TRAINING else 1)
-        yield Cell({"part": part, "method": method, "keep_rate": rate}, (scale.data, WEIGHTS), cost)
+        yield Cell({"part": part, "method": method, "keep_rate": rate}, (scale.data, WEIGHTS))
 
 
 def _run(scale: RealImages, settings: Settings) -> RunCell:
@@ -96,7 +94,7 @@ def _run(scale: RealImages, settings: Settings) -> RunCell:
 
     def judge(name: str, rate: float | None) -> tuple[dict[str, Any], Path]:
         detector = opened(folder / "run" / "last" / "model.safetensors")
-        entry = next((each for each in (COLLAPSED, *METHODS) if each.name == name), None)
+        entry = named((COLLAPSED, *METHODS), name)
         config = None if entry is None else config_of(entry, rate)
         if entry is not None:
             require_reachable(detector, entry, config)
@@ -114,7 +112,7 @@ def _run(scale: RealImages, settings: Settings) -> RunCell:
         if not is_kept(dense):
             judge(DENSE, None)
         ours, others = (samples_in(each, _RESAMPLES) for each in (place, dense))
-        return {**found, "to_dense": {kind: interval(ours[kind] - others[kind]) for kind in KINDS.values()}}
+        return {**found, "to_dense": {kind: interval(ours[kind] - others[kind]) for kind in BOX_AND_MASK}}
 
     return run
 
@@ -131,11 +129,11 @@ def _table(results: Sequence[Result], scale: RealImages) -> list[Section]:
                 text += " AP did not rise: something is wrong."
             found.append(Section("Training", Table(columns, rows), text))
     if reduced := [result for result in results if result["part"] == REDUCED]:
-        columns = [Column("reduced", left=True), Column("keep rate"), *(Column(f"{k} AP") for k in KINDS.values())]
+        columns = [Column("reduced", left=True), Column("keep rate"), *(Column(f"{k} AP") for k in BOX_AND_MASK)]
         rows = []
         for result in reduced:
             rate = "" if result["keep_rate"] is None else f"{result['keep_rate']:.0%}"
-            rows.append([result["method"], rate, *(_told(result, kind) for kind in KINDS.values())])
+            rows.append([result["method"], rate, *(_told(result, kind) for kind in BOX_AND_MASK)])
         text = "In brackets: the 95 % interval of the difference to dense, over resampled images."
         found.append(Section("With fewer tokens, off the shelf", Table(columns, rows), text))
     return found
@@ -143,7 +141,7 @@ def _table(results: Sequence[Result], scale: RealImages) -> list[Section]:
 
 def rises(log: Sequence[dict[str, float]]) -> bool:
     """Return whether box and mask AP are higher after training than at their first evaluation."""
-    return all(log[-1][f"{kind}_AP"] > log[0][f"{kind}_AP"] for kind in KINDS.values())
+    return all(log[-1][f"{kind}_AP"] > log[0][f"{kind}_AP"] for kind in BOX_AND_MASK)
 
 
 def _told(result: Result, kind: str) -> str:
@@ -151,11 +149,6 @@ def _told(result: Result, kind: str) -> str:
         return CANNOT
     told, (low, high) = f"{result[f'{kind}_AP']:.1f}", result["to_dense"][kind]
     return told if result["method"] == DENSE else f"{told} [{low:+.1f}, {high:+.1f}]"
-
-
-def _study(scale: RealImages, about: str) -> Study:
-    how = {"command": "python -m studies", "shows": BEYOND, "miniature": None}
-    return Study(name=scale.name, about=about, full=scale, axes=_axes, run=_run, table=_table, **how)
 
 
 _BY_HEART = {
@@ -176,14 +169,19 @@ NUCLEI = RealImages(
     {"evaluate_every": 1},
     reduces=True,
 )
+_FUNCTIONS: dict[str, Any] = {"miniature": None, "axes": _axes, "run": _run, "table": _table}
 ITEMS = (
-    _study(
-        COCO_OVERFIT,
-        "DeiT-T's detector learns a dozen COCO images by heart and is judged by the same ones: AP must rise",
+    study(
+        name=COCO_OVERFIT.name,
+        about="DeiT-T's detector learns a dozen COCO images by heart and is judged by the same ones: AP must rise",
+        full=COCO_OVERFIT,
+        **_FUNCTIONS,
     ),
-    _study(
-        NUCLEI,
-        "DeiT-T's detector of nuclei in microscope images, trained on four fifths of them and judged by the others, "
-        "dense and with fewer tokens, off the shelf",
+    study(
+        name=NUCLEI.name,
+        about="DeiT-T's detector of nuclei in microscope images, trained on four fifths of them and judged by the "
+        "others, dense and with fewer tokens, off the shelf",
+        full=NUCLEI,
+        **_FUNCTIONS,
     ),
 )

@@ -17,11 +17,12 @@ from torch import Tensor
 from agglo.hosts import diffusers
 from agglo.hosts.diffusers import generation
 from agglo.lab.paper.compare import grouped
-from agglo.lab.paper.study import BEYOND, Cell, Need, Result, RunCell, Section, Settings, Study
-from agglo.lab.paper.synthesis import Ways, by_rate, compared_cells, renamed, ways_of
-from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell, cells_of
+from agglo.lab.paper.study import Cell, Need, Result, RunCell, Section, Settings
+from agglo.lab.paper.synthesis import COMPARED, Options, by_rate, reductions
+from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell
 from agglo.lab.tasks.synthesis.evaluation.errors import prediction_errors, relative_errors
 from agglo.utils.randomness import generator as random_generator
+from studies import study
 from studies.terrain_model import SIGMA_MAX, SIGMA_MIN, difference_to_onnx, load, prediction, terrains
 
 WEIGHTS = "terrain_consistency_unet_difficulty100"
@@ -31,39 +32,30 @@ SCHEDULE = 50  # steps from the most noise to the least
 STEPS = 5  # successive ones that are looked at, from each noise level on
 _POWER = 7  # of Karras et al. 2022
 ONE_CALL, OVER_STEPS = "one call", "successive steps"
-_CALL = 2 * 8.8e9  # multiply-adds of a height map, reduced and dense
 _MOST_APART = 1e-3  # from ONNX Runtime, of height maps in -1 to 1
 
 
-def single_ways(keep_rates: Sequence[float]) -> Ways:
-    """Return every method and option, and larger windows."""
-    wide = cells_of(["atc"], keep_rates, common={"window": 16})
-    return ways_of([*compared_cells(keep_rates), *renamed("atc-average, windows of 16 x 16", wide)])
-
-
-def step_ways(keep_rates: Sequence[float]) -> Ways:
-    """Return ATC grouped anew at every step by every block, and what saves clusterings."""
-    savings: dict[str, dict[str, Any]] = {
-        "shared by the blocks": {"share": "resolution"},
-        f"kept for {STEPS} steps": {"every": STEPS},
-        f"shared by the blocks, kept for {STEPS} steps": {"share": "resolution", "every": STEPS},
-        **{f"kept until they drift by {drift:g}": {"drift": drift} for drift in (0.05, 0.1, 0.2, 0.4)},
-        f"windows of 8 x 8, kept for {STEPS} steps": {"window": 8, "every": STEPS},
-    }
-    cells = cells_of(["atc"], keep_rates)
-    for name, common in savings.items():
-        cells += renamed(f"atc-average, {name}", cells_of(["atc"], keep_rates, common=common))
-    return ways_of(cells)
+# Every method and option, and larger windows.
+SINGLE: Options = {**COMPARED, "atc-average, windows of 16 x 16": {"window": 16}}
+# ATC grouped anew at every step by every block, and what saves clusterings.
+SUCCESSIVE: Options = {
+    "atc-average": {},
+    "atc-average, shared by the blocks": {"share": "resolution"},
+    f"atc-average, kept for {STEPS} steps": {"every": STEPS},
+    f"atc-average, shared by the blocks, kept for {STEPS} steps": {"share": "resolution", "every": STEPS},
+    **{f"atc-average, kept until they drift by {drift:g}": {"drift": drift} for drift in (0.05, 0.1, 0.2, 0.4)},
+    f"atc-average, windows of 8 x 8, kept for {STEPS} steps": {"window": 8, "every": STEPS},
+}
+PARTS = {ONE_CALL: SINGLE, OVER_STEPS: SUCCESSIVE}
 
 
 def _axes(keep_rates: Sequence[float], settings: Settings) -> Iterator[Cell]:
     where = "the .onnx file in the package adaptive-terrain-diffusion"
     extras = [Need("extra", name, "reads and checks that file") for name in ("onnx", "onnxruntime")]
     needs = (Need("weights", WEIGHTS, where), *extras)
-    for part, ways, calls in ((ONE_CALL, single_ways, 1), (OVER_STEPS, step_ways, STEPS)):
-        for method, rate in ways(keep_rates):
-            about = {"part": part, "method": method, "keep_rate": rate}
-            yield Cell(about, needs, IMAGES * calls * len(SIGMAS) * _CALL)
+    for part, options in PARTS.items():
+        for method, rate in reductions(options, keep_rates):
+            yield Cell({"part": part, "method": method, "keep_rate": rate}, needs)
 
 
 def _run(keep_rates: Sequence[float], settings: Settings) -> RunCell:
@@ -77,14 +69,14 @@ def _run(keep_rates: Sequence[float], settings: Settings) -> RunCell:
     schedule = karras_sigmas(SIGMA_MAX, SIGMA_MIN)
     starts = [next(number for number, sigma in enumerate(schedule) if sigma <= level) for level in SIGMAS]
     paths = [successive(model, clean, difficulty, schedule[start : start + STEPS]) for start in starts]
-    single, steps = single_ways(keep_rates), step_ways(keep_rates)
+    cells = {part: reductions(options, keep_rates) for part, options in PARTS.items()}
     common = {"images": IMAGES, "sigmas": SIGMAS, "difference_to_onnx": apart}
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
-        place = about["method"], about["keep_rate"]
+        cell = cells[about["part"]][about["method"], about["keep_rate"]]
         if about["part"] == OVER_STEPS:
-            return {**error_over_steps(model, steps[place], paths), **common}
-        [errors] = prediction_errors(model, [single[place]], calls).values()
+            return {**error_over_steps(model, cell, paths), **common}
+        [errors] = prediction_errors(model, [cell], calls).values()
         return {"error": float(np.mean(errors)), "by_level": errors, **common}
 
     return run
@@ -166,10 +158,8 @@ def _counted(model: Any) -> list[int]:
     return asked
 
 
-TERRAIN = Study(
+TERRAIN = study(
     name="terrain",
-    command="python -m studies",
-    shows=BEYOND,
     about="Relative error of a real pretrained U-Net's output (height maps, 1024 tokens), for every option of merging: "
     "single calls at three noise levels, and five successive steps with groups kept or shared",
     full=(0.9, 0.7, 0.5, 0.4),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agglo.lab.paper.compare import Value, beside, disagreements, remarks
+from agglo.lab.paper.compare import Value, comparison, disagreements, remarks
 
 MEASURED = {"near": Value(50.2, 0.3), "far": Value(48.0, 0.3), "bare": Value(47.0), "none": "cannot"}
 PRINTED = {"near": Value(50.0), "far": Value(50.0), "bare": Value(50.0), "none": Value(50.0)}
@@ -10,8 +10,8 @@ PRINTED = {"near": Value(50.0), "far": Value(50.0), "bare": Value(50.0), "none":
 
 def test_without_an_error_of_the_papers_ours_counts_alone() -> None:
     rows = list(MEASURED)
-    table = beside(rows, [0], lambda row, _: MEASURED[row], lambda row, _: PRINTED[row])
-    assert [row[3] for row in table.rows] == ["+0.20 +- 0.30 (ours alone)", "-2.00 +- 0.30 (ours alone)", "-3.00", None]
+    table = comparison(rows, [0], lambda row, _: MEASURED[row], lambda row, _: PRINTED[row])
+    assert [row[3] for row in table.rows] == ["+0.20 +- 0.30 (ours alone)", "-2.00 +- 0.30 (ours alone)", "-3.00", ""]
     said = disagreements(rows, [0], lambda row, _: MEASURED[row], lambda row, _: PRINTED[row])
     assert said == (
         "1 of 2 cells differ from what is printed by more than two standard errors; of 1 cells no error is known"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from agglo.lab.paper.compare import Value, beside, by_method, printed_value
+from agglo.lab.paper import compare
 from agglo.lab.paper.study import CannotRunError, Cell, Need, Result, RunCell, Section, Settings, Study
 
 RATES = (0.25, 0.5)
@@ -24,7 +24,7 @@ class Ran:
 
     def study(self, name: str = "toy") -> Study:
         about: dict[str, Any] = {"name": name, "shows": "table of toys", "about": "Nothing"}
-        about |= {"stands_in": "Less than nothing.", "full": (TOYS,), "miniature": ()}
+        about |= {"stands_in": "Less than nothing.", "full": (TOYS,), "miniature": (), "gpu_hours": "0.2"}
         return Study(**about, axes=_axes, run=self.open, table=_table, draw=_draw)
 
     def open(self, needs: tuple[Need, ...], settings: Settings) -> RunCell:
@@ -43,18 +43,18 @@ class Ran:
 
 
 def _axes(needs: tuple[Need, ...], settings: Settings) -> list[Cell]:
-    places = [(m, rate, s) for m in ("atc", "tome") for rate in RATES for s in range(settings.seeds or 1)]
-    cells = [Cell({"method": m, "keep_rate": rate, "seed": s}, needs, 1e15) for m, rate, s in places]
+    cases = [(m, rate, s) for m in ("atc", "tome") for rate in RATES for s in range(settings.seeds or 1)]
+    cells = [Cell({"method": m, "keep_rate": rate, "seed": s}, needs) for m, rate, s in cases]
     return [*cells, Cell({"method": "big", "keep_rate": 0.5, "seed": 0}, (*needs, *([BEAR] if needs else [])))]
 
 
 def _table(results: Sequence[Result], needs: tuple[Need, ...]) -> list[Section]:
-    rows, _, measured = by_method(results, "keep_rate", "top1")
+    rows, _, measured = compare.by_method(results, "keep_rate", "top1")
 
-    def printed(row: str, rate: float) -> Value | None:
-        return printed_value(55.5, 50_000) if (row, rate) == ("atc", 0.5) else None
+    def printed(row: str, rate: float) -> compare.Value | None:
+        return compare.Value(55.5, 0.22) if (row, rate) == ("atc", 0.5) else None
 
-    return [Section("Toys", beside(rows, RATES, measured, printed))]
+    return [Section("Toys", compare.comparison(rows, RATES, measured, printed))]
 
 
 def _draw(results: Sequence[Result], needs: tuple[Need, ...], settings: Settings, folder: Path) -> list[Path]:

@@ -16,16 +16,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from agglo.lab.options import AtLeastOne, device_or_best, option
 from agglo.lab.paper.listing import benchmarks, listing
 from agglo.lab.paper.output import read_results, write_output
-from agglo.lab.paper.places import data_places, weight_places
+from agglo.lab.paper.paths import find_data, find_weights
 from agglo.lab.paper.registry import BENCHMARKS, item_named, items
-from agglo.lab.paper.runner import is_runnable
 from agglo.lab.paper.runner import run as run_item
-from agglo.lab.paper.study import Settings, Study
+from agglo.lab.paper.runner import runnable_cells
+from agglo.lab.paper.study import Cell, Settings, Study
 
 EXAMPLES = """\
 examples:
@@ -52,10 +51,6 @@ class Options:
     seeds: AtLeastOne | None = option(None, "where chance has a part (default: the item's own)")
     batch_size: AtLeastOne | None = option(None, "(default: the item's own)")
     device: str | None = option(None, "cpu, cuda, cuda:1, mps, xpu (default: the best one there is)", metavar="D")
-    released: bool = option(
-        False,
-        "train also as the released code behaves, where that differs from the paper (mae: t - 1 tokens per block)",
-    )
     redraw: bool = option(False, "measure nothing; write tables and figures anew")
 
 
@@ -77,36 +72,30 @@ def run_items(options: Options, items: Sequence[Study], one: Study | None) -> No
     is_measured = not (options.item is None or mini or options.redraw)
     settings = Settings(
         miniature=mini,
-        data=data_places(options.data, chosen, miniature=mini),
-        weights=weight_places(options.weights, chosen, miniature=mini),
+        data=find_data(options.data, chosen, miniature=mini),
+        weights=find_weights(options.weights, chosen, miniature=mini),
         output=options.output,
         runs=options.runs,
         seeds=options.seeds,
         batch_size=options.batch_size,
-        released=options.released,
         device=device_or_best(options.device) if is_measured else "cpu",
     )
     if options.item is None:
         print(listing(chosen, settings))
         return
     for item in chosen:
-        if len(chosen) == 1 or is_runnable(item, settings):
-            _run(item, settings, redraw=options.redraw)
-        else:
+        if len(chosen) > 1 and item.cells(settings) and not runnable_cells(item, settings):
             print(f"agglo: {item.name}: nothing that it needs is here", file=sys.stderr)
-
-
-def _run(item: Any, settings: Any, *, redraw: bool) -> None:
-    folder = settings.folder(item.name)
-    left_out: Sequence[Any] = ()
-    if redraw:
-        write_output(item, read_results(folder), settings)
-    else:
-        left_out = run_item(item, settings).left_out
-    if os.environ.get("RANK", "0") == "0":
-        print((folder / "tables.md").read_text(encoding="utf-8"))
-        if left_out:
-            needs = [need for cell in left_out for need in cell.needs]
-            absent = dict.fromkeys(need.name for need in needs if not need.is_here(settings))
-            print(f"{len(left_out)} cells left out; they need what is not here: {', '.join(absent)}")
-        print(f"{folder}: record.json, tables.md, tables.tex")
+            continue
+        folder, left_out = settings.folder(item.name), list[Cell]()
+        if options.redraw:
+            write_output(item, read_results(folder), settings)
+        else:
+            left_out = list(run_item(item, settings).left_out)
+        if os.environ.get("RANK", "0") == "0":
+            print((folder / "tables.md").read_text(encoding="utf-8"))
+            absent = [need.name for cell in left_out for need in cell.needs if not need.is_available(settings)]
+            if absent:
+                names = ", ".join(dict.fromkeys(absent))
+                print(f"{len(left_out)} cells left out; they need what is not here: {names}")
+            print(f"{folder}: record.json, tables.md, tables.tex")

@@ -10,100 +10,71 @@ from typing import Any
 from agglo.config import ReductionConfig
 from agglo.embedded import classifier as embedded
 from agglo.lab.data.fashion_mnist import find_idx, read_idx, write_idx
-from agglo.lab.paper.compare import DENSE
-from agglo.lab.paper.estimates import BASE, SMALL, TINY, TRAINING, Size
 from agglo.lab.paper.study import CannotRunError, Need, Settings
 from agglo.lab.training.run_folder import RunFolder
 from agglo.models.opening import ModelSpec, build
 from agglo.patch import apply, remove, report
-from agglo.schedule import Schedule
 from agglo.utils.files import replacing
 
+SHELF, TUNED = "off the shelf", "fine-tuned"
 RATES = (0.25, 0.5, 0.7, 0.9)
 FASHION = "fashion-mnist"
-DEITS = {"deit_tiny_patch16_224": TINY, "deit_small_patch16_224": SMALL, "deit_base_patch16_224": BASE}
-# Images to train on and to validate with.
-IMAGES = {
-    "imagenet": (1_281_167, 50_000),
-    "nabirds": (23_929, 24_633),
-    "coco": (82_081, 40_137),
-    "nuswide": (176_000, 44_000),
-}
+DEITS = ("deit_tiny_patch16_224", "deit_small_patch16_224", "deit_base_patch16_224")
+IMAGES = {"imagenet": 50_000, "nabirds": 24_633, "coco": 40_137, "nuswide": 44_000}  # of the validation splits
 RECIPE = Path(__file__).parent / "items" / "miniature.toml"
+_LEARNING = ("dynamicvit", "dynamicvit_prsv", "svit", "dpc_knn", "sit", "patch_merger", "sinkhorn")
+_DATA = {
+    "imagenet": "ImageNet-1K, val/ and for training train/",
+    "nabirds": "NABirds",
+    "coco": "COCO 2014 with its annotations",
+    "nuswide": "NUS-WIDE with nus_wid_data.csv",
+    FASHION: "Fashion-MNIST's four idx files",
+}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the tables.
-
-    Attributes:
-        options: Of the method and of `ReductionConfig`, but for the budget, by name.
-        learns: Whether nothing can be said about it off the shelf.
-    """
+    """One line of the tables: a method, with options of its own and of `ReductionConfig` but for the budget."""
 
     name: str
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    learns: bool = False
 
     @property
-    def linkage(self) -> str | None:
-        return self.options.get("linkage")
+    def learns(self) -> bool:
+        """Whether nothing can be said about it off the shelf."""
+        return self.method in _LEARNING and self.options.get("weights") != "equal"
 
     def config(self, keep_rate: float | None = None, **how: Any) -> ReductionConfig:
         """Return the reduction at a budget: a keep rate, or a schedule."""
         return ReductionConfig.of(self.method, keep_rate=keep_rate, **{**self.options, **how})
 
 
+def plain(*names: str) -> tuple[Entry, ...]:
+    """Return entries of methods as they are."""
+    return tuple(Entry(name, name) for name in names)
+
+
 LINKAGES = ("single", "average", "complete")
 ATC = tuple(Entry(f"atc {linkage}", "atc", {"linkage": linkage}) for linkage in LINKAGES)
-# Without proportional attention the released code does not track sizes at all.
-RELEASED = tuple(
-    Entry(f"atc {linkage} as released", "atc", {"linkage": linkage, "sizes": "ignored", "proportional": False})
-    for linkage in LINKAGES
-)
-PRUNING = (Entry("l1", "l1"), Entry("l2", "l2"), Entry("linf", "linf"), Entry("topk", "topk"), Entry("evit", "evit"))
-PAPER = (
-    *PRUNING,
-    Entry("dynamicvit", "dynamicvit", learns=True),
-    Entry("ats", "ats"),
-    Entry("tome", "tome"),
-    Entry("kmedoids", "kmedoids"),
-    Entry("dpc_knn", "dpc_knn", learns=True),
-    Entry("sit", "sit", learns=True),
-    Entry("patch_merger", "patch_merger", learns=True),
-    Entry("sinkhorn", "sinkhorn", learns=True),
-    *ATC,
-)
-# That the paper has in detection only, or not at all.
-FURTHER = (
-    Entry("random", "random", options={"seed": 0}),
-    Entry("dynamicvit_prsv", "dynamicvit_prsv", learns=True),
-    Entry("svit", "svit", learns=True),
-    Entry("evovit", "evovit"),
-    Entry("pool", "pool"),
-    Entry("dpc_knn equal", "dpc_knn", options={"weights": "equal"}),
-)
-ALL = (*PAPER, *FURTHER)
-# Of other authors, as the paper counts them.
+# Of other authors, as the paper counts them: methods that merge hard, and softly.
 HARD = ("kmedoids", "dpc_knn", "tome")
 SOFT = ("sit", "patch_merger", "sinkhorn")
 OURS = tuple(entry.name for entry in ATC)
+PAPER = (*plain("l1", "l2", "linf", "topk", "evit", "dynamicvit", "ats", "tome", "kmedoids", "dpc_knn", *SOFT), *ATC)
+EQUAL = Entry("dpc_knn equal", "dpc_knn", {"weights": "equal"})
+# That the paper has in detection only, or not at all.
+FURTHER = (Entry("random", "random", {"seed": 0}), *plain("dynamicvit_prsv", "svit", "evovit", "pool"), EQUAL)
+ALL = (*PAPER, *FURTHER)
 
 
-def named(entries: Sequence[Entry], name: str) -> Entry:
-    return next(entry for entry in entries if entry.name == name)
+def named(entries: Sequence[Entry], name: str) -> Entry | None:
+    """Return the entry of a name; None for the dense model and for what is not there."""
+    return next((entry for entry in entries if entry.name == name), None)
 
 
 def data_need(name: str) -> Need:
-    about = {
-        "imagenet": "ImageNet-1K, val/ and for training train/",
-        "nabirds": "NABirds",
-        "coco": "COCO 2014 with its annotations",
-        "nuswide": "NUS-WIDE with nus_wid_data.csv",
-        FASHION: "Fashion-MNIST's four idx files",
-    }
-    return Need("data", name, about[name])
+    return Need("data", name, _DATA[name])
 
 
 @dataclass(frozen=True)
@@ -111,26 +82,29 @@ class Subject:
     """A classifier and the data set that it is measured on.
 
     Attributes:
-        training, images: Images of its training and validation splits.
+        images: Images of its validation split.
         weights: What its weights are called; empty for the embedded classifier.
+        training: Images of Fashion-MNIST to train on; 0 is all images of the data set.
         bundled: Whether the images are those that come with agglo.
         timm_name, options: How timm builds it, if not by the model's name alone.
         crop: As in an evaluation; None is the data set's protocol.
         image_size: Pixels, if not the model's own.
+        patches, depth: Tokens of an image without its class token, and blocks.
         ts: How many tokens are removed per block, where that is studied.
     """
 
     model: str
-    size: Size
     data: str
-    training: int
     images: int
     weights: str = ""
+    training: int = 0
     bundled: bool = False
     timm_name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     crop: float | None = None
     image_size: int | None = None
+    patches: int = 196
+    depth: int = 12
     ts: tuple[int, ...] = ()
 
     @property
@@ -140,49 +114,39 @@ class Subject:
 
     def spec(self, settings: Settings) -> ModelSpec:
         if not self.weights:
-            return embedded_spec(self.image_size)
-        name = self.timm_name or self.model
-        return ModelSpec(name, settings.weights[self.weights], options=dict(self.options))
+            size = None if self.image_size is None else (self.image_size, self.image_size)
+            return ModelSpec(embedded.NAME, pretrained=True, image_size=size)
+        return ModelSpec(self.timm_name or self.model, settings.weights[self.weights], options=dict(self.options))
 
     def root(self, settings: Settings) -> Path:
         return embedded.IMAGES if self.bundled else settings.data[self.data]
 
     def training_root(self, settings: Settings, folder: Path) -> Path:
         """Return the folder of images to train on; of Fashion-MNIST it is a part, written to a folder."""
-        if self.weights:
-            return self.root(settings)
-        return fashion_subset(self.root(settings), folder / "data", training=self.training, test=self.images)
+        root = self.root(settings)
+        return fashion_subset(root, folder / "data", train=self.training, t10k=self.images) if self.training else root
 
     def start(self, settings: Settings) -> dict[str, Any]:
         """Return the choices of a training run that say what it starts from; the miniature's recipe has them."""
         return {"model": self.model, "checkpoint": str(settings.weights[self.weights])} if self.weights else {}
 
 
-EMBEDDED = Subject(embedded.NAME, Size(64, 12), FASHION, 6000, 10_000)
+EMBEDDED = Subject(embedded.NAME, FASHION, 10_000, training=6000)
 
 
-def on_data(model: str, data: str) -> str:
+def weights_name(model: str, data: str) -> str:
     """Return what weights of a model are called that were trained on a data set: the published ones are ImageNet's."""
     return model if data == "imagenet" else f"{model}.{data}"
 
 
 @dataclass(frozen=True)
 class ClassifierScale:
-    """What a study of classifiers goes by, in full or in miniature.
-
-    Attributes:
-        recipe, choices: Of a training run.
-        evaluations: Passes over the validation split in one run; by the recipe `deit`, the weights and their moving
-            average are evaluated after every epoch.
-        seeds: Of training.
-    """
+    """What a study of classifiers goes by, in full or in miniature. recipe, choices: of a training run."""
 
     subjects: tuple[Subject, ...]
     entries: tuple[Entry, ...]
     rates: tuple[float, ...] = RATES
     recipe: str = "deit"
-    epochs: int = 30
-    evaluations: int = 60
     seeds: int = 1
     choices: Mapping[str, Any] = field(default_factory=dict)
 
@@ -191,14 +155,10 @@ class ClassifierScale:
         chosen = [s for s in self.subjects if s.model == about.get("model", s.model)]
         return next(s for s in chosen if s.data == about.get("data", s.data))
 
-    def entry(self, about: Mapping[str, Any]) -> Entry | None:
-        """Return the method of a cell; None is the dense model."""
-        return None if about["method"] == DENSE else named(self.entries, about["method"])
-
-    def training_cost(self, subject: Subject, schedule: Schedule | None) -> float:
-        """Return the multiply-adds of one training run."""
-        passes = TRAINING * self.epochs * subject.training + self.evaluations * subject.images
-        return passes * subject.size.multiply_adds(schedule)
+    def config(self, about: Mapping[str, Any]) -> ReductionConfig | None:
+        """Return the reduction of a cell by its keep rate; None is the dense model."""
+        entry = named(self.entries, about["method"])
+        return None if entry is None else entry.config(about["keep_rate"])
 
 
 class Evaluator:
@@ -246,11 +206,6 @@ class Evaluator:
         return {**{name: found[name] for name in kept if name in found}, **about}
 
 
-def embedded_spec(image_size: int | None = None) -> ModelSpec:
-    size = None if image_size is None else (image_size, image_size)
-    return ModelSpec(embedded.NAME, pretrained=True, image_size=size)
-
-
 def fine_tune(
     settings: Settings,
     recipe: str,
@@ -268,47 +223,45 @@ def fine_tune(
     from agglo.lab.tasks.classification.training.settings import RECIPES
     from agglo.lab.tasks.classification.training.trainer import finetune
 
-    chosen = dict(choices)
+    chosen = {**choices, **training_choices(entry), **budget}
     if settings.batch_size is not None:
         chosen["batch_size"] = settings.batch_size
-    if entry is None:
-        chosen["method"] = "none"
-    else:
-        chosen |= {"method": entry.method, **training_choices(entry), **budget}
     how, _ = RECIPES.load(recipe).resolve(chosen)
-    reached = reach(how.model, entry, **budget)
-    best = finetune(how, data, folder, cpu=settings.on_cpu)
-    start = RunFolder(folder).started_from()
-    sources: dict[str, Any] = {"weights": start.get("weights"), "data_fingerprint": start.get("training images")}
-    sources["batch_size"] = how.batch_size
-    return {**{name: best[name] for name in ("top1", "top5", "mAP", "epoch") if name in best}, **reached, **sources}
-
-
-def training_choices(entry: Entry) -> dict[str, Any]:
-    """Return an entry's options as the settings of a training run have them."""
-    own = {name: entry.options[name] for name in ("linkage", "proportional") if name in entry.options}
-    return {**own, "method_options": {name: value for name, value in entry.options.items() if name not in own}}
-
-
-def reach(model_name: str, entry: Entry | None, **budget: Any) -> dict[str, Any]:
-    """Return tokens after each block and GFLOPs of a cell; CannotRunError where a method cannot leave so few."""
-    model = build(ModelSpec(model_name, pretrained=False))
+    model = build(ModelSpec(how.model, pretrained=False))
     try:
         apply(model, ReductionConfig(keep_rate=1.0) if entry is None else entry.config(**budget))
     except ValueError as error:
         raise CannotRunError(str(error)) from error
-    found = report(model)
-    assert found is not None
-    return {"counts": found.counts, "gflops": found.gflops_after}
+    reached = report(model)
+    assert reached is not None
+    best = finetune(how, data, folder, cpu=settings.on_cpu)
+    start = RunFolder(folder).started_from()
+    sources: dict[str, Any] = {"weights": start.get("weights"), "data_fingerprint": start.get("training images")}
+    counted = {"counts": reached.counts, "gflops": reached.gflops_after, **sources, "batch_size": how.batch_size}
+    return {**{name: best[name] for name in ("top1", "top5", "mAP", "epoch") if name in best}, **counted}
 
 
-def fashion_subset(source: Path, target: Path, *, training: int, test: int) -> Path:
-    """Write the first images of both splits as idx files of their own."""
+def training_choices(entry: Entry | None) -> dict[str, Any]:
+    """Return an entry's method and options as the settings of a training run have them."""
+    if entry is None:
+        return {"method": "none"}
+    own = {name: entry.options[name] for name in ("linkage", "proportional") if name in entry.options}
+    options = {name: value for name, value in entry.options.items() if name not in own}
+    return {"method": entry.method, **own, "method_options": options}
+
+
+def run_name(about: Mapping[str, Any], *names: str) -> str:
+    """Return the name of a cell's run folder."""
+    return "_".join(str(about[name]).replace(" ", "-") for name in names)
+
+
+def fashion_subset(source: Path, target: Path, **counts: int) -> Path:
+    """Write the first images of both splits, `train` and `t10k`, as idx files of their own."""
     target.mkdir(parents=True, exist_ok=True)
-    for prefix, count in (("train", training), ("t10k", test)):
+    for split, count in counts.items():
         for kind, dimensions in (("images-idx3", 3), ("labels-idx1", 1)):
-            path = target / f"{prefix}-{kind}-ubyte.gz"
-            values = read_idx(find_idx(source, f"{prefix}-{kind}-ubyte"), dimensions)[:count]
-            with replacing(path) as unfinished:  # several processes may write it, and read it, at once
+            values = read_idx(find_idx(source, f"{split}-{kind}-ubyte"), dimensions)[:count]
+            # Several processes may write it, and read it, at once.
+            with replacing(target / f"{split}-{kind}-ubyte.gz") as unfinished:
                 write_idx(unfinished, values)
     return target

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from agglo.drawing.charts import Curve, CurvePanel, Level, draw_curves
 from agglo.lab.evaluation.report import sampling_error
+from agglo.lab.paper import printed
 from agglo.lab.paper.study import Result
 from agglo.utils.tables import CANNOT, Column, Table
 
 DENSE = "dense"
-_APART = 2.0  # standard errors
 _MOST = 4  # panels in a row: the data sets of the paper
 
 
@@ -56,6 +56,14 @@ Measured = Callable[[str, Any], Value | str | None]
 Printed = Callable[[str, Any], Value | None]
 
 
+def grouped(results: Sequence[Result], *names: str) -> dict[tuple[Any, ...], list[Result]]:
+    """Group results that agree in some values, by these values, in the order they come."""
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for result in results:
+        groups.setdefault(tuple(result.get(name) for name in names), []).append(result)
+    return groups
+
+
 def over_seeds(results: Sequence[Result], metric: str) -> Value | str | None:
     """Return what results that differ in their seed say together: a value, "cannot", or None if none was run.
 
@@ -93,30 +101,25 @@ def by_method(results: Sequence[Result], over: str, metric: str) -> tuple[list[s
     return rows, columns, lambda row, column: over_seeds(groups.get((row, column), []), metric)
 
 
-def dense_of(results: Sequence[Result], metric: str) -> Value | str | None:
+def dense_value(results: Sequence[Result], metric: str) -> Value | str | None:
     return over_seeds([result for result in results if result["method"] == DENSE], metric)
 
 
-def printed_value(number: float | None, images: int | None = None) -> Value | None:
+def printed_value(table: str, *keys: Any, images: int | None = None) -> Value | None:
     """Return a printed number, with its sampling error if it is an accuracy on so many images."""
-    if number is None:
-        return None
-    return Value(number, None if images is None else sampling_error(number, images))
+    number = printed.value(table, *keys)
+    return None if number is None else Value(number, None if images is None else sampling_error(number, images))
 
 
 def percent(rate: float) -> str:
     return f"{100 * rate:g}%"
 
 
-def nothing_printed(row: str, column: Any) -> None:
-    return None
-
-
-def beside(
+def comparison(
     rows: Sequence[str],
     columns: Sequence[Any],
     measured: Measured,
-    printed: Printed = nothing_printed,
+    expected: Printed = lambda row, column: None,
     head: Callable[[Any], str] = percent,
     *,
     title: str = "method",
@@ -127,69 +130,51 @@ def beside(
     Columns in which nothing is printed have the measured value alone. Where the printed numbers are of another model
     and other data, they are not comparable: the table says so, and has no differences.
     """
-    heads, has_printed = [Column(title, left=True)], {}
+    heads, lines = [Column(title, left=True)], {row: [row] for row in rows}
     for column in columns:
-        has_printed[column] = any(printed(row, column) is not None for row in rows)
         names = ["measured"]
-        if has_printed[column]:
+        if has_printed := any(expected(row, column) is not None for row in rows):
             names += ["printed", "difference"] if comparable else ["printed (not comparable)"]
         heads += [Column(f"{head(column)} {name}".strip()) for name in names]
-    lines = []
-    for row in rows:
-        line: list[Any] = [row]
-        for column in columns:
-            found, expected = measured(row, column), printed(row, column)
-            line.append(None if found is None else str(found))
-            if has_printed[column]:
-                line.append(None if expected is None else f"{expected.number:.2f}")
-            if has_printed[column] and comparable:
-                both = isinstance(found, Value) and expected is not None
-                line.append(found.minus(expected) if both else None)  # type: ignore[union-attr, arg-type]
-        lines.append(line)
-    return Table(heads, lines)
+        for row, line in lines.items():
+            found, said = measured(row, column), expected(row, column)
+            line.append("" if found is None else str(found))
+            if has_printed:
+                line.append("" if said is None else f"{said.number:.2f}")
+            if has_printed and comparable:
+                line.append(found.minus(said) if isinstance(found, Value) and said is not None else "")
+    return Table(heads, list(lines.values()))
 
 
-def plain_table(rows: Sequence[str], columns: Sequence[Any], entry: Callable[[str, Any], Any]) -> Table:
+def plain_table(rows: Sequence[str], columns: Sequence[Any], entry: Callable[[str, Any], Any], form: str = "") -> Table:
     """Make a table of one entry per method and keep rate."""
-    heads = [Column("method", left=True), *(Column(percent(column)) for column in columns)]
+    heads = [Column("method", left=True), *(Column(percent(column), form) for column in columns)]
     return Table(heads, [[row, *(entry(row, column) for column in columns)] for row in rows])
 
 
-def disagreements(rows: Sequence[str], columns: Sequence[Any], measured: Measured, printed: Printed) -> str:
+def disagreements(rows: Sequence[str], columns: Sequence[Any], measured: Measured, expected: Printed) -> str:
     """Say how many cells are further from what is printed than two standard errors; empty if none is printed.
 
     Where the paper gives no error, ours counts alone; cells of which no error is known are counted apart.
     """
-    pairs = [(measured(row, column), printed(row, column)) for row in rows for column in columns]
-    both = [(found, expected) for found, expected in pairs if isinstance(found, Value) and expected is not None]
-    known = [
-        abs(found.number - expected.number) / math.hypot(found.error, expected.error or 0.0)
-        for found, expected in both
-        if found.error
-    ]
-    words = []
+    pairs = [(measured(row, column), expected(row, column)) for row in rows for column in columns]
+    both = [(found, said) for found, said in pairs if isinstance(found, Value) and said is not None]
+    known = [(a.number - b.number, math.hypot(a.error, b.error or 0.0)) for a, b in both if a.error]
+    parts = []
     if known:
-        apart = sum(ratio > _APART for ratio in known)
-        words.append(f"{apart} of {len(known)} cells differ from what is printed by more than two standard errors")
+        apart = sum(abs(difference) > 2 * error for difference, error in known)
+        parts.append(f"{apart} of {len(known)} cells differ from what is printed by more than two standard errors")
     if len(known) < len(both):
-        words.append(f"of {len(both) - len(known)} cells no error is known")
-    return "; ".join(words)
+        parts.append(f"of {len(both) - len(known)} cells no error is known")
+    return "; ".join(parts)
 
 
-def remarks(rows: Sequence[str], columns: Sequence[Any], measured: Measured, printed: Printed) -> str:
+def remarks(rows: Sequence[str], columns: Sequence[Any], measured: Measured, expected: Printed) -> str:
     """Say what disagrees with print, or that nothing is printed, as for a model that stands in."""
-    if all(printed(row, column) is None for row in rows for column in columns):
+    if all(expected(row, column) is None for row in rows for column in columns):
         return " The paper prints nothing for this model on these data."
-    apart = disagreements(rows, columns, measured, printed)
+    apart = disagreements(rows, columns, measured, expected)
     return apart and f" {apart}."
-
-
-def grouped(results: Sequence[Result], *names: str) -> dict[tuple[Any, ...], list[Result]]:
-    """Group results that agree in some values, by these values, in the order they come."""
-    groups: dict[tuple[Any, ...], list[Result]] = {}
-    for result in results:
-        groups.setdefault(tuple(result.get(name) for name in names), []).append(result)
-    return groups
 
 
 def reasons(results: Sequence[Mapping[str, Any]]) -> str:
@@ -198,19 +183,29 @@ def reasons(results: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(f"- cannot: {reason}" for reason in found)
 
 
-def curve_of(name: str, results: Sequence[Result], over: str, metric: str, *, faint: bool = False) -> Curve:
-    """Make the curve of one method over the values of an axis, with errors."""
-    values = {x: over_seeds(at, metric) for (x,), at in grouped(results, over).items() if x is not None}
-    points = sorted((float(x), value) for x, value in values.items() if isinstance(value, Value))
-    heights, errors = [value.number for _, value in points], [value.error or 0.0 for _, value in points]
-    return Curve(name, [x for x, _ in points], heights, errors if any(errors) else None, faint=faint)
+def curves(results: Sequence[Result], by: str, over: str, metric: str) -> list[Curve]:
+    """Make a curve over the values of an axis, with errors, of all results that agree in a value."""
+    found = []
+    for (name,), here in grouped(results, by).items():
+        values = {x: over_seeds(at, metric) for (x,), at in grouped(here, over).items() if x is not None}
+        points = sorted((float(x), value) for x, value in values.items() if isinstance(value, Value))
+        heights, errors = [value.number for _, value in points], [value.error or 0.0 for _, value in points]
+        found.append(Curve(name, [x for x, _ in points], heights, errors if any(errors) else None))
+    return found
 
 
-def ticks_of(curves: Sequence[Curve]) -> list[float]:
-    return sorted({x for curve in curves for x in curve.x})
+def ticks(shown: Sequence[Curve]) -> list[float]:
+    return sorted({x for curve in shown for x in curve.x})
 
 
-def accuracy_panels(
+def draw_panels(panels: Sequence[CurvePanel], path: Path, note: str = "") -> list[Path]:
+    """Draw a figure and return its path, if there is a panel to draw."""
+    if panels:
+        draw_curves(panels, path, note=note, columns=_MOST if len(panels) > _MOST else None)
+    return [path] if panels else []
+
+
+def draw_accuracy(
     results: Sequence[Result],
     path: Path,
     *,
@@ -221,34 +216,26 @@ def accuracy_panels(
 ) -> list[Path]:
     """Draw a panel for all results that agree in `by`: a curve per method, the dense model as a dashed line.
 
-    Faint methods are thin and grey. Nothing is drawn where nothing was measured.
+    Faint methods are thin and grey, and may lie outside. Nothing is drawn where nothing was measured.
     """
     panels = []
     for names, here in grouped(results, *by).items():
         metric = metric_of(here)
         done = [result for result in here if metric in result]
         reduced = [result for result in done if result["method"] != DENSE]
-        curves = [
-            curve_of(name, of_one, over, metric, faint=faint(name))
-            for (name,), of_one in grouped(reduced, "method").items()
-        ]
-        dense = dense_of(done, metric)
+        all_curves = [replace(each, faint=faint(each.name)) for each in curves(reduced, "method", over, metric)]
+        dense = dense_value(done, metric)
         level = Level(dense.number, dense.error) if isinstance(dense, Value) else None
-        shown = [] if level is None else [level.y - (level.y_error or 0.0), level.y + (level.y_error or 0.0)]
-        for curve in curves:
+        shown = [] if level is None else [(level.y, level.y_error or 0.0)]
+        for curve in all_curves:
             if not curve.faint:
-                pairs = list(zip(curve.y, curve.y_error or [0.0] * len(curve.y), strict=True))
-                shown += [end for y, error in pairs for end in (y - error, y + error)]
-        if not curves or not shown:
+                shown += zip(curve.y, curve.y_error or [0.0] * len(curve.y), strict=True)
+        if not all_curves or not shown:
             continue
-        room = 0.06 * (max(shown) - min(shown) or 1)
-        limits = (min(shown) - room, max(shown) + room)
-        ticks = ticks_of(curves)
-        named_ticks = ticks if len(ticks) < 8 else None
+        low, high = min(y - error for y, error in shown), max(y + error for y, error in shown)
+        room = 0.06 * (high - low or 1)
+        named = ticks(all_curves) if len(ticks(all_curves)) < 8 else None
+        how: dict[str, Any] = {"x_ticks": named, "y_limits": (low - room, high + room)}
         title = ", ".join(map(str, names))
-        panels.append(CurvePanel(curves, x_label, f"{metric} (%)", level, title, named_ticks, y_limits=limits))
-    if not panels:
-        return []
-    note = "bars and grey band: standard error of the images and of the seeds"
-    draw_curves(panels, path, note=note, columns=_MOST if len(panels) > _MOST else None)
-    return [path]
+        panels.append(CurvePanel(all_curves, x_label, f"{metric} (%)", level, title, **how))
+    return draw_panels(panels, path, "bars and grey band: standard error of the images and of the seeds")

@@ -7,7 +7,7 @@ difference between two cells are drawn: the r-th resample has the same images in
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from agglo.config import ReductionConfig
 from agglo.lab.evaluation.cells import Reducible, one_of_several
-from agglo.lab.paper.classifiers import ALL, DENSE, FASHION, RATES, Entry, named, training_choices
+from agglo.lab.paper.classifiers import ALL, FASHION, RATES, SHELF, TUNED, Entry, named, training_choices
+from agglo.lab.paper.compare import DENSE
 from agglo.lab.paper.study import CannotRunError, Settings
 from agglo.lab.tasks.detection.data import make_scenes, open_coco, transforms_for
 from agglo.lab.tasks.detection.evaluation.matches import Matches, bootstrap, match
@@ -30,42 +31,34 @@ from agglo.models.checkpoints import fingerprint, read_checkpoint
 from agglo.schedule import Counts
 from agglo.utils.files import replacing
 
-SHELF, TUNED, GATE = "off the shelf", "fine-tuned", "gate"
 COCO = "coco2017"
 ASKING = ("evit", "topk", "ats", "evovit")  # what the class token attends to
 DENSE_WITH_TOKEN = "dense with class token"
 COLLAPSED = Entry("one token", "atc", {"linkage": "average"})  # with a single token, all methods that merge are one
-NUMBERS = tuple(f"{kind}_{name}" for kind in KINDS.values() for name in ("AP", "AP50", "AP75"))
+BOX_AND_MASK = tuple(KINDS.values())
 _SAMPLES = "samples.npz"
 
 Samples = dict[str, NDArray[np.float64]]
 
 
 def entries(*names: str) -> tuple[Entry, ...]:
-    return tuple(named(ALL, name) for name in names)
-
-
-PAPER = entries("atc average", "atc complete", "atc single", "tome")
-PRUNING = entries("evit", "ats", "evovit", "svit", "dynamicvit", "dynamicvit_prsv")
-# Not in the paper's tables of detectors.
-FURTHER = entries("pool", "random", "kmedoids", "dpc_knn equal", "dpc_knn", "topk")
+    return tuple(entry for name in names for entry in ALL if entry.name == name)
 
 
 @dataclass(frozen=True)
 class DetectorScale:
     """What a study of detectors goes by, in full or in miniature.
 
+    In miniature every detector has a class token, so that one detector serves all methods; it must lose a third of its
+    AP with a single token; and the dense detector is trained on as long as the methods are. In full there is a second
+    dense detector for the methods that ask a class token.
+
     Attributes:
         methods: Off the shelf come those that learn nothing.
         shelf_rates, tuned_rates: Keep rates, the most telling first.
         shelf_seeds, tuned_seeds: Seeds of training.
-        class_token: Whether every detector has a class token, so that one detector serves all methods. Otherwise there
-            is a second dense detector for the methods that ask a class token.
-        gate: Whether a detector must lose a third of its AP with a single token before methods are compared by it.
-        tuned_dense: Whether the dense detector is trained on as long as the methods are.
         dense, tuned: Recipe and choices.
         validation: Number of validation images; None is all.
-        ranked: Keep rates at which methods are ranked.
     """
 
     models: tuple[str, ...]
@@ -75,13 +68,9 @@ class DetectorScale:
     tuned_rates: tuple[float, ...] = RATES
     shelf_seeds: int = 1
     tuned_seeds: int = 1
-    class_token: bool = False
-    gate: bool = False
-    tuned_dense: bool = False
     dense: tuple[str, Mapping[str, Any]] = ("dense", {})
     tuned: tuple[str, Mapping[str, Any]] = ("finetune", {})
     validation: int | None = None
-    ranked: tuple[float, ...] = RATES
     resamples: int = 200
     batch_size: int = 1
     workers: int = 2
@@ -91,35 +80,62 @@ class DetectorScale:
         return self.data == FASHION
 
     @property
-    def shelf(self) -> tuple[Entry, ...]:
-        return tuple(entry for entry in self.methods if not entry.learns)
+    def reduced(self) -> list[tuple[str, float, Entry]]:
+        """Every training, keep rate and method.
 
-    @property
-    def fine_tuned(self) -> tuple[Entry, ...]:
-        """All methods, without DPC-KNN with equal weights, which stands in off the shelf for the one that learns."""
-        return tuple(entry for entry in self.methods if entry.name != "dpc_knn equal")
+        DPC-KNN with equal weights stands in off the shelf for the one that learns.
+        """
+        shelf = [(SHELF, rate, each) for rate in self.shelf_rates for each in self.methods if not each.learns]
+        tuned = [(TUNED, rate, each) for rate in self.tuned_rates for each in self.methods]
+        return shelf + [case for case in tuned if case[2].name != "dpc_knn equal"]
 
-    def dense_name(self, entry: Entry) -> str:
-        """Return the dense detector that an entry is reduced from."""
-        return DENSE_WITH_TOKEN if not self.class_token and entry.method in ASKING else DENSE
+    def asks(self, name: str) -> bool:
+        """Return whether a method or dense detector is reduced from a detector of its own, with a class token."""
+        entry = named(self.methods, name)
+        return not self.is_miniature and (name == DENSE_WITH_TOKEN or (entry is not None and entry.method in ASKING))
+
+    def dense_name(self, name: str) -> str:
+        """Return the dense detector that a method is reduced from."""
+        return DENSE_WITH_TOKEN if self.asks(name) else DENSE
+
+    def training(
+        self, about: Mapping[str, Any], checkpoint: Path | None, *, entry: Entry | None = None, dense: bool = False
+    ) -> DetectionSettings:
+        """Return the settings of a cell's training, or of that of the dense detector that it starts from.
+
+        Without an entry the dense detector is trained on like the methods. The miniature's dense one starts from the
+        embedded classifier.
+        """
+        recipe, chosen = self.dense if dense else self.tuned
+        choices: dict[str, Any] = {"model": about["model"], "seed": about["seed"], **chosen}
+        choices["class_token"] = self.is_miniature or self.asks(about["method"])
+        if checkpoint is not None:
+            choices["checkpoint"] = str(checkpoint)
+        if not dense:
+            choices |= training_choices(entry)
+        if entry is not None:
+            choices["keep_rate"] = about["keep_rate"]
+        settings, _ = RECIPES.load(recipe).resolve(choices)
+        return settings
 
 
-FULL = DetectorScale(("tiny", "small"), COCO, (*PAPER, *PRUNING))
+_PAPER = entries("atc average", "atc complete", "atc single", "tome")
+_PRUNING = entries("evit", "ats", "evovit", "svit", "dynamicvit", "dynamicvit_prsv")
+# Not in the paper's tables of detectors.
+_FURTHER = entries("pool", "random", "kmedoids", "dpc_knn equal", "dpc_knn", "topk")
+FULL = DetectorScale(("tiny", "small"), COCO, (*_PAPER, *_PRUNING))
+_SHORT = {"epochs": 1, "lr_drops": [2 / 3], "evaluate_every": 1, "validation_scenes": 20}  # the item judges by itself
 MINIATURE = DetectorScale(
     ("miniature",),
     FASHION,
-    (*PAPER, *FURTHER, *PRUNING),
+    (*_PAPER, *_FURTHER, *_PRUNING),
     shelf_rates=(0.5, 0.25, 0.7, 0.9),
     tuned_rates=(0.5,),
     shelf_seeds=2,
-    class_token=True,
-    gate=True,
-    tuned_dense=True,
-    dense=("miniature", {"scenes": 4000, "epochs": 4}),
+    dense=("miniature", {}),
     # A fifth of the rate that the dense detector starts with, and one drop.
-    tuned=("miniature", {"scenes": 800, "epochs": 1, "lr": 1e-4, "warmup_steps": 20}),
+    tuned=("miniature", {"scenes": 800, "lr": 1e-4, "warmup_steps": 20, **_SHORT}),
     validation=1000,
-    ranked=(0.5, 0.25),  # at others the methods lie too close together
     resamples=500,
     batch_size=8,
 )
@@ -135,40 +151,6 @@ def start(model: str) -> str:
     return f"deit_{model}_patch16_224"
 
 
-def dense_settings(
-    scale: DetectorScale, model: str, seed: int, *, class_token: bool, checkpoint: Path | None
-) -> DetectionSettings:
-    """Return the settings of a dense detector's training; the miniature starts from the embedded classifier."""
-    name, chosen = scale.dense
-    recipe = RECIPES.load(name)
-    choices: dict[str, Any] = {"model": model, "seed": seed, "class_token": class_token, **chosen}
-    if checkpoint is not None:
-        choices["checkpoint"] = str(checkpoint)
-    if "epochs" in chosen:
-        usual, _ = recipe.resolve({} if checkpoint is None else {"checkpoint": str(checkpoint)})
-        choices["lr_drops"] = [drop * chosen["epochs"] / usual.epochs for drop in usual.lr_drops]
-    settings, _ = recipe.resolve(choices)
-    return settings
-
-
-def tuned_settings(
-    scale: DetectorScale, model: str, seed: int, entry: Entry | None, rate: float | None, checkpoint: Path
-) -> DetectionSettings:
-    """Return the settings of training with fewer tokens; without an entry the dense detector is trained on alike."""
-    name, chosen = scale.tuned
-    choices: dict[str, Any] = {"model": model, "seed": seed, "checkpoint": str(checkpoint), **chosen}
-    choices["class_token"] = scale.class_token or (entry is not None and entry.method in ASKING)
-    choices["method"] = "none" if entry is None else entry.method
-    if "epochs" in chosen:
-        epochs = chosen["epochs"]
-        choices |= {"lr_drops": [2 * epochs / 3], "evaluate_every": epochs}
-        choices["validation_scenes"] = min(20, scale.validation or 20)  # the item judges by itself
-    if entry is not None:
-        choices |= {"keep_rate": rate, **training_choices(entry)}
-    settings, _ = RECIPES.load(name).resolve(choices)
-    return settings
-
-
 @dataclass
 class Judge:
     """Trains what is missing and evaluates one cell after the other."""
@@ -176,34 +158,24 @@ class Judge:
     settings: Settings
     scale: DetectorScale
     item: str
-    _weights: dict[Any, Path] = field(default_factory=dict)
     _images: dict[int | None, Images] = field(default_factory=dict)
+    _trained: set[Path] = field(default_factory=set)
 
     def __call__(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """Return AP, tokens left and GFLOPs of a cell; its match tables go into its folder."""
-        model, seed, name, rate = about["model"], about["seed"], about["method"], about["keep_rate"]
-        entry = None if name in (DENSE, DENSE_WITH_TOKEN) else named((COLLAPSED, *self.scale.methods), name)
-        with_token = name == DENSE_WITH_TOKEN or (entry is not None and entry.method in ASKING)
-        dense = self.dense_weights(model, seed, with_token=self.scale.class_token or with_token)
-        config = None if entry is None else config_of(entry, rate)
+        entry = named((COLLAPSED, *self.scale.methods), about["method"])
+        dense = self.dense_weights(about)
+        config = None if entry is None else config_of(entry, about["keep_rate"])
         if entry is not None:
             require_reachable(opened(dense), entry, config)
         weights, folder = dense, self.folder(about)
         if about["training"] == TUNED:
-            chosen = tuned_settings(self.scale, model, seed, entry, rate, dense)
-            train_detector(chosen, self.settings.data[self.scale.data], folder / "run", cpu=self.settings.on_cpu)
-            weights = folder / "run" / "last" / "model.safetensors"
-        images = self.images(opened(weights).spec.image_size)
-        found = judged(opened(weights), config, images, folder, self.settings)
-        # Methods that ask a class token may have a dense detector of their own.
-        apart = with_token and not self.scale.class_token
-        found["weights_with_token" if apart else "weights"] = _fingerprint(dense)
+            weights = self.train(self.scale.training(about, dense, entry=entry), folder / "run")
+        found = judged(opened(weights), config, self.images(opened(weights).spec.image_size), folder, self.settings)
+        found["weights_with_token" if self.scale.asks(about["method"]) else "weights"] = _fingerprint(dense)
         if self.is_main:
             resampled = self.samples(about)
-            found |= {f"{kind}_error": float(np.nanstd(resampled[kind], ddof=1)) for kind in KINDS.values()}
-            log = dense.parents[1] / "log.csv"
-            if entry is None and about["training"] == SHELF and dense in self._weights.values() and log.exists():
-                found["log"] = read_log(log)
+            found |= {f"{kind}_error": float(np.nanstd(resampled[kind], ddof=1)) for kind in BOX_AND_MASK}
         return found
 
     @cached_property
@@ -224,34 +196,31 @@ class Judge:
                 self._images[side] = HeldImages(scenes, transform, batch_size=size)
             else:
                 data = open_coco(root, "val").spread(scale.validation)
-                accelerator = one_of_several(self.settings.device)
-                how: dict[str, Any] = {"workers": scale.workers, "accelerator": accelerator}
+                how: dict[str, Any] = {"accelerator": one_of_several(self.settings.device), "workers": scale.workers}
                 self._images[side] = Images(data, transform, batch_size=size, **how)
         return self._images[side]
 
-    def dense_weights(self, model: str, seed: int, *, with_token: bool) -> Path:
-        """Return the weights that were given, or those of a training that goes on where it was stopped.
-
-        They are the last ones, not the best, so that validation images choose nothing.
-        """
-        given = self.settings.weights.get(published(model))
-        if given is not None and not with_token:
+    def dense_weights(self, about: Mapping[str, Any]) -> Path:
+        """Return the weights that were given, or those of a training that goes on where it was stopped."""
+        model, name = about["model"], self.scale.dense_name(about["method"])
+        if name == DENSE and (given := self.settings.weights.get(published(model))):
             return given
-        key = (model, seed, with_token)
-        if key not in self._weights:
-            start_from = None if self.scale.is_miniature else self.settings.weights[start(model)]
-            chosen = dense_settings(self.scale, model, seed, class_token=with_token, checkpoint=start_from)
-            name = DENSE if with_token == self.scale.class_token else "dense-with-class-token"
-            run = self.settings.run_folder(self.item, model, f"seed{seed}", name)
+        checkpoint = None if self.scale.is_miniature else self.settings.weights[start(model)]
+        run = self.settings.run_folder(self.item, model, f"seed{about['seed']}", name.replace(" ", "-"))
+        return self.train(self.scale.training({**about, "method": name}, checkpoint, dense=True), run)
+
+    def train(self, chosen: DetectionSettings, run: Path) -> Path:
+        """Return the last weights of a training, not the best, so that validation images choose nothing."""
+        if run not in self._trained:
             train_detector(chosen, self.settings.data[self.scale.data], run, cpu=self.settings.on_cpu)
-            self._weights[key] = run / "last" / "model.safetensors"
-        return self._weights[key]
+            self._trained.add(run)
+        return run / "last" / "model.safetensors"
 
     def folder(self, about: Mapping[str, Any]) -> Path:
         """Return the folder of a cell's match tables and of its training."""
         name, rate = about["method"].replace(" ", "-"), about["keep_rate"]
-        place = name if rate is None else f"{name}-{rate:g}"
         seed, training = f"seed{about['seed']}", about["training"].replace(" ", "-")
+        place = name if rate is None else f"{name}-{rate:g}"
         return self.settings.run_folder(self.item, about["model"], seed, training, place)
 
     def samples(self, about: Mapping[str, Any]) -> Samples:
@@ -289,8 +258,9 @@ def judged(
     accelerator = one_of_several(settings.device)
     detector.model.to(settings.device if accelerator is None else accelerator.device)
     found = evaluate(detector.model, images, accelerator=accelerator, keep=keeping(images, folder))
-    counted = {"tokens": about.about["counts"][-1], "gflops": about.about["gflops"]}
-    return {**{name: found[name] for name in NUMBERS}, **counted, "images": found["images"]}
+    names = [f"{kind}_{name}" for kind in BOX_AND_MASK for name in ("AP", "AP50", "AP75")]
+    counted = {"tokens": about.about["counts"][-1], "gflops": about.about["gflops"], "images": found["images"]}
+    return {**{name: found[name] for name in names}, **counted}
 
 
 def keeping(images: Images, folder: Path) -> Callable[[list[dict[str, Any]]], None]:
@@ -307,7 +277,7 @@ def keeping(images: Images, folder: Path) -> Callable[[list[dict[str, Any]]], No
 
 def is_kept(folder: Path) -> bool:
     """Return whether match tables are there."""
-    return all((folder / f"{name}.npz").is_file() for name in KINDS.values())
+    return all((folder / f"{name}.npz").is_file() for name in BOX_AND_MASK)
 
 
 def samples_in(folder: Path, resamples: int) -> Samples:
@@ -315,12 +285,12 @@ def samples_in(folder: Path, resamples: int) -> Samples:
     kept = folder / _SAMPLES
     if kept.exists():
         with np.load(kept) as arrays:
-            found = {name: arrays[name] for name in KINDS.values()}
+            found = {name: arrays[name] for name in BOX_AND_MASK}
         if all(len(values) == resamples for values in found.values()):
             return found
     found = {
         name: 100 * bootstrap({name: Matches.load(folder / f"{name}.npz")}, resamples=resamples)[name]["AP"]
-        for name in KINDS.values()
+        for name in BOX_AND_MASK
     }
     with replacing(kept) as unfinished, unfinished.open("wb") as file:
         np.savez_compressed(file, **found)
@@ -340,7 +310,9 @@ def opened(weights: Path) -> Opened:
 class HeldImages(Images):
     """Images that are prepared once: every cell looks at the same ones."""
 
-    def __iter__(self) -> Any:
-        if not hasattr(self, "_held"):
-            self._held: Sequence[Any] = list(super().__iter__())
+    @cached_property
+    def _held(self) -> Sequence[Any]:
+        return list(super().__iter__())
+
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._held)

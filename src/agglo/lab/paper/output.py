@@ -1,7 +1,4 @@
-"""The folder of a study: its record, and the tables in Markdown and LaTeX and the figures that follow from it.
-
-Text of a record goes into pages of the documentation between two marks, so that no number there is typed by hand.
-"""
+"""The folder of a study: its record, and the tables in Markdown and LaTeX and the figures that follow from it."""
 
 from __future__ import annotations
 
@@ -36,9 +33,7 @@ def open_journal(study: Study, settings: Settings, *, writes: bool = True) -> Jo
 def read_results(folder: Path) -> list[Result]:
     """Return all results of a study's folder; none if it has not been run."""
     path = folder / RECORD
-    if not path.exists():
-        return []
-    results: list[Result] = json.loads(path.read_text(encoding="utf-8"))["results"]
+    results: list[Result] = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
     return results
 
 
@@ -48,16 +43,19 @@ def in_order(study: Study, results: Sequence[Result], settings: Settings) -> lis
     What it does not ask for by itself, such as further seeds, comes last.
     """
     positions = {cell.key: position for position, cell in enumerate(study.cells(settings))}
-    keys = [(positions.get(key_of(result.get("cell", {})), len(positions)), result) for result in results]
-    keys = [pair for pair in keys if not study.only_asked or pair[0] < len(positions)]
-    return [*study.borrow(settings), *(result for _, result in sorted(keys, key=lambda pair: pair[0]))]
+
+    def position(result: Result) -> int:
+        return positions.get(key_of(result.get("cell", {})), len(positions))
+
+    shown = [result for result in results if not study.only_asked or position(result) < len(positions)]
+    return [*study.borrow(settings), *sorted(shown, key=position)]
 
 
 def write_output(study: Study, results: Sequence[Result], settings: Settings) -> Path:
     """Write everything that follows from a record into the study's folder, which is returned."""
     folder = settings.folder(study.name)
     folder.mkdir(parents=True, exist_ok=True)
-    figures = study.pictures(in_order(study, results, settings), settings, folder)
+    figures = study.draw(in_order(study, results, settings), study.scale(settings.miniature), settings, folder)
     for name, text in pages_of(study, results, settings, figures).items():
         with replacing(folder / name) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
@@ -96,15 +94,12 @@ def head(study: Study, results: Sequence[Result], settings: Settings) -> str:
     command = f"{study.command} {study.name}{' --miniature' if settings.miniature else ''}"
     stands_in = f" {study.stands_in}" if settings.miniature and study.stands_in else ""
     from_print = not results and not study.cells(settings)  # nothing was measured, and nothing had to be
-    source = "from the printed numbers alone" if from_print else _where(results)
-    return f"{study.about}.{stands_in} `{command}`; {source}."
-
-
-def _where(results: Sequence[Result]) -> str:
-    on = sorted({result["processor"] for result in results if result.get("processor")})
+    processors = sorted({result["processor"] for result in results if result.get("processor")})
     dates = sorted({result["date"][:10] for result in results if result.get("date")})
-    span = dates if len(dates) < 3 else [dates[0], dates[-1]]
-    return f"{' and '.join(on)}, {' to '.join(span)}" if on else "not run yet"
+    source = "from the printed numbers alone" if from_print else "not run yet"
+    if processors:
+        source = f"{' and '.join(processors)}, {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}"
+    return f"{study.about}.{stands_in} `{command}`; {source}."
 
 
 def replace_between_marks(page: str, name: str, text: str) -> str:

@@ -15,13 +15,9 @@ from agglo.lab.paper.study import CannotRunError, Cell, Result, RunCell, Setting
 from agglo.utils.files import remove_unfinished
 from agglo.utils.progress import progress
 
-OUT_OF_MEMORY = "out of memory"
-# What allocators say that torch passes on as a RuntimeError.
-_ALLOCATORS = ("defaultcpuallocator", "out of memory", "allocate memory", "bad_alloc", "alloc_failed")
-
 
 class Outcome(NamedTuple):
-    """Results of all cells that are done, and the cells whose needs are not here."""
+    """Results of all cells that are done, and the cells whose needs are absent."""
 
     results: Sequence[Result]
     left_out: Sequence[Cell]
@@ -33,9 +29,9 @@ def run(study: Study, settings: Settings) -> Outcome:
     Several processes, started by `accelerate launch` or `torchrun`, run every cell together, as their task divides it.
     """
     cells = study.cells(settings)
-    able = _able(cells, settings)
-    if cells and not able:
-        absent = [need for need in study.needs(settings.miniature) if not need.is_here(settings)]
+    runnable = runnable_cells(study, settings)
+    if cells and not runnable:
+        absent = [need for need in study.needs(settings.miniature) if not need.is_available(settings)]
         raise ValueError(
             f"{study.name} has nothing to run here: it needs "
             f"{'; '.join(f'{need.kind} {need.name} ({need.about})' for need in absent)}. --data NAME=DIR and "
@@ -50,28 +46,23 @@ def run(study: Study, settings: Settings) -> Outcome:
     journal = open_journal(study, settings, writes=is_main)
     if accelerator is not None:
         accelerator.wait_for_everyone()  # every process has read the file before the first one writes it
-    missing = [cell for cell in able if cell.about not in journal]
+    missing = [cell for cell in runnable if cell.about not in journal]
     if missing:
         run_cell = study.open(settings)
-        with progress(len(able), study.name, start=len(able) - len(missing), quiet=not is_main) as advance:
+        with progress(len(runnable), study.name, start=len(runnable) - len(missing), quiet=not is_main) as advance:
             for cell in missing:
                 found = attempt(run_cell, cell)
                 journal.add(cell.about, found)
-                advance(f"{cell.title}: {_summary(found)}")
-    results = [kept for cell in cells if (kept := journal.find(cell.about)) is not None]
+                number = next((f"{name} {value:.4g}" for name, value in found.items() if isinstance(value, float)), "")
+                advance(f"{cell.title}: {'cannot' if 'cannot' in found else number or 'done'}")
     if is_main:
         write_output(study, read_results(folder), settings)  # with what earlier runs found, of more seeds, say
-    return Outcome(results, [cell for cell in cells if cell not in able])
+    results = [kept for cell in cells if (kept := journal.find(cell.about)) is not None]
+    return Outcome(results, [cell for cell in cells if cell not in runnable])
 
 
-def is_runnable(study: Study, settings: Settings) -> bool:
-    """Return whether what some cell needs is here, or there are no cells."""
-    cells = study.cells(settings)
-    return not cells or bool(_able(cells, settings))
-
-
-def _able(cells: Sequence[Cell], settings: Settings) -> list[Cell]:
-    return [cell for cell in cells if all(need.is_here(settings) for need in cell.needs)]
+def runnable_cells(study: Study, settings: Settings) -> list[Cell]:
+    return [cell for cell in study.cells(settings) if all(need.is_available(settings) for need in cell.needs)]
 
 
 def attempt(run_cell: RunCell, cell: Cell) -> dict[str, object]:
@@ -80,22 +71,14 @@ def attempt(run_cell: RunCell, cell: Cell) -> dict[str, object]:
         return dict(run_cell(cell.about))
     except CannotRunError as error:
         return {"cannot": str(error)}
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (RuntimeError, MemoryError) as error:
         reason = str(error)
-    except RuntimeError as error:
-        reason = str(error)
-        if not any(words in reason.lower() for words in _ALLOCATORS):
+        out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not out_of_memory and not any(word in reason.lower() for word in ("alloc", "out of memory")):
             raise
     # What the failed cell held is let go before the next one starts.
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    print(f"agglo: {cell.title}: {OUT_OF_MEMORY}", file=sys.stderr)
-    first = reason.splitlines()[0] if reason else ""
-    return {"cannot": f"{OUT_OF_MEMORY}: {first}" if first else OUT_OF_MEMORY}
-
-
-def _summary(found: dict[str, object]) -> str:
-    """Return the first number of a result, for the progress bar."""
-    number = next((f"{name} {value:.4g}" for name, value in found.items() if isinstance(value, float)), "done")
-    return "cannot" if "cannot" in found else number
+    print(f"agglo: {cell.title}: out of memory", file=sys.stderr)
+    return {"cannot": f"out of memory: {reason.partition(chr(10))[0]}"}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agglo.utils.journal import key_of
 from agglo.utils.tables import Table
@@ -25,21 +25,19 @@ class CannotRunError(ValueError):
     """A cell cannot be run, whatever the machine: a result, with its reason, and no failure."""
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """What a cell cannot do without.
 
     Attributes:
         kind: "data" or "weights", whose path the user gives, or "extra", a package that Python can import.
         name: What the command line calls it.
-        about: A description.
     """
 
     kind: str
     name: str
     about: str
 
-    def is_here(self, settings: Settings) -> bool:
+    def is_available(self, settings: Settings) -> bool:
         if self.kind == "extra":
             return find_spec(self.name) is not None
         return self.name in (settings.data if self.kind == "data" else settings.weights)
@@ -56,7 +54,6 @@ class Settings:
         runs: Folder for what training writes, of no use once the record holds its results.
         seeds: Seeds of every cell that is random; None is the study's own number.
         batch_size: None is the study's own number.
-        released: Whether to train also as the released code behaves, where that differs from the paper.
     """
 
     miniature: bool = False
@@ -67,7 +64,6 @@ class Settings:
     seeds: int | None = None
     device: str = "cpu"
     batch_size: int | None = None
-    released: bool = False
 
     @property
     def on_cpu(self) -> bool:
@@ -83,19 +79,16 @@ class Settings:
         return self.runs / ("miniature" if self.miniature else "full") / study / Path(*parts)
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One value to be measured, once.
 
     Attributes:
         about: What tells it from the other cells of its study: plain values, which are written to the record.
         needs: Without them it is left out.
-        multiply_adds: Of all its passes, for the estimate.
     """
 
     about: Mapping[str, Any]
     needs: tuple[Need, ...] = ()
-    multiply_adds: float = 0.0
 
     @property
     def key(self) -> str:
@@ -106,8 +99,7 @@ class Cell:
         return ", ".join(str(value) for value in self.about.values() if value is not None)
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """One table of a study's page. `text` below the title is what a reader must know to read it."""
 
     title: str
@@ -129,6 +121,7 @@ class Study:
             model or images open between them, and raises CannotRunError for a cell that cannot be measured.
         table: From results and a scale to the tables of what was measured so far, beside what is printed.
         draw: From results, a scale, settings and a folder to the paths of the figures it wrote there.
+        gpu_hours: An estimate for the full run; `listing.GPU_HOURS` says how it is made.
         stands_in: What stands in for what in miniature.
         optional: Needs that no cell has, but which change how cells are measured.
         borrow: From settings to results of other studies, which `table` and `draw` get before this study's own.
@@ -145,6 +138,7 @@ class Study:
     run: Callable[[Any, Settings], RunCell]
     table: Callable[[Sequence[Result], Any], Sequence[Section]]
     draw: Callable[[Sequence[Result], Any, Settings, Path], Sequence[Path]] = lambda *_: ()
+    gpu_hours: str = "none"
     stands_in: str = ""
     optional: tuple[Need, ...] = ()
     borrow: Callable[[Settings], Sequence[Result]] = lambda _: ()
@@ -171,6 +165,3 @@ class Study:
 
     def sections(self, results: Sequence[Result], settings: Settings) -> Sequence[Section]:
         return self.table(results, self.scale(settings.miniature))
-
-    def pictures(self, results: Sequence[Result], settings: Settings, folder: Path) -> Sequence[Path]:
-        return self.draw(results, self.scale(settings.miniature), settings, folder)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from agglo.config import ReductionConfig
 from agglo.lab.data.fashion_mnist import read_split
 from agglo.lab.evaluation.cells import one_of_several
 from agglo.lab.paper.classifiers import FASHION, LINKAGES, data_need
-from agglo.lab.paper.compare import beside
-from agglo.lab.paper.estimates import Size
+from agglo.lab.paper.compare import DENSE, comparison
 from agglo.lab.paper.study import Need, Result, Settings
 from agglo.lab.tasks.synthesis.data.requests import Request, fashion_requests, imagenet_requests
-from agglo.lab.tasks.synthesis.evaluation.cells import DENSE, OWN, PAPER, GenerationCell, cells_of
+from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell
 from agglo.lab.tasks.synthesis.evaluation.generators import EmbeddedGenerator, Generator, PipelineGenerator, pil_images
 from agglo.lab.tasks.synthesis.evaluation.grid import Workers
 from agglo.utils.tables import Table
@@ -28,11 +28,46 @@ if TYPE_CHECKING:
 
 PIPELINE, IMAGENET, INCEPTION = "stable-diffusion-v1-5", "imagenet", "inception"
 APART = 10_000_000  # between the seeds of two sets
-# The U-Net of Stable Diffusion 1.5 at 512 x 512, once for the prompt and once without it.
-PIPELINE_CALL = 2 * 3.4e11
-EMBEDDED_CALL = Size(64, 8, patches=256).multiply_adds()
 
-Ways = dict[tuple[str, float | None], GenerationCell]
+Options = Mapping[str, Mapping[str, Any]]  # of a reduction, by its name
+Reductions = dict[tuple[str, float | None], GenerationCell]  # by name and keep rate; the dense model has none
+
+# The paper compares block inputs and adds nothing to the attention logits.
+_PLAIN = {"features": "tokens", "proportional": False}
+PAPER: Options = {f"atc-{name}-paper": {"linkage": name, **_PLAIN} for name in LINKAGES}
+# agglo's own mode: keys compared, groups weighed by their sizes.
+OWN: Options = {f"atc-{name}": {"linkage": name} for name in LINKAGES}
+# Also the options that lie between the paper's ATC and agglo's own, and more.
+COMPARED: Options = {
+    "tome": {},
+    "tome, first of each cell": {"use_rand": False},
+    **PAPER,
+    "atc-average, keys alone": {"proportional": False},
+    "atc-average, proportional alone": {"features": "tokens"},
+    **OWN,
+    "atc-average, shared by the blocks": {"share": "resolution"},
+    "atc-average, windows of 8 x 8": {"window": 8},
+    "atc-average, windows of 8 x 8 by need": {"window": 8, "spread": "need"},
+    "atc-average, neighbours only": {"connectivity": "grid"},
+    "pool": {},
+    "random": {},
+}
+
+
+def reductions(options: Options, keep_rates: Sequence[float], *, dense: bool = False) -> Reductions:
+    """Return every reduction at every keep rate. A name begins with its method; ATC's linkage is average.
+
+    >>> list(reductions({"atc-single": {"linkage": "single"}}, [0.5], dense=True))
+    [('dense', None), ('atc-single', 0.5)]
+    """
+    found: Reductions = {(DENSE, None): GenerationCell(DENSE)} if dense else {}
+    for name, own in options.items():
+        method = "tomesd" if name.startswith("tome") else name.partition("-")[0]
+        how = {"linkage": "average", **own} if method == "atc" else own
+        for rate in keep_rates:
+            config = ReductionConfig.of(method, keep_rate=rate, **how)
+            found[name, rate] = GenerationCell(f"{name}_keep{rate:g}", config)
+    return found
 
 
 @dataclass(frozen=True)
@@ -60,11 +95,6 @@ class GeneratorScale:
     rounds: int = 7
 
     @property
-    def image_cost(self) -> float:
-        """Multiply-adds of one image, dense."""
-        return self.steps * (EMBEDDED_CALL if self.embedded else PIPELINE_CALL)
-
-    @property
     def generator_needs(self) -> tuple[Need, ...]:
         about = "the folder of Stable Diffusion 1.5 as diffusers has it"
         return () if self.embedded else (Need("weights", PIPELINE, about),)
@@ -73,72 +103,19 @@ class GeneratorScale:
     def data_needs(self) -> tuple[Need, ...]:
         return (data_need(FASHION if self.embedded else IMAGENET),)
 
+    @property
+    def reductions(self) -> Reductions:
+        """Dense and ToMe, the paper's ATC with three linkages, and agglo's own."""
+        return reductions({"tome": self.tome, **PAPER, **OWN}, self.keep_rates, dense=True)
+
     def requests(self, number: int, classes: Sequence[int] | None = None) -> list[Request]:
         """Return what is generated for one set of seeds; those of the first are the paper's."""
         make = fashion_requests if self.embedded else imagenet_requests
-        return make(self.per_class, seed=APART * number, **({} if classes is None else {"classes": classes}))
+        return make(self.per_class, seed=APART * number, classes=classes)
 
 
 FULL = GeneratorScale((0.9, 0.8, 0.7, 0.6, 0.5, 0.4), 2, 1, 50, 7.5, 1, 5000, {"use_rand": False})
 MINIATURE = GeneratorScale((0.9, 0.7, 0.5, 0.4), 15, 3, 20, 1.0, 50, 1000, embedded=True)
-
-
-def ways_of(cells: Iterable[GenerationCell]) -> Ways:
-    """Return cells by name and keep rate; the dense model has none.
-
-    >>> list(ways_of(cells_of(["dense", "atc"], [0.5])))
-    [('dense', None), ('atc-average', 0.5)]
-    """
-    found: Ways = {}
-    for cell in cells:
-        name, _, rate = cell.name.rpartition("_keep")
-        found[(name, float(rate)) if name else (cell.name, None)] = cell
-    return found
-
-
-def config_of(way: GenerationCell) -> dict[str, Any]:
-    """Return the reduction of a way, for its result."""
-    return {"config": None if way.config is None else way.config.to_dict()}
-
-
-def renamed(name: str, cells: Sequence[GenerationCell]) -> list[GenerationCell]:
-    """Return the same cells under another name, each with its keep rate behind it."""
-    return [GenerationCell(f"{name}_keep{cell.name.rpartition('_keep')[2]}", cell.config) for cell in cells]
-
-
-def paper_ways(scale: GeneratorScale) -> Ways:
-    """Return the paper's table: dense, ToMe, and its ATC with three linkages."""
-    atc = cells_of(["atc"], scale.keep_rates, linkages=LINKAGES, variants=[PAPER])
-    tome = renamed("tome", cells_of(["tomesd"], scale.keep_rates, of_method=scale.tome))
-    return ways_of([*cells_of([DENSE]), *tome, *atc])
-
-
-def all_ways(scale: GeneratorScale) -> Ways:
-    """Return the paper's table, and agglo's own mode: keys compared, groups weighed by their sizes."""
-    own = cells_of(["atc"], scale.keep_rates, linkages=LINKAGES, variants=[OWN])
-    return {**paper_ways(scale), **ways_of(own)}
-
-
-def compared_cells(keep_rates: Sequence[float]) -> list[GenerationCell]:
-    """Return also the options that lie between the paper's ATC and agglo's own, and more."""
-    atc = ["atc"]
-    windows = "atc-average, windows of 8 x 8"
-    in_windows: dict[str, Any] = {"window": 8}
-    by_need = {**in_windows, "spread": "need"}
-    tokens = {"features": "tokens"}
-    return [
-        *renamed("tome", cells_of(["tomesd"], keep_rates)),
-        *renamed("tome, first of each cell", cells_of(["tomesd"], keep_rates, of_method={"use_rand": False})),
-        *cells_of(atc, keep_rates, linkages=LINKAGES, variants=[PAPER]),
-        *renamed("atc-average, keys alone", cells_of(atc, keep_rates, common={"proportional": False})),
-        *renamed("atc-average, proportional alone", cells_of(atc, keep_rates, of_method=tokens)),
-        *cells_of(atc, keep_rates, linkages=LINKAGES),
-        *renamed("atc-average, shared by the blocks", cells_of(atc, keep_rates, common={"share": "resolution"})),
-        *renamed(windows, cells_of(atc, keep_rates, common=in_windows)),
-        *renamed(f"{windows} by need", cells_of(atc, keep_rates, common=by_need)),
-        *renamed("atc-average, neighbours only", cells_of(atc, keep_rates, common={"connectivity": "grid"})),
-        *cells_of(["pool", "random"], keep_rates),
-    ]
 
 
 def workers_of(settings: Settings) -> Workers:
@@ -158,10 +135,11 @@ def open_generator(settings: Settings, scale: GeneratorScale) -> Generator:
     return PipelineGenerator(str(settings.weights[PIPELINE]), device=device, dtype=dtype, **how)
 
 
-def about_generator(generator: Generator) -> dict[str, Any]:
-    """Return what decides the images, without the folders of a machine."""
+def sources(generator: Generator, cell: GenerationCell | None = None) -> dict[str, Any]:
+    """Return what decides the images, without the folders of a machine: the generator and its reduction."""
     about = generator.about()
-    return {"generator": {**about, "model": Path(str(about["model"])).name}}
+    found: dict[str, Any] = {"generator": {**about, "model": Path(str(about["model"])).name}}
+    return found if cell is None else {"config": cell.config and cell.config.to_dict(), **found}
 
 
 def real_images(settings: Settings, scale: GeneratorScale) -> Iterator[Image]:
@@ -182,19 +160,18 @@ def first_of_each_class(listing: Listing, count: int) -> list[int]:
     by_class: dict[Any, list[int]] = {}
     for index, target in enumerate(listing.targets):
         by_class.setdefault(target, []).append(index)
+    found = []
     for label, name in enumerate(listing.classes):
-        if (there := len(by_class.get(label, []))) < count:
-            raise ValueError(f"class {name!r} has {there} images; the first {count} of each class are compared with")
-    return [
-        index
-        for label in range(len(listing.classes))
-        for index in sorted(by_class[label], key=listing.images.name)[:count]
-    ]
+        here = by_class.get(label, [])
+        if len(here) < count:
+            raise ValueError(f"class {name!r} has {len(here)} images; the first {count} of each class are needed")
+        found += sorted(here, key=listing.images.name)[:count]
+    return found
 
 
-def by_rate(results: Sequence[Result], told: Callable[[Result], str]) -> Table:
+def by_rate(results: Sequence[Result], text: Callable[[Result], str]) -> Table:
     """Make a table with one line per method, one column per keep rate."""
-    places = {(result["method"], result["keep_rate"]): told(result) for result in results}
-    rates = sorted({rate for _, rate in places}, reverse=True)
-    methods = list(dict.fromkeys(str(method) for method, _ in places))
-    return beside(methods, rates, lambda row, rate: places.get((row, rate)))
+    cells = {(result["method"], result["keep_rate"]): text(result) for result in results}
+    rates = sorted({rate for _, rate in cells}, reverse=True)
+    methods = list(dict.fromkeys(str(method) for method, _ in cells))
+    return comparison(methods, rates, lambda row, rate: cells.get((row, rate)))

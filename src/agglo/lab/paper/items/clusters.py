@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from agglo.embedded import classifier as embedded
-from agglo.lab.data.fashion_mnist import CLASSES, find_idx, read_idx
+from agglo.lab.data.fashion_mnist import CLASSES, read_split
 from agglo.lab.evaluation.configs import Configs
-from agglo.lab.paper.classifiers import ATC, FASHION, Entry, data_need, embedded_spec, on_data
-from agglo.lab.paper.estimates import BASE, SMALL, Size
+from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, EQUAL, FASHION, Entry, data_need, weights_name
 from agglo.lab.paper.study import CannotRunError, Cell, Need, Result, RunCell, Section, Settings, Study
 from agglo.models.opening import ModelSpec, build
-from agglo.schedule import Stages
 
 _RATE = 0.25
-_OTHERS = (Entry("dpc_knn", "dpc_knn", options={"weights": "equal"}), Entry("kmedoids", "kmedoids"), ATC[1])
+_OTHERS = (Entry("dpc_knn", "dpc_knn", EQUAL.options), Entry("kmedoids", "kmedoids"), ATC[1])
 
 
-@dataclass(frozen=True)
-class Sheet:
+class Sheet(NamedTuple):
     """One figure: several images of a data set, each under several reductions.
 
     Attributes:
@@ -33,35 +29,34 @@ class Sheet:
     name: str
     figure: str
     model: str
-    size: Size
     data: str
     images: tuple[str, ...]
     entries: tuple[Entry, ...] = ATC
     every_stage: bool = False
 
+    @property
+    def weights(self) -> str:
+        return weights_name(self.model, self.data)
+
 
 SHEETS = (
-    Sheet("imagenet", "IMViz", "deit_small_patch16_224", SMALL, "imagenet", ("00021007", "00022469", "00047649")),
-    Sheet("nabirds", "NABViz", "deit_small_patch16_224", SMALL, "nabirds", ("b2f5c", "7f475", "3b4ac")),
-    Sheet("coco", "COCOViz", "deit_small_patch16_224", SMALL, "coco", ("000000058111", "000000111619", "000000569893")),
-    Sheet("nuswide", "NUSViz", "deit_small_patch16_224", SMALL, "nuswide", ("85530", "125808", "165144")),
-    Sheet("methods", "iccvViz", "deit_base_patch16_224", BASE, "nabirds", ("b2f5c", "7f475"), _OTHERS, True),
+    Sheet("imagenet", "IMViz", DEITS[1], "imagenet", ("00021007", "00022469", "00047649")),
+    Sheet("nabirds", "NABViz", DEITS[1], "nabirds", ("b2f5c", "7f475", "3b4ac")),
+    Sheet("coco", "COCOViz", DEITS[1], "coco", ("000000058111", "000000111619", "000000569893")),
+    Sheet("nuswide", "NUSViz", DEITS[1], "nuswide", ("85530", "125808", "165144")),
+    Sheet("methods", "iccvViz", DEITS[2], "nabirds", ("b2f5c", "7f475"), _OTHERS, True),
 )
 MINIATURES = (
-    Sheet("linkages", "IMViz, NABViz, COCOViz, NUSViz", embedded.NAME, Size(64, 12), FASHION, ("0", "7", "11")),
-    Sheet("methods", "iccvViz", embedded.NAME, Size(64, 12), FASHION, ("19", "23"), _OTHERS, True),
+    Sheet("linkages", "IMViz, NABViz, COCOViz, NUSViz", embedded.NAME, FASHION, ("0", "7", "11")),
+    Sheet("methods", "iccvViz", embedded.NAME, FASHION, ("19", "23"), _OTHERS, True),
 )
 
 
 def _axes(sheets: Sequence[Sheet], settings: Settings) -> Iterator[Cell]:
     for sheet in sheets:
-        needs: tuple[Need, ...] = ()
-        if sheet.data != FASHION:
-            about = "trained on the data set of the images"
-            needs = data_need(sheet.data), Need("weights", on_data(sheet.model, sheet.data), about)
-        cost = len(sheet.images) * len(sheet.entries) * sheet.size.multiply_adds(Stages(_RATE))
-        where = {"sheet": sheet.name, "figure": sheet.figure, "model": sheet.model, "data": sheet.data}
-        yield Cell(where, needs, cost)
+        needs = data_need(sheet.data), Need("weights", sheet.weights, "trained on the data set of the images")
+        about = {"sheet": sheet.name, "figure": sheet.figure, "model": sheet.model, "data": sheet.data}
+        yield Cell(about, () if sheet.data == FASHION else needs)
 
 
 def _run(sheets: Sequence[Sheet], settings: Settings) -> RunCell:
@@ -74,10 +69,10 @@ def _run(sheets: Sequence[Sheet], settings: Settings) -> RunCell:
         folder.mkdir(parents=True, exist_ok=True)
         configs = {entry.config(_RATE): entry.name for entry in sheet.entries}
         if sheet.data == FASHION:
-            picture, names = _of_embedded(sheet, configs)
+            picture, names = _draw_embedded(sheet, configs)
         else:
-            spec = ModelSpec(sheet.model, settings.weights[on_data(sheet.model, sheet.data)])
-            files = [_found(settings.data[sheet.data], part) for part in sheet.images]
+            files = [_find(settings.data[sheet.data], part) for part in sheet.images]
+            spec = ModelSpec(sheet.model, settings.weights[sheet.weights])
             picture = visualize(spec, files, configs, every_stage=sheet.every_stage)
             names = [file.name for file in files]
         path = folder / f"{sheet.name}.png"
@@ -87,23 +82,22 @@ def _run(sheets: Sequence[Sheet], settings: Settings) -> RunCell:
     return run
 
 
-def _found(root: Path, part: str) -> Path:
-    """Return the image whose name ends with what the paper's file names hold."""
+def _find(root: Path, part: str) -> Path:
+    """Return the image whose name holds what the paper's file name holds."""
     files = sorted(path for path in root.rglob(f"*{part}*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
     if not files:
         raise CannotRunError(f"no image under {str(root)!r} has {part!r} in its name, as the paper's has")
     return files[0]
 
 
-def _of_embedded(sheet: Sheet, configs: Configs) -> tuple[Any, list[str]]:
+def _draw_embedded(sheet: Sheet, configs: Configs) -> tuple[Any, list[str]]:
     """Draw images that come with agglo, which the model takes as they are, and return their names too."""
     from agglo.lab.tasks.classification.data.transforms import Normalise, inputs_for
     from agglo.lab.tasks.classification.evaluation.figures import class_names, draw_configs
 
-    images = read_idx(find_idx(embedded.IMAGES, "t10k-images-idx3-ubyte"), 3)
-    labels = read_idx(find_idx(embedded.IMAGES, "t10k-labels-idx1-ubyte"), 1)
+    images, labels = read_split(embedded.IMAGES, "val")
     numbers = [int(number) for number in sheet.images]
-    model = build(embedded_spec())
+    model = build(EMBEDDED.spec(Settings()))
     wanted = inputs_for(model, FASHION)
     pixels = torch.from_numpy(images[numbers])[:, None]
     names = [f"{number}, {CLASSES[int(labels[number])]}" for number in numbers]
@@ -114,12 +108,9 @@ def _of_embedded(sheet: Sheet, configs: Configs) -> tuple[Any, list[str]]:
 
 def _table(results: Sequence[Result], sheets: Sequence[Sheet]) -> list[Section]:
     return [
-        Section(
-            f"{result['sheet']}: {result['figure']}",
-            text=f"{result['model']}, {result['data']}: {', '.join(result['images'])}.",
-        )
-        for result in results
-        if "picture" in result
+        Section(f"{r['sheet']}: {r['figure']}", text=f"{r['model']}, {r['data']}: {', '.join(r['images'])}.")
+        for r in results
+        if "picture" in r
     ]
 
 
@@ -131,6 +122,7 @@ ITEMS = (
         "linkages; and stage by stage, of two images of NABirds by DPC-KNN (with equal weights, since its own are "
         "learned), K-Medoids and ATC",
         stands_in="The embedded classifier and images of Fashion-MNIST that come with agglo stand in for all.",
+        gpu_hours="under 0.1",
         full=SHEETS,
         miniature=MINIATURES,
         axes=_axes,

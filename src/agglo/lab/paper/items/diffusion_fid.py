@@ -5,67 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
-from agglo.drawing.charts import CurvePanel, Level, draw_curves
-from agglo.lab.paper import printed
-from agglo.lab.paper.compare import (
-    DENSE,
-    Value,
-    beside,
-    by_method,
-    curve_of,
-    grouped,
-    over_seeds,
-    printed_value,
-    ticks_of,
-)
-from agglo.lab.paper.estimates import Size
+from agglo.drawing.charts import CurvePanel, Level
+from agglo.lab.paper import compare, synthesis
+from agglo.lab.paper.compare import DENSE, Value
 from agglo.lab.paper.study import Cell, Need, Result, RunCell, Section, Settings, Study
-from agglo.lab.paper.synthesis import (
-    FULL,
-    INCEPTION,
-    MINIATURE,
-    GeneratorScale,
-    about_generator,
-    all_ways,
-    config_of,
-    open_generator,
-    real_images,
-    workers_of,
-)
+from agglo.lab.paper.synthesis import FULL, INCEPTION, MINIATURE, GeneratorScale
 from agglo.lab.tasks.synthesis.evaluation.features import features_named
 from agglo.lab.tasks.synthesis.evaluation.fid import Statistics, features_of, frechet_distance, statistics_of
 from agglo.lab.tasks.synthesis.evaluation.grid import generate
 
 CLASSIFIER = "classifier"
-_WORDS = {CLASSIFIER: "the embedded classifier's features", INCEPTION: "Inception's features"}
-_LOOK = {CLASSIFIER: Size(64, 12).multiply_adds(), INCEPTION: 5.7e9}  # multiply-adds of an image
+_FEATURES = {CLASSIFIER: "the embedded classifier's features", INCEPTION: "Inception's features"}
 # In miniature Inception, which takes longer than generating, looks at the images of these keep rates.
 _INCEPTION_RATES = (None, 0.5, 0.4)
 
 
 def _axes(scale: GeneratorScale, settings: Settings) -> Iterator[Cell]:
-    images = len(scale.requests(0))
     inception = Need("weights", INCEPTION, "TorchScript of Inception-v3, inception-2015-12-05.pt")
-    for method, rate in all_ways(scale):
-        kinds = [CLASSIFIER] if scale.embedded else [INCEPTION]
-        if scale.embedded and rate in _INCEPTION_RATES:
-            kinds.append(INCEPTION)
-        for kind in kinds:
-            cost = images * (_LOOK[kind] + (scale.image_cost if kind == kinds[0] else 0))
+    for method, rate in scale.reductions:
+        for kind in _FEATURES if scale.embedded else [INCEPTION]:
+            if scale.embedded and kind == INCEPTION and rate not in _INCEPTION_RATES:
+                continue
             needs = (*scale.data_needs, *scale.generator_needs, *([inception] if kind == INCEPTION else []))
             for seed in range(settings.seeds or scale.sets):
-                yield Cell({"method": method, "keep_rate": rate, "features": kind, "seed": seed}, needs, cost)
+                yield Cell({"method": method, "keep_rate": rate, "features": kind, "seed": seed}, needs)
 
 
 def _run(scale: GeneratorScale, settings: Settings) -> RunCell:
-    ways, workers, folder = all_ways(scale), workers_of(settings), settings.run_folder("diffusion-fid")
-    generator = cache(lambda: open_generator(settings, scale))
+    workers, folder = synthesis.workers_of(settings), settings.run_folder("diffusion-fid")
+    generator = cache(lambda: synthesis.open_generator(settings, scale))
 
     @cache
-    def looking(kind: str) -> Any:
+    def features(kind: str) -> Any:
         weights = settings.weights[INCEPTION] if kind == INCEPTION else None
         return features_named(kind, weights=weights, device=settings.device)
 
@@ -74,81 +47,83 @@ def _run(scale: GeneratorScale, settings: Settings) -> RunCell:
         kept = folder / f"real{scale.reference}.{kind}.npz"
         if kept.exists():
             return Statistics.load(kept)
-        real = real_images(settings, scale)
-        found = Statistics.of(features_of(real, looking(kind), scale.reference, name="real images"))
+        real = synthesis.real_images(settings, scale)
+        found = Statistics.of(features_of(real, features(kind), scale.reference, name="real images"))
         found.save(kept)
         return found
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
-        way, kind = ways[about["method"], about["keep_rate"]], about["features"]
+        cell, kind = scale.reductions[about["method"], about["keep_rate"]], about["features"]
         images, requests = folder / f"set{about['seed']}", scale.requests(about["seed"])
         size = settings.batch_size or scale.batch_size
-        made = generate(generator(), [way], requests, images, batch_size=size, workers=workers)
+        made = generate(generator(), [cell], requests, images, batch_size=size, workers=workers)
         if workers.index:
             return {}  # one process looks at the images
-        kept = images / f"{way.name}.{kind}.npz"
-        if kept.exists():
-            found = Statistics.load(kept)
-        else:
-            found = statistics_of(images / way.name, lambda: looking(kind), keep=kept)
-        counted = {"images": len(requests), "reference_images": scale.reference}
-        seconds = {"seconds_per_image": made[way.name]["seconds_median"]}
-        distance = {"distance": frechet_distance(reference(kind), found)}
-        return {**distance, **counted, **seconds, **config_of(way), **about_generator(generator())}
+        kept = images / f"{cell.name}.{kind}.npz"
+        found = (
+            Statistics.load(kept)
+            if kept.exists()
+            else statistics_of(images / cell.name, lambda: features(kind), keep=kept)
+        )
+        return {
+            "distance": frechet_distance(reference(kind), found),
+            "images": len(requests),
+            "reference_images": scale.reference,
+            "seconds_per_image": made[cell.name]["seconds_median"],
+            **synthesis.sources(generator(), cell),
+        }
 
     return run
 
 
 def _table(results: Sequence[Result], scale: GeneratorScale) -> list[Section]:
-    return [
-        section
-        for kind in _WORDS
-        for section in _sections([r for r in results if r["features"] == kind], kind, comparable=not scale.embedded)
-    ]
+    by_kind = {kind: [result for result in results if result["features"] == kind] for kind in _FEATURES}
+    found = []
+    for kind, here in by_kind.items():
+        if any(result["method"] == DENSE for result in here):
+            found += _sections(here, kind, comparable=not scale.embedded)
+    return found
 
 
 def _sections(results: Sequence[Result], kind: str, *, comparable: bool) -> list[Section]:
     dense = [result for result in results if result["method"] == DENSE]
-    if not dense:
-        return []
-    methods, rates, reduced = by_method(results, "keep_rate", "distance")
-    groups = grouped(results, "method", "keep_rate")
+    methods, rates, reduced = compare.by_method(results, "keep_rate", "distance")
     base = {result["seed"]: result["distance"] for result in dense}
+    apart = [{**r, "distance": r["distance"] - base[r["seed"]]} for r in results if r["seed"] in base]
+    above = compare.by_method(apart, "keep_rate", "distance")[2]
 
     def measured(row: str, rate: float) -> Value | str | None:
-        return over_seeds(dense, "distance") if rate == 1.0 else reduced(row, rate)
+        return compare.over_seeds(dense, "distance") if rate == 1.0 else reduced(row, rate)
 
     def expected(row: str, rate: float) -> Value | None:
-        return printed_value(printed.value("diffusion", as_printed(row), rate))
+        return compare.printed_value("diffusion", printed_name(row), rate)
 
-    def above(row: str, rate: float) -> str | None:
-        pairs = [result for result in groups.get((row, rate), []) if result["seed"] in base]
-        apart = [{**result, "distance": result["distance"] - base[result["seed"]]} for result in pairs]
-        value = over_seeds(apart, "distance")
-        return f"+{value}" if isinstance(value, Value) and value.number >= 0 else None if value is None else str(value)
+    def signed(row: str, rate: float) -> str | None:
+        value = above(row, rate)
+        sign = "+" if isinstance(value, Value) and value.number >= 0 else ""
+        return None if value is None else f"{sign}{value}"
 
     papers = [method for method in methods if method == "tome" or method.endswith("-paper")]
     own = [method for method in methods if method not in papers]
-    first, sets = dense[0], len(dense)
     text = (
-        f"By {_WORDS[kind]}: {sets} set{'s' if sets > 1 else ''} of {first['images']} images against "
-        f"{first['reference_images']} real ones; in brackets the standard deviation over sets."
+        f"By {_FEATURES[kind]}: {len(dense)} set{'s' if len(dense) > 1 else ''} of {dense[0]['images']} images against "
+        f"{dense[0]['reference_images']} real ones; in brackets the standard deviation over sets."
     )
     if not comparable:
         text += " Printed numbers are of Stable Diffusion 1.5 and ImageNet: they cannot stand beside these."
-    table = beside(papers, [1.0, *rates], measured, expected, comparable=comparable)
+    table = compare.comparison(papers, [1.0, *rates], measured, expected, comparable=comparable)
     parts = [Section(f"Frechet distance by {kind}: the paper's table", table, text)]
     if own:
         title = f"Frechet distance by {kind}: agglo's own mode, not in the paper"
-        parts.append(Section(title, beside(own, [1.0, *rates], measured)))
-    table = beside([*papers, *own], rates, above)
+        parts.append(Section(title, compare.comparison(own, [1.0, *rates], measured)))
+    table = compare.comparison([*papers, *own], rates, signed)
     return [*parts, Section(f"Difference to dense with the same seeds, by {kind}", table)]
 
 
-def as_printed(method: str) -> str:
+def printed_name(method: str) -> str:
     """Return the row of the paper's table; none for agglo's own mode.
 
-    >>> as_printed("atc-average-paper"), as_printed("atc-average")
+    >>> printed_name("atc-average-paper"), printed_name("atc-average")
     ('atc average', 'atc-average')
     """
     return method.removesuffix("-paper").replace("-", " ") if method.endswith("-paper") else method
@@ -156,22 +131,14 @@ def as_printed(method: str) -> str:
 
 def _draw(results: Sequence[Result], scale: GeneratorScale, settings: Settings, folder: Path) -> list[Path]:
     panels = []
-    for kind, words in _WORDS.items():
-        by_name = grouped([result for result in results if result["features"] == kind], "method")
-        curves = [curve_of(_title(name), of, "keep_rate", "distance") for (name,), of in by_name.items()]
-        curves = [curve for curve in curves if len(curve.x) > 1]
-        if (dense := by_name.get((DENSE,))) and curves:
-            level = Level(mean(result["distance"] for result in dense))
-            panels.append(CurvePanel(curves, "keep rate", "Frechet distance", level, f"by {words}", ticks_of(curves)))
-    if not panels:
-        return []
-    draw_curves(panels, folder / "distance.png", note="Bars: standard error over sets of seeds.")
-    return [folder / "distance.png"]
-
-
-def _title(method: str) -> str:
-    paper = "paper" if method.endswith("-paper") else "own"
-    return method if method == "tome" else f"{method.removesuffix('-paper').replace('-', ' ')}, {paper}"
+    for kind, title in _FEATURES.items():
+        here = [result for result in results if result["features"] == kind]
+        curves = [curve for curve in compare.curves(here, "method", "keep_rate", "distance") if len(curve.x) > 1]
+        dense = compare.dense_value(here, "distance")
+        if curves and isinstance(dense, Value):
+            level, ticks = Level(dense.number), compare.ticks(curves)
+            panels.append(CurvePanel(curves, "keep rate", "Frechet distance", level, f"by {title}", ticks))
+    return compare.draw_panels(panels, folder / "distance.png", "Bars: standard error over sets of seeds.")
 
 
 DIFFUSION_FID = Study(
@@ -183,6 +150,7 @@ DIFFUSION_FID = Study(
     stands_in="The embedded generator and Fashion-MNIST stand in: three sets of 150 images against 1000 test images, "
     "by the embedded classifier's features and, where a file of it is found, by Inception's. ToMe draws its "
     "destinations, as tomesd does unless told otherwise.",
+    gpu_hours="81",
     full=FULL,
     miniature=MINIATURE,
     axes=_axes,

@@ -13,20 +13,10 @@ import numpy as np
 import torch
 
 from agglo.drawing.sheet import Panel, Row, compose
+from agglo.lab.paper import synthesis
 from agglo.lab.paper.compare import DENSE, grouped, percent
 from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings, Study
-from agglo.lab.paper.synthesis import (
-    FULL,
-    MINIATURE,
-    GeneratorScale,
-    Ways,
-    about_generator,
-    all_ways,
-    by_rate,
-    config_of,
-    open_generator,
-    workers_of,
-)
+from agglo.lab.paper.synthesis import FULL, MINIATURE, GeneratorScale, Reductions
 from agglo.lab.tasks.synthesis.data.requests import Request
 from agglo.lab.tasks.synthesis.evaluation.errors import relative_errors
 from agglo.lab.tasks.synthesis.evaluation.features import opened
@@ -50,14 +40,13 @@ def shown(scale: GeneratorScale) -> list[Request]:
 
 
 def _axes(scale: GeneratorScale, settings: Settings) -> Iterator[Cell]:
-    for method, rate in all_ways(scale):
-        about = {"method": method, "keep_rate": rate}
-        yield Cell(about, scale.generator_needs, len(SHOWN) * scale.image_cost)
+    for method, rate in scale.reductions:
+        yield Cell({"method": method, "keep_rate": rate}, scale.generator_needs)
 
 
 def _run(scale: GeneratorScale, settings: Settings) -> RunCell:
-    generator = cache(lambda: open_generator(settings, scale))
-    ways, workers, requests = all_ways(scale), workers_of(settings), shown(scale)
+    generator = cache(lambda: synthesis.open_generator(settings, scale))
+    workers, requests = synthesis.workers_of(settings), shown(scale)
     folder = settings.run_folder("diffusion-samples")
 
     def pixels(name: str) -> torch.Tensor:
@@ -66,54 +55,51 @@ def _run(scale: GeneratorScale, settings: Settings) -> RunCell:
         return torch.from_numpy(np.stack([np.asarray(image) for image in images]))
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
-        way = ways[about["method"], about["keep_rate"]]
+        cells = scale.reductions
+        cell = cells[about["method"], about["keep_rate"]]
         # Dense pictures are there already, unless the folder was emptied after they had been noted.
-        generate(generator(), [ways[DENSE, None], way], requests, folder, workers=workers)
-        apart = relative_errors(pixels(way.name), pixels(DENSE)).tolist()
-        names = [request.name for request in requests]
-        error = {"error": mean(apart), "by_picture": dict(zip(names, apart, strict=True))}
-        return {**error, **config_of(way), **about_generator(generator())}
+        generate(generator(), [cells[DENSE, None], cell], requests, folder, workers=workers)
+        apart = relative_errors(pixels(cell.name), pixels(DENSE)).tolist()
+        by_picture = dict(zip([request.name for request in requests], apart, strict=True))
+        return {"error": mean(apart), "by_picture": by_picture, **synthesis.sources(generator(), cell)}
 
     return run
 
 
 def _table(results: Sequence[Result], scale: GeneratorScale) -> list[Section]:
     reduced = [result for result in results if result["method"] != DENSE]
-    if not reduced:
-        return []
     text = (
         f"Relative error of the pixels against the dense picture of the same seed (%), mean over {len(SHOWN)} "
         "pictures. The paper prints pictures alone, no numbers."
     )
-    table = by_rate(reduced, lambda result: f"{100 * result['error']:.1f}")
-    return [Section("How far the pictures are from the dense ones", table, text)]
+    table = synthesis.by_rate(reduced, lambda result: f"{100 * result['error']:.1f}")
+    return [Section("How far the pictures are from the dense ones", table, text)] if reduced else []
 
 
 def _draw(results: Sequence[Result], scale: GeneratorScale, settings: Settings, folder: Path) -> list[Path]:
     """Draw the pictures in the folder of runs; where they are gone, the sheets stay as they were drawn."""
     images, requests = settings.run_folder("diffusion-samples"), shown(scale)
     done = grouped(results, "method", "keep_rate")
-    ways = {place: cell for place, cell in all_ways(scale).items() if place in done}
-    if (DENSE, None) not in ways or len(ways) == 1:
+    cells = {key: cell for key, cell in scale.reductions.items() if key in done}
+    if (DENSE, None) not in cells or len(cells) == 1:
         return []
     names = ["samples.png", *(f"samples-{request.name}.png" for request in requests)]
-    if all(file_of(images / cell.name, request).exists() for cell in ways.values() for request in requests):
-        rates = [rate for rate in scale.keep_rates if any(rate == other for _, other in ways)]
+    if all(file_of(images / cell.name, request).exists() for cell in cells.values() for request in requests):
+        rates = [rate for rate in scale.keep_rates if any(rate == other for _, other in cells)]
         main = [rate for rate in rates if rate in _MAIN_RATES] or rates
         chosen = [main, *([rates] * len(requests))]
         for name, request, some in zip(names, [requests[0], *requests], chosen, strict=True):
-            _sheet(images, ways, request, some).save(folder / name)
+            _sheet(images, cells, request, some).save(folder / name)
     return [folder / name for name in names]
 
 
-def _sheet(images: Path, ways: Ways, request: Request, rates: Sequence[float]) -> Image:
+def _sheet(images: Path, cells: Reductions, request: Request, rates: Sequence[float]) -> Image:
     """Compose one row per keep rate, the dense picture first in each; one column per method."""
-    methods = [method for method in dict.fromkeys(method for method, _ in ways) if method != DENSE]
     rows = []
     for rate in rates:
-        places = [(DENSE, None), *((method, rate) for method in methods if (method, rate) in ways)]
-        files = [file_of(images / ways[place].name, request) for place in places]
-        panels = [Panel(panel_pixels(image), name) for (name, _), image in zip(places, opened(files), strict=True)]
+        keys = [key for key in cells if key[1] in (None, rate)]
+        files = [file_of(images / cells[key].name, request) for key in keys]
+        panels = [Panel(panel_pixels(image), name) for (name, _), image in zip(keys, opened(files), strict=True)]
         rows.append(Row(panels, f"{request.name}: {request.prompt}, {percent(rate)}"))
     return compose(rows)
 
@@ -124,6 +110,7 @@ DIFFUSION_SAMPLES = Study(
     about="Pictures of Stable Diffusion 1.5 with the paper's seeds (a magpie, a trash can, a sarong, an eggnog): "
     "dense, ToMe, the paper's ATC with three linkages, and last, not in the paper, agglo's own mode, at six keep rates",
     stands_in="The embedded generator's T-shirt, trousers, bag and boot stand in.",
+    gpu_hours="0.2",
     full=FULL,
     miniature=replace(MINIATURE, keep_rates=FULL.keep_rates, per_class=2),
     axes=_axes,

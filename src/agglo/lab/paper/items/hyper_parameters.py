@@ -6,39 +6,38 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agglo.lab.paper import printed
-from agglo.lab.paper.classifiers import ATC, EMBEDDED, IMAGES, RATES, RECIPE, ClassifierScale, Subject, fine_tune
-from agglo.lab.paper.compare import Value, grouped, over_seeds, percent
-from agglo.lab.paper.estimates import SMALL
+from agglo.lab.paper import classifiers, compare, printed
+from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, RATES, ClassifierScale, Subject
+from agglo.lab.paper.compare import Value, percent
 from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings, Study
 from agglo.lab.tasks.classification.training.sweep import PAPER, cell_name, cells
-from agglo.schedule import Stages
 from agglo.utils.tables import Column, Table
 
-_MODEL = "deit_small_patch16_224"
 _EPOCHS = 30  # of the paper's runs
-FULL = ClassifierScale((Subject(_MODEL, SMALL, "imagenet", *IMAGES["imagenet"], _MODEL),), ATC)
+FULL = ClassifierScale((Subject(DEITS[1], "imagenet", IMAGES["imagenet"], DEITS[1]),), ATC)
 MINIATURE = ClassifierScale(
     (replace(EMBEDDED, training=1000, images=2000),),
     ATC[1:2],
     (0.25,),
-    str(RECIPE),
-    epochs=6,
-    evaluations=1,
+    str(classifiers.RECIPE),
     choices={"epochs": 6, "evaluate_every": 6},
 )
 
 
+def _shorter(scale: ClassifierScale) -> int:
+    """Return how many of the paper's epochs one epoch stands for."""
+    return _EPOCHS // int(scale.choices.get("epochs", _EPOCHS))
+
+
 def _axes(scale: ClassifierScale, settings: Settings) -> Iterator[Cell]:
-    [subject] = scale.subjects
     # The same fractions of the run as 5 and 20 of 30 epochs.
-    over = {name: [n * scale.epochs // _EPOCHS for n in PAPER[name]] for name in ("warmup_epochs", "frozen_epochs")}
+    over = {name: [n // _shorter(scale) for n in PAPER[name]] for name in ("warmup_epochs", "frozen_epochs")}
     for entry in scale.entries:
         for rate in scale.rates:
             for seed in range(settings.seeds or scale.seeds):
                 for combination in cells({**PAPER, **over}):
                     about = {"method": entry.name, "keep_rate": rate, **combination, "seed": seed}
-                    yield Cell(about, subject.needs, scale.training_cost(subject, Stages(rate)))
+                    yield Cell(about, scale.subjects[0].needs)
 
 
 def _run(scale: ClassifierScale, settings: Settings) -> RunCell:
@@ -49,30 +48,30 @@ def _run(scale: ClassifierScale, settings: Settings) -> RunCell:
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
         varied = {name: about[name] for name in (*PAPER, "seed")}
         place = folder / f"{about['method']}-{about['keep_rate']}".replace(" ", "-") / cell_name(varied)
-        choices, entry = {**scale.choices, **varied, **subject.start(settings)}, scale.entry(about)
-        found = fine_tune(settings, scale.recipe, choices, entry, root, place, keep_rate=about["keep_rate"])
+        choices = {**scale.choices, **varied, **subject.start(settings)}
+        entry, rate = classifiers.named(scale.entries, about["method"]), about["keep_rate"]
+        found = classifiers.fine_tune(settings, scale.recipe, choices, entry, root, place, keep_rate=rate)
         return {**found, "images": subject.images}
 
     return run
 
 
 def _table(results: Sequence[Result], scale: ClassifierScale) -> list[Section]:
-    places = grouped(results, "method", "keep_rate").items()
-    return [*(_searched(method, rate, here, _EPOCHS // scale.epochs) for (method, rate), here in places), _assigned()]
+    groups = compare.grouped(results, "method", "keep_rate").items()
+    return [*(_searched(method, rate, here, _shorter(scale)) for (method, rate), here in groups), _assigned()]
 
 
 def _searched(method: str, rate: float, results: Sequence[Result], epochs: int) -> Section:
     """List combinations by what they reached. One epoch of ours stands for `epochs` of the paper."""
-    said = printed.value("hyper-parameters", method, rate)
-    found = {own: over_seeds(of_one, "top1") for own, of_one in grouped(results, *PAPER).items()}
-    ranked = sorted(
-        ((own, value) for own, value in found.items() if isinstance(value, Value)), key=lambda pair: -pair[1].number
-    )
+    chosen = printed.value("hyper-parameters", method, rate)
+    values = {own: compare.over_seeds(here, "top1") for own, here in compare.grouped(results, *PAPER).items()}
+    found = [(own, value) for own, value in values.items() if isinstance(value, Value)]
+    ranked = sorted(found, key=lambda pair: -pair[1].number)
     columns = [*(Column(name.replace("_", " "), "g") for name in PAPER), Column("top1")]
     columns.append(Column("the paper's choice", left=True))
     rows = []
     for (warmup, backbone, frozen), value in ranked:
-        is_papers = [warmup * epochs, backbone, frozen * epochs] == said
+        is_papers = [warmup * epochs, backbone, frozen * epochs] == chosen
         rows.append([warmup, backbone, frozen, str(value), "yes" if is_papers else ""])
     text = f"Best first, of {len(ranked)} combinations."
     if len(ranked) > 1:
@@ -87,14 +86,13 @@ def _searched(method: str, rate: float, results: Sequence[Result], epochs: int) 
 
 def _assigned() -> Section:
     """Show what the paper prints for the other data sets, which nothing here can be measured against."""
-    words = {"imagenet": "ImageNet's", "own": "its own"}
+    owners = {"imagenet": "ImageNet's", "own": "its own"}
     rows = [
-        [data, method, *(words[by_rate[str(rate)]] for rate in RATES)]
+        [data, method, *(owners[by_rate[str(rate)]] for rate in RATES)]
         for data, by_method in printed.table("hyper-assignment")["values"].items()
         for method, by_rate in by_method.items()
     ]
-    columns = [Column("data set", left=True), Column("method", left=True)]
-    columns += [Column(percent(rate), left=True) for rate in RATES]
+    columns = [Column(title, left=True) for title in ("data set", "method", *map(percent, RATES))]
     text = (
         "As printed: settings found on ImageNet, or those of the data set's own dense DeiT-S, whichever did better. "
         "The latter are published nowhere, so that `fine-tuned` takes what `agglo finetune deit --show` says."
@@ -110,6 +108,7 @@ ITEMS = (
         "DeiT-S",
         stands_in="Average linkage at 25 %, the embedded classifier trained for six epochs on 1000 images and ranked "
         "on 2000: epochs are a fifth of the paper's.",
+        gpu_hours="843",
         full=FULL,
         miniature=MINIATURE,
         axes=_axes,

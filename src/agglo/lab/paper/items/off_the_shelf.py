@@ -7,124 +7,97 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from agglo.lab.paper import printed
-from agglo.lab.paper.classifiers import (
-    ALL,
-    ATC,
-    DEITS,
-    DENSE,
-    EMBEDDED,
-    IMAGES,
-    OURS,
-    RELEASED,
-    ClassifierScale,
-    Entry,
-    Evaluator,
-    Subject,
-    on_data,
-)
-from agglo.lab.paper.compare import (
-    Value,
-    accuracy_panels,
-    beside,
-    by_method,
-    disagreements,
-    grouped,
-    metric_of,
-    plain_table,
-    printed_value,
-    reasons,
-)
+from agglo.lab.paper import classifiers, compare, printed
+from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, LINKAGES, ClassifierScale, Entry, Subject
+from agglo.lab.paper.compare import DENSE, Value
 from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings, Study
-from agglo.schedule import Stages
 from agglo.utils.tables import CANNOT
 
-_OTHERS = tuple(entry for entry in ALL if not entry.learns and entry not in ATC)
+# Without proportional attention the released code does not track sizes at all.
+_RELEASED = tuple(
+    Entry(f"atc {linkage} as released", "atc", {"linkage": linkage, "sizes": "ignored", "proportional": False})
+    for linkage in LINKAGES
+)
+_OTHERS = tuple(entry for entry in classifiers.ALL if not entry.learns and entry not in ATC)
 # K-Medoids and DPC-KNN with equal weights, and with proportional attention, which neither has of its own.
+_EQUAL: dict[str, Any] = {"weights": "equal"}
 _WEIGHTED = (
-    Entry("kmedoids equal", "kmedoids", options={"weights": "equal"}),
-    Entry("kmedoids equal, proportional", "kmedoids", options={"weights": "equal", "proportional": True}),
-    Entry("dpc_knn equal, proportional", "dpc_knn", options={"weights": "equal", "proportional": True}),
+    Entry("kmedoids equal", "kmedoids", _EQUAL),
+    Entry("kmedoids equal, proportional", "kmedoids", {**_EQUAL, "proportional": True}),
+    Entry("dpc_knn equal, proportional", "dpc_knn", {**_EQUAL, "proportional": True}),
 )
-_DEITS = tuple(
-    Subject(model, size, data, *IMAGES[data], on_data(model, data)) for model, size in DEITS.items() for data in IMAGES
+_SUBJECTS = tuple(
+    Subject(model, data, images, classifiers.weights_name(model, data))
+    for model in DEITS
+    for data, images in IMAGES.items()
 )
-FULL = ClassifierScale(_DEITS, (*ATC, *RELEASED, *_OTHERS, *_WEIGHTED))
-MINIATURE = ClassifierScale((EMBEDDED,), (*ATC, *RELEASED, *_OTHERS))
+FULL = ClassifierScale(_SUBJECTS, (*ATC, *_RELEASED, *_OTHERS, *_WEIGHTED))
+MINIATURE = ClassifierScale((EMBEDDED,), (*ATC, *_RELEASED, *_OTHERS))
 
 
 def _axes(scale: ClassifierScale, settings: Settings) -> Iterator[Cell]:
     for subject in scale.subjects:
-        places = [(DENSE, None), *((entry.name, rate) for entry in scale.entries for rate in scale.rates)]
-        for method, rate in places:
+        for method, rate in ((DENSE, None), *((entry.name, rate) for entry in scale.entries for rate in scale.rates)):
             about = {"model": subject.model, "data": subject.data, "method": method, "keep_rate": rate}
-            cost = subject.images * subject.size.multiply_adds(None if rate is None else Stages(rate))
-            yield Cell(about, subject.needs, cost)
+            yield Cell(about, subject.needs)
 
 
-def _run(scale: ClassifierScale, settings: Settings) -> RunCell:
-    evaluate = Evaluator(settings)
-
-    def run(about: Mapping[str, Any]) -> dict[str, Any]:
-        entry = scale.entry(about)
-        return evaluate(scale.subject(about), None if entry is None else entry.config(about["keep_rate"]))
-
-    return run
+def run_evaluations(scale: ClassifierScale, settings: Settings) -> RunCell:
+    """Evaluate cells off the shelf, by their model, data, method and keep rate."""
+    evaluate = classifiers.Evaluator(settings)
+    return lambda about: evaluate(scale.subject(about), scale.config(about))
 
 
 def _table(results: Sequence[Result], scale: ClassifierScale) -> list[Section]:
-    groups = grouped(results, "model", "data").items()
+    groups = compare.grouped(results, "model", "data").items()
     return [section for (model, data), here in groups for section in _sections(model, data, here)]
 
 
 def _sections(model: str, data: str, results: Sequence[Result]) -> list[Section]:
-    dense = next((result for result in results if result["method"] == DENSE), None)
-    metric = metric_of(results)
-    rows, rates, measured = by_method(results, "keep_rate", metric)
+    dense: Mapping[str, Any] = next((result for result in results if result["method"] == DENSE), {})
+    metric = compare.metric_of(results)
+    rows, rates, measured = compare.by_method(results, "keep_rate", metric)
+    images = printed.IMAGES.get(data) if metric == "top1" else None
 
     def expected(row: str, rate: float) -> Value | None:
-        number = printed.value("off-the-shelf", model, data, row.removesuffix(" as released"), rate)
-        return printed_value(number, printed.IMAGES.get(data) if metric == "top1" else None)
+        name = row.removesuffix(" as released")
+        return compare.printed_value("off-the-shelf", model, data, name, rate, images=images)
 
-    papers = [row for row in rows if row.startswith("atc")]
-    released = [row for row in papers if row.endswith("as released")]
     of_paper = printed.value("fine-tuned", model, data, DENSE)
     beside_dense = "" if of_paper is None else f" (printed: {of_paper:.2f})"
-    of_dense = "not run" if dense is None else f"{dense[metric]:.2f}{beside_dense}"
+    of_dense = f"{dense[metric]:.2f}{beside_dense}" if dense else "not run"
     text = (
-        f"{metric} (%) on {dense['images'] if dense else '?'} images; dense: {of_dense}. +- is one standard error, of "
-        "both samples of images; where they are the same images, it is less."
+        f"{metric} (%) on {dense.get('images', '?')} images; dense: {of_dense}. +- is one standard error, of both "
+        "samples of images; where they are the same images, it is less."
     )
-    exact = [row for row in papers if row not in released]
-    for who, chosen in (("ATC as described", exact), ("As released", released)):
-        if found := disagreements(chosen, rates, measured, expected):
-            text += f" {who}: {found}."
-    if all(expected(row, rate) is None for row in papers for rate in rates):
+    atc = [row for row in rows if row.startswith("atc")]
+    released = [row for row in atc if row.endswith("as released")]
+    for title, chosen in (("ATC as described", [row for row in atc if row not in released]), ("As released", released)):
+        if found := compare.disagreements(chosen, rates, measured, expected):
+            text += f" {title}: {found}."
+    if all(expected(row, rate) is None for row in atc for rate in rates):
         text += " The paper prints nothing for this model on these data."
-    parts = [Section(f"{model}, {data}: ATC", beside(papers, rates, measured, expected), text)]
-    if others := [row for row in rows if row not in papers]:
+    parts = [Section(f"{model}, {data}: ATC", compare.comparison(atc, rates, measured, expected), text)]
+    if others := [row for row in rows if row not in atc]:
         title = f"{model}, {data}: other methods, which the paper does not have off the shelf"
-        parts.append(Section(title, beside(others, rates, measured), reasons(results)))
-    groups = grouped(results, "method", "keep_rate")
-    cost = plain_table(rows, rates, lambda row, rate: _cost(groups.get((row, rate))))
-    gflops = "" if dense is None else f"Dense: {dense['gflops']:.2f} GFLOPs."
+        parts.append(Section(title, compare.comparison(others, rates, measured), compare.reasons(results)))
+    groups = compare.grouped(results, "method", "keep_rate")
+    cost = compare.plain_table(rows, rates, lambda row, rate: _cost(groups.get((row, rate))))
+    gflops = f"Dense: {dense['gflops']:.2f} GFLOPs." if dense else ""
     return [*parts, Section(f"{model}, {data}: tokens, and GFLOPs in brackets", cost, gflops)]
 
 
 def _cost(results: Sequence[Result] | None) -> str | None:
-    if not results:
-        return None
-    result = results[0]
-    if "cannot" in result:
-        return CANNOT
-    counts = " ".join(str(count) for count, _ in groupby(result["counts"]))
-    shown = counts if result["varies"] == "no" else f"{result['varies'].replace('_', ' ')} {counts}"
-    return f"{shown} ({result['gflops']:.2f})"
+    if not results or "cannot" in results[0]:
+        return CANNOT if results else None
+    counts = " ".join(str(count) for count, _ in groupby(results[0]["counts"]))
+    varies = results[0]["varies"]
+    return f"{'' if varies == 'no' else varies.replace('_', ' ') + ' '}{counts} ({results[0]['gflops']:.2f})"
 
 
 def _draw(results: Sequence[Result], scale: ClassifierScale, settings: Settings, folder: Path) -> list[Path]:
-    bold = (*OURS, *(entry.name for entry in RELEASED), "tome")
-    return accuracy_panels(results, folder / "accuracy.png", faint=lambda name: name not in bold)
+    bold = (*classifiers.OURS, *(entry.name for entry in _RELEASED), "tome")
+    return compare.draw_accuracy(results, folder / "accuracy.png", faint=lambda name: name not in bold)
 
 
 ITEMS = (
@@ -135,10 +108,11 @@ ITEMS = (
         "describes it, ATC as the released code runs without proportional attention (sizes are not tracked), and every "
         "other method without parameters",
         stands_in="The embedded classifier and Fashion-MNIST's test set stand in.",
+        gpu_hours="5.2",
         full=FULL,
         miniature=MINIATURE,
         axes=_axes,
-        run=_run,
+        run=run_evaluations,
         table=_table,
         draw=_draw,
     ),

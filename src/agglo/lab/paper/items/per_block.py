@@ -7,37 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agglo.config import ReductionConfig
 from agglo.embedded import classifier as embedded
-from agglo.lab.paper import printed
-from agglo.lab.paper.classifiers import (
-    ATC,
-    DENSE,
-    EMBEDDED,
-    IMAGES,
-    RECIPE,
-    ClassifierScale,
-    Entry,
-    Evaluator,
-    Subject,
-    fine_tune,
-)
-from agglo.lab.paper.compare import (
-    Value,
-    accuracy_panels,
-    beside,
-    by_method,
-    dense_of,
-    grouped,
-    printed_value,
-    reasons,
-    remarks,
-)
-from agglo.lab.paper.estimates import BASE, HUGE, LARGE, SMALL, TINY, TRAINING, Size
+from agglo.lab.paper import classifiers, compare, printed
+from agglo.lab.paper.classifiers import ATC, EMBEDDED, IMAGES, SHELF, TUNED, ClassifierScale, Entry, Subject
+from agglo.lab.paper.compare import DENSE, Value
 from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings, Study
 from agglo.schedule import Constant, Linear, PerBlock, Schedule
 
-SHELF, TUNED = "off the shelf", "fine-tuned"
 KINDS = ("constant", "linear")
 # The released code counts the class token among those that are left, so that a block removes one fewer.
 ONE_FEWER = " as released"
@@ -53,7 +29,7 @@ _WHY = (
 )
 
 
-def schedule_of(kind: str | None, t: int, size: Size, entry: Entry) -> Schedule | None:
+def schedule_of(kind: str | None, t: int, subject: Subject, entry: Entry) -> Schedule | None:
     """Return what a method removes; None if that is nothing.
 
     ToMe removes at most half of the patches that a block has, as its own code does in silence. ATC leaves at least one.
@@ -61,8 +37,8 @@ def schedule_of(kind: str | None, t: int, size: Size, entry: Entry) -> Schedule 
     """
     if kind is None:
         return None
-    left, removed = size.patches, []
-    for number in (Constant(t) if kind == "constant" else Linear(t)).removals(size.depth):
+    left, removed = subject.patches, []
+    for number in (Constant(t) if kind == "constant" else Linear(t)).removals(subject.depth):
         if entry.method == "tome":
             number = min(number, left // 2)
         else:
@@ -72,90 +48,86 @@ def schedule_of(kind: str | None, t: int, size: Size, entry: Entry) -> Schedule 
     return PerBlock(removed) if any(removed) else None
 
 
-def _subject(name: str, size: Size, ts: tuple[int, ...], weights: str = "", **how: Any) -> Subject:
-    return Subject(name, size, "imagenet", *IMAGES["imagenet"], weights or name, ts=ts, **how)
+def _subject(name: str, ts: Sequence[int], weights: str = "", **how: Any) -> Subject:
+    return Subject(name, "imagenet", IMAGES["imagenet"], weights or name, ts=tuple(ts), **how)
 
 
-def _swag(name: str, size: Size, ts: tuple[int, ...], timm_name: str, pixels: int) -> Subject:
+def _swag(name: str, ts: Sequence[int], timm_name: str, pixels: int, patch: int, depth: int) -> Subject:
     normalised = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "input_size": (3, pixels, pixels)}
     options = {"img_size": pixels, "pretrained_cfg_overlay": normalised}
-    size = replace(size, patches=(pixels // (14 if timm_name.startswith("vit_huge") else 16)) ** 2)
-    return _subject(name, size, ts, timm_name=timm_name, options=options, crop=1.0)
+    how: dict[str, Any] = {"patches": (pixels // patch) ** 2, "depth": depth, "crop": 1.0}
+    return _subject(name, ts, timm_name=timm_name, options=options, **how)
 
 
-def _mae(name: str, size: Size, ts: tuple[int, ...], weights: str) -> Subject:
-    return _subject(name, size, ts, f"mae_finetuned_{weights}", options={"global_pool": "avg"})
+def _mae(size: str, patch: int, ts: Sequence[int], **how: Any) -> Subject:
+    options, name = {"global_pool": "avg"}, f"vit_{size}_patch{patch}_224.mae"
+    return _subject(name, ts, f"mae_finetuned_vit_{size}", options=options, **how)
 
 
-_MAE = (
-    _mae("vit_base_patch16_224.mae", BASE, tuple(range(17)), "vit_base"),
-    _mae("vit_large_patch16_224.mae", LARGE, tuple(range(9)), "vit_large"),
-    _mae("vit_huge_patch14_224.mae", HUGE, tuple(range(8)), "vit_huge"),
-)
-_EPOCHS = {"vit_base_patch16_224.mae": 100, "vit_large_patch16_224.mae": 50, "vit_huge_patch14_224.mae": 50}
 _FAMILIES = {
     "augreg": (
-        _subject("vit_tiny_patch16_224", TINY, tuple(range(17))),
-        _subject("vit_small_patch16_224", SMALL, tuple(range(17))),
-        _subject("vit_base_patch16_224", BASE, tuple(range(17))),
-        _subject("vit_large_patch16_224", LARGE, tuple(range(9))),
-        _subject("vit_large_patch16_384", replace(LARGE, patches=576), (0, 5, 10, 15, 20, 23)),
+        _subject("vit_tiny_patch16_224", range(17)),
+        _subject("vit_small_patch16_224", range(17)),
+        _subject("vit_base_patch16_224", range(17)),
+        _subject("vit_large_patch16_224", range(9), depth=24),
+        _subject("vit_large_patch16_384", (0, 5, 10, 15, 20, 23), patches=576, depth=24),
     ),
     "swag": (
-        _swag("vit_b16_in1k_384", BASE, tuple(range(0, 46, 5)), "vit_base_patch16_224", 384),
-        _swag("vit_l16_in1k_512", LARGE, tuple(range(0, 41, 5)), "vit_large_patch16_224", 512),
-        _swag("vit_h14_in1k_518", HUGE, tuple(range(0, 41, 5)), "vit_huge_patch14_224", 518),
+        _swag("vit_b16_in1k_384", range(0, 46, 5), "vit_base_patch16_224", 384, 16, 12),
+        _swag("vit_l16_in1k_512", range(0, 41, 5), "vit_large_patch16_224", 512, 16, 24),
+        _swag("vit_h14_in1k_518", range(0, 41, 5), "vit_huge_patch14_224", 518, 14, 32),
     ),
-    "mae": _MAE,
+    "mae": (
+        _mae("base", 16, range(17)),
+        _mae("large", 16, range(9), depth=24),
+        _mae("huge", 14, range(8), patches=256, depth=32),
+    ),
 }
-_TITLES = {"augreg": "AugReg", "swag": "SWAG", "mae": "MAE"}
 _CURVE = replace(EMBEDDED, images=500, bundled=True, ts=(0, 4, 8, 12, 16))
-_ENLARGED = replace(
-    _CURVE, model=f"{embedded.NAME} at 42 pixels", size=replace(_CURVE.size, patches=441), ts=(0, 18, 36), image_size=42
-)
+_ENLARGED = replace(_CURVE, model=f"{embedded.NAME} at 42 pixels", patches=441, ts=(0, 18, 36), image_size=42)
 
 
-def _config(scale: ClassifierScale, about: Mapping[str, Any]) -> ReductionConfig | None:
-    if about["method"] == DENSE:
-        return None
-    entry = scale.entry(about)
-    assert entry is not None
-    schedule = schedule_of(about["schedule"], about["t"], scale.subject(about).size, entry)
-    return None if schedule is None else entry.config(schedule=schedule)
+def _schedule(scale: ClassifierScale, about: Mapping[str, Any]) -> tuple[Entry | None, Schedule | None]:
+    """Return the method of a cell and what it removes."""
+    entry = classifiers.named(scale.entries, about["method"])
+    if entry is None:
+        return None, None
+    return entry, schedule_of(about["schedule"], about["t"], scale.subject(about), entry)
+
+
+def _evaluate(
+    scale: ClassifierScale, evaluate: classifiers.Evaluator, about: Mapping[str, Any], root: Path | None = None
+) -> dict[str, Any]:
+    entry, schedule = _schedule(scale, about)
+    config = None if entry is None or schedule is None else entry.config(schedule=schedule)
+    return evaluate(scale.subject(about), config, root=root)
 
 
 def _curve_axes(scale: ClassifierScale, settings: Settings) -> Iterator[Cell]:
     for subject in scale.subjects:
         for t in subject.ts:
             for kind in KINDS if t else (None,):
-                for entry in scale.entries if t else (Entry(DENSE, "none"),):
-                    about = {"model": subject.model, "schedule": kind, "method": entry.name, "t": t}
-                    cost = subject.size.multiply_adds(schedule_of(kind, t, subject.size, entry))
-                    yield Cell(about, subject.needs, subject.images * cost)
+                for name in [entry.name for entry in scale.entries] if t else [DENSE]:
+                    yield Cell({"model": subject.model, "schedule": kind, "method": name, "t": t}, subject.needs)
 
 
 def _run_curve(scale: ClassifierScale, settings: Settings) -> RunCell:
-    evaluate = Evaluator(settings)
-
-    def run(about: Mapping[str, Any]) -> dict[str, Any]:
-        subject = scale.subject(about)
-        return {"data": subject.data, **evaluate(subject, _config(scale, about))}
-
-    return run
+    evaluate = classifiers.Evaluator(settings)
+    return lambda about: {"data": scale.subject(about).data, **_evaluate(scale, evaluate, about)}
 
 
 def _curve_table(results: Sequence[Result], scale: ClassifierScale) -> list[Section]:
     sections = []
-    for (model, kind), here in grouped([r for r in results if r["t"]], "model", "schedule").items():
-        dense = dense_of([result for result in results if result["model"] == model], "top1")
-        rows, ts, measured = by_method(here, "t", "top1")
+    for (model, kind), here in compare.grouped([r for r in results if r["t"]], "model", "schedule").items():
+        dense = compare.dense_value([result for result in results if result["model"] == model], "top1")
+        rows, ts, measured = compare.by_method(here, "t", "top1")
 
         def expected(row: str, t: int, model: str = model, kind: str = kind) -> Value | None:
-            known = row == "tome" and kind == "constant"
-            number = printed.value("peers", SHELF, model, str(t)) if known else None
-            return printed_value(number, printed.IMAGES["imagenet"])
+            if row != "tome" or kind != "constant":
+                return None
+            return compare.printed_value("peers", SHELF, model, str(t), images=IMAGES["imagenet"])
 
-        table = beside(rows, ts[::-1], measured, expected, str, title="method \\ t")
+        table = compare.comparison(rows, ts[::-1], measured, expected, str, title="method \\ t")
         text = f"top1 (%), dense {dense}. Printed: of ToMe's own paper, where it has the cell. {_WHY}"
         sections.append(Section(f"{model}, {kind}", table, text))
     return sections
@@ -167,20 +139,21 @@ def _draw_curves(results: Sequence[Result], scale: ClassifierScale, settings: Se
         here = [result for result in results if result["schedule"] in (None, kind)]
         how: dict[str, Any] = {"over": "t", "x_label": f"t, tokens removed per block ({kind})", "by": ("model",)}
         path = folder / f"curves-{kind}.png"
-        paths += accuracy_panels(here, path, faint=lambda name: name.endswith(ONE_FEWER), **how)
+        paths += compare.draw_accuracy(here, path, faint=lambda name: name.endswith(ONE_FEWER), **how)
     return paths
 
 
-def _curves(family: str) -> Study:
+def _curves(family: str, title: str, gpu_hours: str) -> Study:
     entries = _MAE_ENTRIES if family == "mae" else _ENTRIES
     enlarged = "; pictures are enlarged to 42 pixels, 441 tokens" if family == "swag" else ""
     return Study(
         name=f"curves-{family}",
         shows=f"figure ots_{family}",
-        about=f"Top-1 of {_TITLES[family]} models off the shelf over t, the tokens removed per block, constant and "
+        about=f"Top-1 of {title} models off the shelf over t, the tokens removed per block, constant and "
         f"linearly falling, with{'out' if family == 'mae' else ''} proportional attention; no numbers are printed",
-        stands_in=f"The embedded classifier stands in for {_TITLES[family]}, and {_CURVE.images} of the images that "
+        stands_in=f"The embedded classifier stands in for {title}, and {_CURVE.images} of the images that "
         f"come with it for ImageNet{enlarged}.",
+        gpu_hours=gpu_hours,
         full=ClassifierScale(_FAMILIES[family], entries),
         miniature=ClassifierScale((_ENLARGED if family == "swag" else _CURVE,), entries),
         axes=_curve_axes,
@@ -196,38 +169,32 @@ def _pretrained(subject: Subject) -> Subject:
 
 
 def _mae_axes(scale: ClassifierScale, settings: Settings) -> Iterator[Cell]:
+    names = [entry.name for entry in scale.entries]
     for subject in scale.subjects:
-        for training in (SHELF, TUNED):
-            tuned = training == TUNED
-            start = _pretrained(subject) if tuned else subject
-            seeds = [{"seed": seed} for seed in range(settings.seeds or scale.seeds)] if tuned else [{}]
-            entries = [e for e in scale.entries if not tuned or settings.released or not e.name.endswith(ONE_FEWER)]
-            places = [(seed, kind, entry) for seed in seeds for kind in KINDS for entry in entries]
-            if not tuned or settings.miniature:  # MAE's authors trained the dense models of the full table
-                places = [*((seed, None, Entry(DENSE, "none")) for seed in seeds), *places]  # type: ignore[list-item]
-            epochs = _EPOCHS.get(subject.model, 1) if tuned else 0  # each followed by an evaluation
-            passes = TRAINING * epochs * subject.training + max(1, epochs) * subject.images
-            for seed, kind, entry in places:
-                t = 0 if entry.name == DENSE else subject.ts[-1]
-                about = {"training": training, "model": subject.model, "schedule": kind, "method": entry.name, "t": t}
-                cost = subject.size.multiply_adds(schedule_of(kind, t, subject.size, entry))
-                yield Cell({**about, **seed}, start.needs, passes * cost)
+        about = {"model": subject.model, "schedule": None, "method": DENSE, "t": 0}
+        reduced = [{**about, "schedule": k, "method": n, "t": subject.ts[-1]} for k in KINDS for n in names]
+        for each in (about, *reduced):
+            yield Cell({"training": SHELF, **each}, subject.needs)
+        tuned = [each for each in reduced if not str(each["method"]).endswith(ONE_FEWER)]
+        # MAE's authors trained the dense models of the full table.
+        seeds = range(settings.seeds or scale.seeds)
+        for each in [*([about] if settings.miniature else []), *tuned]:
+            for seed in seeds:
+                yield Cell({"training": TUNED, **each, "seed": seed}, _pretrained(subject).needs)
 
 
 def _run_mae(scale: ClassifierScale, settings: Settings) -> RunCell:
-    evaluate, folder = Evaluator(settings), settings.run_folder("mae")
+    evaluate, folder = classifiers.Evaluator(settings), settings.run_folder("mae")
     root = scale.subjects[0].training_root(settings, folder)
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
-        subject, entry = scale.subject(about), scale.entry(about)
         if about["training"] == SHELF:
-            return evaluate(subject, _config(scale, about), root=root)
+            return _evaluate(scale, evaluate, about, root)
+        subject, (entry, schedule) = scale.subject(about), _schedule(scale, about)
         choices = {"seed": about["seed"], **_pretrained(subject).start(settings)}
-        budget = {}
-        if entry is not None:
-            budget = {"schedule": str(schedule_of(about["schedule"], about["t"], subject.size, entry))}
-        name = "_".join(str(about[key]).replace(" ", "-") for key in ("model", "schedule", "method", "seed"))
-        found = fine_tune(settings, scale.recipe, choices, entry, root, folder / name, **budget)
+        budget = {} if entry is None else {"schedule": str(schedule)}
+        place = folder / classifiers.run_name(about, "model", "schedule", "method", "seed")
+        found = classifiers.fine_tune(settings, scale.recipe, choices, entry, root, place, **budget)
         return {**found, "images": subject.images}
 
     return run
@@ -235,24 +202,22 @@ def _run_mae(scale: ClassifierScale, settings: Settings) -> RunCell:
 
 def _mae_table(results: Sequence[Result], scale: ClassifierScale) -> list[Section]:
     sections = []
-    for (training, model), here in grouped(results, "training", "model").items():
-        rows, _, measured = by_method([r for r in here if r["schedule"]], "schedule", "top1")
-        groups = grouped(here, "method", "schedule")
+    for (training, model), here in compare.grouped(results, "training", "model").items():
+        rows, _, measured = compare.by_method([r for r in here if r["schedule"]], "schedule", "top1")
+        groups = compare.grouped(here, "method", "schedule")
 
         def expected(row: str, kind: str, key: tuple[str, str] = (training, model)) -> Value | None:
-            number = printed.value("mae", *key, kind, row.removesuffix(ONE_FEWER))
-            return printed_value(number, printed.IMAGES["imagenet"])
+            keys = (*key, kind, row.removesuffix(ONE_FEWER))
+            return compare.printed_value("mae", *keys, images=IMAGES["imagenet"])
 
-        def left(row: str, groups: Any = groups) -> str:
-            counts = [groups.get((row, kind), [{}])[0].get("counts") for kind in KINDS]
-            return ", ".join(str(each[-1]) for each in counts if each)
-
-        counts = "; ".join(f"{row} {left(row)}" for row in rows if left(row))
+        left = {row: [groups.get((row, kind), [{}])[0].get("counts") for kind in KINDS] for row in rows}
+        counts = "; ".join(f"{row} {', '.join(str(c[-1]) for c in of if c)}" for row, of in left.items() if any(of))
         text = (
-            f"top1 (%), dense {dense_of(here, 'top1')}. Patch tokens after the last block (constant, linear): "
-            f"{counts}. {_WHY}{remarks(rows, KINDS, measured, expected)}\n\n{reasons(here)}"
+            f"top1 (%), dense {compare.dense_value(here, 'top1')}. Patch tokens after the last block (constant, "
+            f"linear): {counts}. {_WHY}{compare.remarks(rows, KINDS, measured, expected)}\n\n{compare.reasons(here)}"
         )
-        sections.append(Section(f"{model}, {training}", beside(rows, KINDS, measured, expected, str), text.strip()))
+        table = compare.comparison(rows, KINDS, measured, expected, str)
+        sections.append(Section(f"{model}, {training}", table, text.strip()))
     return sections
 
 
@@ -263,16 +228,20 @@ MAE = Study(
     "proportional attention",
     stands_in="The embedded classifier stands in with t = 16, on 2000 test images of Fashion-MNIST; fine-tuned for one "
     "epoch on 3000 others, with three seeds.",
+    gpu_hours="5,339",
     full=ClassifierScale(
-        tuple(replace(subject, ts=(printed.table("mae")["t"][subject.model],)) for subject in _MAE),
+        tuple(replace(subject, ts=(printed.table("mae")["t"][subject.model],)) for subject in _FAMILIES["mae"]),
         _MAE_ENTRIES,
         recipe="mae",
     ),
     miniature=ClassifierScale(
-        (replace(EMBEDDED, training=3000, images=2000, ts=(16,)),), _MAE_ENTRIES, recipe=str(RECIPE), seeds=3
+        (replace(EMBEDDED, training=3000, images=2000, ts=(16,)),),
+        _MAE_ENTRIES,
+        recipe=str(classifiers.RECIPE),
+        seeds=3,
     ),
     axes=_mae_axes,
     run=_run_mae,
     table=_mae_table,
 )
-ITEMS = (MAE, *map(_curves, _FAMILIES))
+ITEMS = (MAE, _curves("augreg", "AugReg", "24"), _curves("swag", "SWAG", "153"), _curves("mae", "MAE", "28"))
