@@ -114,7 +114,7 @@ def test_only_the_page_knows_gradio() -> None:
     """What the playground computes can be called and tested without the library that lays it out."""
     room = PACKAGE / "lab" / "playground"
     importing = {path.relative_to(room).parts[0] for path in room.rglob("*.py") if "gradio" in _imported(path)}
-    assert importing == {"page", "serving.py"}
+    assert importing == {"tabs.py", "serving.py"}
 
 
 def _imported(path: Path) -> set[str]:

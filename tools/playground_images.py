@@ -18,7 +18,7 @@ from tests.lab.playground.test_browser import DESKTOP, FLAGS, PHONE, READY, Visi
 from tests.support.playground import played
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-IN_DOCS = {"light-tokens", "dark-detection", "light-tune"}
+IN_DOCS = {"light-tokens", "dark-detection"}
 WINDOWS: dict[str, dict[str, Any]] = {
     "light": {"viewport": DESKTOP},
     "dark": {"viewport": DESKTOP, "color_scheme": "dark"},
@@ -31,10 +31,9 @@ def show(visit: Visit, name: str) -> None:
     visit.open(name)
     if name == "Synthesis":
         visit.window.get_by_role("button", name="Draw").click()
-        visit.window.wait_for_selector("#synthesis-groups figure")
+        visit.window.wait_for_selector("#synthesis-result figure.groups")
     if name == "Tune":
-        visit.window.locator("#tune-plot [data-point='1'] .target").click()
-        visit.window.wait_for_selector("#tune-point table")
+        visit.choose_point(1)
     visit.window.wait_for_selector(READY[name])
     if name == "Tokens":
         frame = visit.window.locator("#tokens-result figure.groups .frame").nth(2)

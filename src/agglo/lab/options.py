@@ -22,6 +22,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from agglo.embedded import classifier as embedded
 from agglo.models.libraries.base import ModelSpec
 from agglo.models.zero_shot import read_prompts
 from agglo.schedule import EXAMPLES
@@ -29,6 +30,7 @@ from agglo.utils.devices import best_device
 from agglo.utils.files import require_output
 
 T = TypeVar("T")
+EMBEDDED = ModelSpec(embedded.NAME, pretrained=True)  # the classifier that comes with agglo
 
 # Numbers with the least and the most that they may be.
 AtLeastOne = Annotated[int, (1, math.inf)]
@@ -216,7 +218,20 @@ class ModelOptions:
     )
 
     def spec(self) -> ModelSpec:
-        """Return the model."""
+        """Return the model: the embedded classifier, which takes no other option, if none was typed."""
+        if self.model is None:
+            for name in (
+                "checkpoint",
+                "pretrained",
+                "image_size",
+                "num_classes",
+                "zero_shot",
+                "class_names",
+                "templates",
+            ):
+                if getattr(self, name, None):
+                    raise ValueError(f"--{name.replace('_', '-')} says nothing without --model")
+            return EMBEDDED
         size = self.image_size
         if size is not None and len(size) > 2:
             raise ValueError(f"--image-size {' '.join(map(str, size))}: one number, or height and width, is accepted")
@@ -227,6 +242,15 @@ class ModelOptions:
             image_size=None if size is None else (size[0], size[-1]),
             num_classes=self.num_classes,
         )
+
+    def trained_spec(self) -> ModelSpec:
+        """Return the model, and warn if its weights are random."""
+        spec = self.spec()
+        if spec.has_random_weights:
+            print(
+                "agglo: weights are random, and so are the results; give --checkpoint or --pretrained", file=sys.stderr
+            )
+        return spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,11 +275,13 @@ class ZeroShotOptions(ModelOptions):
 
     def spec(self) -> ModelSpec:
         """Return the model, with its prompts."""
-        if not self.zero_shot and (self.class_names or self.templates):
+        spec = super().spec()
+        if self.zero_shot:
+            return replace(spec, prompts=read_prompts(self.class_names, self.templates))
+        if self.class_names or self.templates:
             typed = "--class-names" if self.class_names else "--templates"
             raise ValueError(f"{typed} says nothing without --zero-shot")
-        prompts = read_prompts(self.class_names, self.templates) if self.zero_shot else None
-        return replace(super().spec(), prompts=prompts)
+        return spec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,11 +19,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from agglo.config import ReductionConfig
 from agglo.lab.playground.detection import detect
-from agglo.lab.playground.fronts import read
 from agglo.lab.playground.images import EASY, FIRST, HARD, chosen_image
-from agglo.lab.playground.settings import choose
+from agglo.lab.playground.settings import choose, python_line
+from agglo.lab.playground.tabs import points_of
 from agglo.lab.playground.tokens import Classifier, compare
+from agglo.tuning import Tuned
 from tests.lab.playground.test_images import bomb
 from tests.support.playground import Played
 
@@ -39,7 +41,7 @@ READY = {
     "Dynamic": "#dynamic-result table",
     "Synthesis": "#synthesis-result table",
     "Detection": "#detection-result table",
-    "Tune": "#tune-plot svg",
+    "Tune": "#tune-plot section",
 }
 
 
@@ -89,6 +91,12 @@ class Visit:
         number.fill(str(value))
         number.press("Enter")
 
+    def choose_point(self, number: int) -> None:
+        """Choose a point of the Tune tab by its menu."""
+        self.window.locator("#tune-number input").click()
+        self.window.locator("[data-testid=dropdown-option]").nth(number).click()
+        self.window.wait_for_selector("#tune-point table")
+
     def wait(self, expression: str) -> None:
         self.window.wait_for_function(expression)
 
@@ -117,18 +125,18 @@ def test_tokens(visit: Visit, classifier: Classifier) -> None:
     visit.wait("document.querySelector('#tokens-result .refused')?.innerText.includes('tome')")
     visit.set_slider("keep rate", 0.6)
     visit.wait("document.querySelectorAll('#tokens-result figure.groups').length === 6")
-    sides = [choose("atc", "average", keep_rate=0.6), choose("tome", "average", keep_rate=0.6)]
+    sides = [choose("atc", keep_rate=0.6), choose("tome", keep_rate=0.6)]
     found = compare(classifier, chosen_image("example:boot"), sides)
     assert visit.counts("#tokens-result") == [[196, *one.counts] for one in found.passes]
     gflops = [float(cell.get_attribute("data-gflops")) for cell in visit.window.locator("#tokens-result .gflops").all()]
     assert gflops == [one.gflops for one in found.passes]
     answers = visit.window.locator("#tokens-result .answer").all()
     expected = [one.top[rank] for rank in range(5) for one in found.passes]
-    assert [cell.get_attribute("data-name") for cell in answers] == [answer.name for answer in expected]
+    assert [cell.get_attribute("data-name") for cell in answers] == [name for name, _ in expected]
     probabilities = [float(cell.get_attribute("data-probability")) for cell in answers]
-    assert probabilities == pytest.approx([answer.probability for answer in expected], rel=1e-4)
-    of_dense = [found.dense.top[rank].name for rank in range(5) for _ in found.passes]
-    differ = [answer.name != name for answer, name in zip(expected, of_dense, strict=True)]
+    assert probabilities == pytest.approx([probability for _, probability in expected], rel=1e-4)
+    of_dense = [found.dense.top[rank][0] for rank in range(5) for _ in found.passes]
+    differ = [answer[0] != name for answer, name in zip(expected, of_dense, strict=True)]
     assert ["differs" in cell.get_attribute("class") for cell in answers] == differ
     assert visit.line("#tokens-result").splitlines() == [side.line for side in found.sides]
     assert visit.window.locator("#tokens-result svg.dendrogram").get_attribute("data-groups") == "117"
@@ -172,7 +180,7 @@ def test_a_file_of_ones_own(visit: Visit, classifier: Classifier, tmp_path: Path
     chooser = visit.window.locator(".picker input[type=file]").first
     chooser.set_input_files(tmp_path / "own.png")
     visit.wait("document.querySelector('.picker img.chosen').src.startsWith('data:image/png')")
-    found = compare(classifier, Image.fromarray(pixels), [choose("atc", "average", keep_rate=0.5)])
+    found = compare(classifier, Image.fromarray(pixels), [choose("atc", keep_rate=0.5)])
     labels = ",".join(map(str, found.passes[1].stages[3].reshape(-1)))
     visit.wait(f"document.querySelector('#tokens-result figure.groups')?.dataset.labels === '{labels}'")
     for content, says in ((b"no image at all", "no image"), (bomb(6000, 6000), "6000 x 6000")):
@@ -199,26 +207,21 @@ def test_dynamic(visit: Visit, classifier: Classifier) -> None:
     visit.open("Dynamic")
     visit.window.wait_for_selector(READY["Dynamic"])
     visit.set_slider("threshold", 0.2)
-    chosen = choose("atc", "average", threshold=0.2)
+    chosen = choose("atc", threshold=0.2)
     counts = [[196, *compare(classifier, chosen_image(name), [chosen]).passes[1].counts] for name in (EASY, HARD)]
     text = " ".join(map(str, counts[0]))
     visit.wait(f"document.querySelector('#dynamic-result [data-counts]')?.dataset.counts === '{text}'")
     assert visit.counts("#dynamic-result") == counts and counts[0][-1] < counts[1][-1]
-    assert visit.line("#dynamic-result") == chosen.line
+    assert visit.line("#dynamic-result") == python_line(chosen)
 
 
 def test_synthesis(visit: Visit) -> None:
     visit.open("Synthesis")
     visit.window.get_by_role("button", name="Draw").click()
-    visit.wait("Number(document.querySelector('#synthesis-result [role=progressbar]')?.ariaValueNow) > 0")
-    visit.window.wait_for_selector("#synthesis-result table")
-    assert visit.window.locator("#synthesis-result figure").count() == 3
-    assert visit.window.locator("#synthesis-result [role=progressbar]").get_attribute("aria-valuenow") == "100"
-    visit.window.wait_for_selector("#synthesis-groups figure.groups")
-    visit.set_slider("groups of step", 25)
-    visit.wait("document.querySelector('#synthesis-groups figure')?.dataset.name.includes('step 25')")
-    figures = visit.window.locator("#synthesis-groups figure.groups").all()
-    assert [figure.get_attribute("data-count") for figure in figures] == ["128", "128"]
+    visit.wait("document.querySelectorAll('#synthesis-result tbody tr').length === 3")
+    figures = visit.window.locator("#synthesis-result figure.groups").all()
+    assert [figure.get_attribute("data-count") for figure in figures] == ["128"] * 6
+    assert [figure.get_attribute("data-name").split()[-1] for figure in figures] == ["1", "13", "25"] * 2
 
 
 def test_detection(visit: Visit) -> None:
@@ -226,45 +229,33 @@ def test_detection(visit: Visit) -> None:
 
     visit.open("Detection")
     visit.window.wait_for_selector(READY["Detection"])
-    chosen = choose("atc", "average", keep_rate=0.7)
-    found = detect(open_detector("embedded"), chosen_image("example:scene 1"), chosen, 0.5)
-    assert visit.counts("#detection-result") == [[196], [196, *found.counts.values()]]
+    found = detect(open_detector("embedded"), chosen_image("example:scene 1"), choose("atc", keep_rate=0.7), 0.5)
+    assert visit.counts("#detection-result") == [[196], [196, *found.reduced.counts]]
     objects = visit.window.locator("#detection-result .objects").all_inner_texts()
     assert objects == [str(len(one.objects["labels"])) for one in found.passes]
-    rows = visit.window.locator("#detection-result table").nth(1).locator("tbody tr").all()
-    assert [row.locator("th").inner_text() for row in rows] == [pair.name for pair in found.pairs]
-    assert visit.window.locator("#detection-result figure").count() == 3 + 3
     figures = visit.window.locator("#detection-result figure.groups").all()
-    for figure, labels in zip(figures, found.stages.values(), strict=True):
+    for figure, labels in zip(figures, found.reduced.stages.values(), strict=True):
         assert figure.get_attribute("data-labels") == ",".join(map(str, labels.reshape(-1)))
     patch = (5, 8)
     frame = figures[0].locator(".frame")
     box = frame.bounding_box()
     frame.click(position={"x": (patch[1] + 0.5) * box["width"] / 14, "y": (patch[0] + 0.5) * box["height"] / 14})
-    for figure, labels in zip(figures, found.stages.values(), strict=True):
+    for figure, labels in zip(figures, found.reduced.stages.values(), strict=True):
         members = np.flatnonzero(labels.reshape(-1) == labels[patch])
         assert figure.get_attribute("data-members") == " ".join(map(str, members))
 
 
 def test_tune(visit: Visit, classifier: Classifier) -> None:
-    front = read("agglo_fashion_vit-half")
+    config = ReductionConfig.from_dict(points_of(Tuned.load("agglo_fashion_vit-half"))[1]["config"])
     visit.open("Tune")
-    visit.window.wait_for_selector("#tune-plot [data-point]")
-    assert visit.window.locator("#tune-plot [data-point]").count() == len(front.points)
-    visit.window.locator("#tune-plot [data-point='1'] .target").click()
-    visit.wait("document.querySelector('#tune-plot .point.lit')?.dataset.point === '1'")
-    assert visit.line("#tune-point") == front.chosen(1).line
+    visit.window.wait_for_selector("#tune-plot img")
+    visit.choose_point(1)
+    assert visit.line("#tune-point") == python_line(config)
     visit.open("Tokens")
-    found = compare(classifier, chosen_image(FIRST), [front.chosen(1)])
+    found = compare(classifier, chosen_image(FIRST), [config])
     counts = " ".join(map(str, [196, *found.passes[1].counts]))
     visit.wait(f"document.querySelectorAll('#tokens-result [data-counts]')[1]?.dataset.counts === '{counts}'")
-    assert visit.line("#tokens-result").splitlines()[0] == front.chosen(1).line
-    # By keyboard too.
-    visit.open("Tune")
-    visit.window.locator("#tune-plot [data-point='0']").focus()
-    visit.window.keyboard.press("Enter")
-    visit.wait("document.querySelector('#tune-plot .point.lit')?.dataset.point === '0'")
-    assert visit.line("#tune-point") == 'agglo.apply(model, tuned="agglo_fashion_vit-half")'
+    assert visit.line("#tokens-result").splitlines()[0] == python_line(config)
 
 
 def test_by_keyboard(visit: Visit) -> None:
@@ -302,7 +293,7 @@ def test_on_a_phone_in_light_and_dark(browser: Any, page: Played, scheme: str) -
         visitor.open(tab)
         if tab == "Synthesis":
             visitor.window.get_by_role("button", name="Draw").click()
-            visitor.window.wait_for_selector("#synthesis-groups figure.groups")
+            visitor.window.wait_for_selector("#synthesis-result figure.groups")
         visitor.window.wait_for_selector(ready)
         wide = visitor.window.evaluate("document.documentElement.scrollWidth")
         assert wide <= PHONE["width"], f"{tab} is {wide} pixels wide"

@@ -1,4 +1,4 @@
-"""Results as HTML: images inside the text, text that cannot become markup, no paths of the server."""
+"""Results as HTML: images inside the text, text that cannot become markup; charts and trees show what was found."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import io
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,77 +15,59 @@ from PIL import Image
 from scipy.cluster.hierarchy import dendrogram as scipy_dendrogram
 from scipy.cluster.hierarchy import linkage
 
-from agglo.lab.playground.fronts import SPEED, read
+from agglo import tuned
+from agglo.config import ReductionConfig
+from agglo.lab.options import EMBEDDED
+from agglo.lab.playground.html import Dendrogram, asset, chart_url, data_url, leaf_order, render
 from agglo.lab.playground.images import chosen_image
-from agglo.lab.playground.page.html import (
-    Dendrogram,
-    Plot,
-    asset,
-    compared_html,
-    curve_html,
-    cut_height,
-    data_url,
-    leaf_order,
-    render,
-    sentence,
-    ticks,
-)
+from agglo.lab.playground.models import Models
 from agglo.lab.playground.settings import choose
+from agglo.lab.playground.tabs import answering, points_of
 from agglo.lab.playground.tokens import Classifier, Tree, compare
+from agglo.models.opening import ModelSpec
+from agglo.tuning import Tuned
 
 EVIL = "<img src=x onerror=alert(1)>"
 
 
-def test_small_images_are_exact_and_large_ones_small() -> None:
-    def opened(url: str) -> np.ndarray:
-        return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB"))
+def opened(url: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
 
+
+def test_small_images_are_exact_and_large_ones_small() -> None:
     draws = np.random.default_rng(0)
     small = draws.integers(0, 256, (28, 28, 3), dtype=np.uint8)
     assert np.array_equal(opened(data_url(small)), small)
     photo = Image.fromarray(small).resize((448, 448), Image.Resampling.BICUBIC)
     noisy = np.clip(np.asarray(photo) + draws.normal(0, 12, (448, 448, 3)), 0, 255).astype(np.uint8)
     assert data_url(noisy).startswith("data:image/webp")
-    assert np.abs(opened(data_url(noisy)).astype(float) - noisy).mean() < 10
+    assert np.abs(np.asarray(opened(data_url(noisy))).astype(float) - noisy).mean() < 10
 
 
 def test_words_of_models_and_files_are_no_markup(classifier: Classifier) -> None:
-    found = compare(classifier, chosen_image("example:boot"), [choose("atc", "average", keep_rate=0.5)])
-    sides = [replace(side, title=EVIL, line=EVIL) for side in found.sides]
-    answers = [replace(answer, name=EVIL) for answer in found.dense.top]
-    front = read("agglo_fashion_vit-half")
-    point = front.points[1]
-    front = replace(front, name=EVIL, model=EVIL, where=EVIL, objective=EVIL, accuracy=None, points=(point,))
+    found = compare(classifier, chosen_image("example:boot"), [choose("atc", keep_rate=0.5)])
+    dense = replace(found.dense, top=[(EVIL, 0.2) for _ in found.dense.top])
     for shown in (
-        compared_html(replace(found, sides=sides, dense=replace(found.dense, top=answers))),
-        curve_html(front, SPEED, 0),
-        render("point", front=front, point=point, line=EVIL, applied=EVIL),
-        render("error", sentence=EVIL),
+        render("tokens", found=replace(found, dense=dense)),
+        render("chart", name=EVIL, url=""),
+        render("refused", sentence=EVIL),
     ):
         assert "<img src=x" not in shown and "&lt;img src=x" in shown
-
-
-def test_scripts_make_no_markup_of_words() -> None:
-    """What is escaped in an attribute is not when a script reads it."""
-    for name in ("groups.js", "picker.js", "points.js"):
+    for name in ("groups.js", "picker.js"):  # what is escaped in an attribute is not when a script reads it
         assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write", asset(name))
 
 
-def test_sentences_hold_no_path(capsys: pytest.CaptureFixture[str]) -> None:
-    error = ValueError("checkpoint='/home/anna/deit.safetensors' has 3 names, 0.5 of 1/2 and C:\\Users\\anna\\x.pt")
-    assert sentence(error) == "checkpoint='…' has 3 names, 0.5 of 1/2 and …"
-    error = ValueError("model='hf:/home/anna/vit' of http://example.org/a/b or tome/atc")
-    assert sentence(error) == "model='hf:…' of http://example.org/a/b or tome/atc"
-    assert "/secret" not in sentence(RuntimeError("/secret/place broke")) and "/secret/place" in capsys.readouterr().err
-    assert "diffusers" in sentence(ModuleNotFoundError("no", name="diffusers"))
+def test_what_a_visitor_can_mend_is_said_and_other_errors_are_not() -> None:
+    def failing(error: Exception) -> str:
+        raise error
+
+    assert "keep_rate" in answering(failing)(ValueError("keep_rate=2 is too much"))
+    assert "diffusers" in answering(failing)(ModuleNotFoundError("no", name="diffusers"))
+    with pytest.raises(RuntimeError):
+        answering(failing)(RuntimeError("/secret/place broke"))
 
 
-def drawn(merges: np.ndarray, groups: int) -> Dendrogram:
-    tree = Tree(torch.from_numpy(merges), groups, 3, "average", is_method=True)
-    return Dendrogram(tree, np.zeros((8, 8 * (len(merges) + 1), 3), np.uint8))
-
-
-@pytest.mark.parametrize("n", [2, 7, 50])
+@pytest.mark.parametrize("n", [2, 50])
 def test_the_dendrogram_is_scipys(n: int) -> None:
     merges = linkage(np.random.default_rng(0).normal(size=(n, 3)), "average")
     theirs = scipy_dendrogram(merges, no_plot=True)
@@ -97,7 +80,8 @@ def test_the_dendrogram_is_scipys(n: int) -> None:
     mine = [(path[0] / tree.step * 10, path[3] / tree.step * 10) for path in paths]  # SciPy's leaves are 10 wide
     assert np.allclose(sorted(mine), sorted((icoord[0], icoord[3]) for icoord in theirs["icoord"]), atol=0.1 * n)
     assert tree.below.count("M") == n - groups and [leaf for leaf, _ in tree.leaves] == theirs["leaves"]
-    assert (merges[:, 2] < cut_height(merges, groups)).sum() == n - groups
+    tops = [path[2] for path in paths]  # y grows downwards
+    assert sum(top > tree.cut for top in tops) == n - groups
 
 
 def test_tokens_that_are_all_the_same_have_a_tree() -> None:
@@ -105,19 +89,34 @@ def test_tokens_that_are_all_the_same_have_a_tree() -> None:
     assert "nan" not in tree.below + tree.above
 
 
-def test_points_are_where_their_numbers_say() -> None:
-    front = read("agglo_fashion_vit-half")
-    plot = Plot(front, SPEED)
-    xs, ys = [point.x(SPEED) for point in front.points], [front.y(point)[0] for point in front.points]
-    assert np.allclose(np.polyval(np.polyfit(xs, [plot.x(x) for x in xs], 1), xs), [plot.x(x) for x in xs], atol=0.1)
-    assert plot.left < plot.x(min(xs)) < plot.x(max(xs)) < plot.right
-    assert plot.top < plot.y(max(ys)) < plot.y(min(ys)) < plot.bottom
-    alone = replace(front, points=front.points[:1], accuracy=None)
-    assert np.isfinite(Plot(alone, SPEED).x(1.0))
+def drawn(merges: np.ndarray, groups: int) -> Dendrogram:
+    tree = Tree(torch.from_numpy(merges), groups, 3, "average", is_method=True)
+    return Dendrogram(tree, np.zeros((8, 8 * (len(merges) + 1), 3), np.uint8))
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.9, 2.6), (-0.001, 0.03), (91.2, 91.3), (0, 1e6)])
-def test_ticks_are_round_and_inside(low: float, high: float) -> None:
-    found = ticks(low, high)
-    assert 2 <= len(found) <= 9 and low <= found[0] and found[-1] <= high
-    assert np.allclose(np.diff(found), found[1] - found[0])
+@pytest.mark.parametrize("name", tuned.names())
+def test_points_of_a_result_are_configs_with_the_answer_first(name: str) -> None:
+    content = tuned.read(name)
+    configs = [ReductionConfig.from_dict(row["config"]) for row in points_of(Tuned(content))]
+    everything = (content["chosen"], *content["beside"], *content["front"])
+    assert configs[0] == tuned.config(name) and len(set(configs)) == len(configs)
+    assert set(configs) == {ReductionConfig.from_dict(row["config"]) for row in everything}
+    assert all(choose(str(config)) == config for config in configs)  # as menus name them
+
+
+def test_results_find_the_tab_that_runs_their_model() -> None:
+    embedded = Models()
+    names = ("agglo_fashion_vit", "agglo_fashion_dit", "agglo_fashion_detector", "deit_tiny_patch16_224")
+    assert [embedded.tab_for_model(name) for name in names] == ["tokens", "synthesis", "detection", None]
+    own = Models(spec=ModelSpec("hf:/home/anna/vit"), pipeline="/home/anna/sd", detector_name="runs/mine")
+    assert [own.tab_for_model(name) for name in names] == [None] * 4
+    typed = ("hf:/home/anna/vit/", "hf:/home/bert/vit", "/home/anna/sd/", "runs/mine")
+    assert [own.tab_for_model(name) for name in typed] == ["tokens", None, "synthesis", "detection"]
+
+
+def test_a_result_of_ones_own_is_beside_the_ready_made(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    Tuned.load("agglo_fashion_vit-half").save(path)
+    models = Models(spec=EMBEDDED, tuned_files=[path])
+    assert list(models.tuned) == [*tuned.names(), "mine"]
+    assert opened(chart_url(models.tuned["mine"])).width > 500

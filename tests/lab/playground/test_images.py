@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from agglo.lab.playground.images import MOST_BYTES, chosen_image, decode_image, garments, scenes
+from agglo.lab.playground.images import MOST_BYTES, PREFIX, chosen_image, garments, scenes
 
 
-def sent(content: bytes, kind: str = "image/png") -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+def sent(content: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 def file_of(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -39,42 +39,29 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize("kind", ["PNG", "BMP"])
-def test_pixels_arrive_as_they_are(kind: str) -> None:
-    assert np.array_equal(decode_image(sent(file_of(noise(), kind))), noise())
-
-
-@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "I;16"])
-def test_grey_and_transparent_images_become_rgb(mode: str) -> None:
-    source = noise(5, 3).convert("L").convert("I;16") if mode == "I;16" else noise(5, 3).convert(mode)
-    found = decode_image(sent(file_of(source, "PNG")))
-    assert (found.mode, found.size) == ("RGB", (5, 3))
-
-
-def test_a_photograph_is_turned_the_right_way_up() -> None:
+def test_pixels_arrive_as_they_are_upright_and_in_rgb() -> None:
+    assert np.array_equal(chosen_image(sent(file_of(noise(), "PNG"))), noise())
+    grey = chosen_image(sent(file_of(noise(5, 3).convert("L").convert("I;16"), "PNG")))
+    assert (grey.mode, grey.size) == ("RGB", (5, 3))
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees
-    assert decode_image(sent(file_of(noise(40, 20), "JPEG", exif=exif))).size == (20, 40)
+    assert chosen_image(sent(file_of(noise(40, 20), "JPEG", exif=exif))).size == (20, 40)
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "no image"),
         (b"MZ not an image at all", "no image"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no image"),
-        (file_of(noise(), "TIFF"), "no image"),
         (file_of(noise(400, 400), "PNG")[:-2000], "damaged"),
-        (file_of(noise(400, 400), "JPEG")[:300], "damaged"),
-        (bomb(6000, 6000), "6000 x 6000"),
-        (bomb(30000, 30000), "too many pixels"),
+        (bomb(30000, 30000), "too large"),
         (bomb(4000, 10), "4000 x 10"),
     ],
-    ids=["empty", "program", "svg", "tiff", "cut png", "cut jpeg", "large", "bomb", "narrow"],
+    ids=["program", "svg", "cut", "bomb", "narrow"],
 )
 def test_what_is_no_image_or_too_large_is_refused(content: bytes, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        decode_image(sent(content))
+        chosen_image(sent(content))
 
 
 def test_a_bomb_is_refused_before_its_pixels_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,22 +70,17 @@ def test_a_bomb_is_refused_before_its_pixels_are_read(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", read)
     with pytest.raises(ValueError, match="6000 x 6000"):
-        decode_image(sent(bomb(6000, 6000)))
+        chosen_image(sent(bomb(6000, 6000)))
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "/etc/passwd", "http://example.org/cat.png", sent(b"")[:-1] + "???", sent(bytes(MOST_BYTES + 8)), None],
-    ids=["nothing", "path", "address", "no base64", "too large", "none"],
-)
+@pytest.mark.parametrize("text", ["", "/etc/passwd", "http://example.org/cat.png", sent(bytes(MOST_BYTES + 8))])
 def test_text_that_is_no_data_url_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"No image|whole|too large"):
+    with pytest.raises(ValueError, match=r"No image|too large"):
         chosen_image(text)
 
 
 def test_examples_are_found_by_name_and_others_are_not() -> None:
-    for example in (*garments(), *scenes()):
-        assert chosen_image(example.value).size == example.image.size
-    for wrong in ("example:../../etc/passwd", "example:", "example:nobody"):
-        with pytest.raises(ValueError, match="no example"):
-            chosen_image(wrong)
+    for name, image in (*garments().items(), *scenes().items()):
+        assert chosen_image(PREFIX + name).size == image.size
+    with pytest.raises(ValueError, match="example"):
+        chosen_image("example:../../etc/passwd")

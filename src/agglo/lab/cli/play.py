@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from agglo.lab.cli.arguments import INTERRUPTED
 from agglo.lab.options import AtLeastOne, ModelOptions, Whole, ZeroShotOptions, option
@@ -39,9 +40,7 @@ class Options(ZeroShotOptions):
     model: str | None = option(None, f"{ModelOptions.MODEL_HELP} (default: the one in agglo)", group=ModelOptions.GROUP)
     pipeline: str | None = option(None, "a pipeline of diffusers (default: the generator in agglo)", metavar="DIR")
     steps: AtLeastOne | None = option(None, "of denoising (default: 25, of a pipeline 50)")
-    detector: str | None = option(
-        None, "the folder of a run of agglo detect train, or its weights (default: agglo's)", metavar="D"
-    )
+    detector: str = option("embedded", "the folder of a run of agglo detect train, or its weights", metavar="D")
     tuned: Sequence[Path] = option((), "results of agglo tune")
     device: str = option("cpu", "cpu, cuda, mps, ...", metavar="D")
     host: str = option("127.0.0.1", "address to listen at", metavar="H", group="where")
@@ -51,34 +50,20 @@ class Options(ZeroShotOptions):
 def run(options: Options) -> None:
     import gradio  # noqa: F401 says what is missing before any model is made
 
-    from agglo.lab.playground.models import Models, Wanted
-    from agglo.lab.playground.serving import is_loopback, serving
-    from agglo.lab.playground.tokens import EMBEDDED
+    from agglo.lab.playground.models import Models
+    from agglo.lab.playground.serving import serve
 
-    own = options.model is None
-    alone = ("checkpoint", "pretrained", "image_size", "num_classes", "zero_shot", "class_names", "templates")
-    if own and (given := next((name for name in alone if getattr(options, name)), None)):
-        raise ValueError(f"--{given.replace('_', '-')} says nothing without --model")
-    wanted: dict[str, Any] = {} if options.detector is None else {"detector": options.detector}
     models = Models(
-        Wanted(
-            classifier=EMBEDDED if own else options.spec(),
-            pipeline=options.pipeline,
-            steps=options.steps,
-            tuned=options.tuned,
-            device=options.device,
-            **wanted,
-        )
+        spec=options.trained_spec(),
+        pipeline=options.pipeline,
+        steps=options.steps,
+        detector_name=options.detector,
+        tuned_files=options.tuned,
+        device=options.device,
     )
-    models.warm_up(only_own=True)
-    try:
-        with serving(models, options.host, options.port) as (address, serve):
-            if not is_loopback(options.host):
-                print("agglo: anybody who can reach this machine can use the page", file=sys.stderr)
-            print(f"agglo: the page is at {address} (Ctrl+C ends it)", flush=True)
-            serve()
-    except KeyboardInterrupt:
-        pass  # uvicorn ends either so or by returning
+    models.open_first()
+    with suppress(KeyboardInterrupt):  # uvicorn ends either so or by returning
+        serve(models, options.host, options.port)
     # Models may still be running in threads, and torch aborts the process if Python's own ending stops one of them.
     print("agglo: interrupted", file=sys.stderr, flush=True)
     os._exit(INTERRUPTED)

@@ -1,68 +1,71 @@
-"""What a visitor chose, as a config and as the line of Python that does the same."""
+"""What a visitor chose, as a config and as the line of Python that does the same, and what a pass with it gave."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from agglo.checks import choice
-from agglo.clustering.arguments import LINKAGES
 from agglo.config import ReductionConfig
+from agglo.drawing.groups import Ints
+from agglo.lab.evaluation.configs import row_name
 from agglo.methods import list_methods
 from agglo.methods.registry import find
-from agglo.schedule import Schedule
-
-ATC = "atc"
 
 
 def methods() -> list[str]:
-    """Those that need no training, the best known first."""
+    """Return the methods that need no training, the best known first."""
     names = [info.name for info in list_methods() if not info.learns]
-    return sorted(names, key=lambda name: (name not in (ATC, "tome"), name))
+    return sorted(names, key=lambda name: (name not in ("atc", "tome"), name))
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A reduction as the page shows it.
+def choose(
+    method: str, linkage: str = "average", *, keep_rate: float | None = None, threshold: float | None = None
+) -> ReductionConfig:
+    """Return a method with a keep rate or a threshold, or the config that a text such as "tome:keep_rate=0.7" is.
 
-    Attributes:
-        title: A few words.
-        config: The reduction.
-        tuned: The name of the ready-made result whose answer it is, if it is one.
+    Args:
+        method: Its name, or the text of a config, which has a budget of its own.
+        linkage: For atc alone.
+        keep_rate: See `ReductionConfig`.
+        threshold: See `ReductionConfig`.
     """
+    if ":" in method:
+        return ReductionConfig.parse(method)
+    options: dict[str, Any] = {"linkage": linkage} if method == "atc" else {}
+    if "seed" in find(method).defaults():  # a method that draws: alike for every visitor, and in the line of Python
+        options["seed"] = 0
+    return ReductionConfig.of(method, keep_rate=keep_rate, threshold=threshold, **options)
 
-    title: str
-    config: ReductionConfig
-    tuned: str | None = None
+
+def python_line(config: ReductionConfig | None) -> str:
+    """Return the call that does the same.
+
+    >>> python_line(choose("atc", "single", keep_rate=0.5))
+    "agglo.apply(model, 'atc', keep_rate=0.5, linkage='single')"
+    """
+    if config is None:
+        return "agglo.remove(model)"
+    given = [f"{name}={value!r}" for name, value in config.to_dict().items() if name not in ("version", "method")]
+    return f"agglo.apply(model, {', '.join([repr(config.method), *given])})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one pass took and gave. The tasks add their outputs."""
+
+    config: ReductionConfig | None  # None is the dense model
+    refused: str | None = None  # why the config cannot be applied; then nothing else is known
+    seconds: float = 0.0
+    gflops: float | None = None  # multiply-adds in 1e9; None where they are not counted
+    counts: list[int] = field(default_factory=list)  # patch tokens after each reduction
+    stages: dict[int, Ints] = field(default_factory=dict)  # by block, the group of every patch (h, w) after it
+
+    @property
+    def title(self) -> str:
+        if self.config is None:
+            return "dense"
+        return row_name(self.config.method, {k: v for k, v in self.config.options.items() if k != "seed"})
 
     @property
     def line(self) -> str:
-        """The call that does the same.
-
-        >>> choose("atc", "single", keep_rate=0.5).line
-        'agglo.apply(model, "atc", keep_rate=0.5, linkage="single")'
-        """
-        if self.tuned is not None:
-            return f"agglo.apply(model, tuned={json.dumps(self.tuned)})"
-        given = [f"{name}={_word(value)}" for name, value in self.config.given().items()]
-        return f"agglo.apply(model, {', '.join([_word(self.config.method), *given])})"
-
-
-def choose(method: str, linkage: str, *, keep_rate: float | None = None, threshold: float | None = None) -> Chosen:
-    """Return a method with a keep rate or a threshold; linkage is for atc alone.
-
-    Raises:
-        ValueError: A name does not exist, or a number is out of range.
-    """
-    arguments: dict[str, Any] = {"keep_rate": keep_rate, "threshold": threshold}
-    if method == ATC:
-        arguments["linkage"] = choice("linkage", linkage, LINKAGES)
-    if "seed" in find(method).defaults():  # a method that draws: alike for every visitor, and in the line of Python
-        arguments["seed"] = 0
-    title = f"{method} {linkage}" if method == ATC else method
-    return Chosen(title, ReductionConfig.of(method, **arguments))
-
-
-def _word(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, str) else repr(str(value) if isinstance(value, Schedule) else value)
+        return python_line(self.config)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from agglo.clustering import linkage
+from agglo.config import ReductionConfig
 from agglo.drawing.groups import Ints, Pixels, as_pixels, count_groups, stages_of
-from agglo.embedded import classifier as embedded
 from agglo.hosts.common.swap import UnsupportedModelError
-from agglo.lab.playground.settings import Chosen
+from agglo.lab.playground.settings import Result
 from agglo.lab.tasks.classification.evaluation.figures import dataset_of, prepared, with_class_names
 from agglo.methods import Outcome, View
 from agglo.methods.atc import ATC
@@ -29,7 +29,6 @@ from agglo.utils.timing import timed_pass
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-EMBEDDED = ModelSpec(embedded.NAME, pretrained=True)
 TOP = 5
 
 
@@ -55,6 +54,14 @@ class Classifier:
         inputs, seen = prepared(self.model, [image], self.dataset)
         return inputs.to(next(self.model.parameters()).device), seen
 
+    def top(self, output: Any) -> list[tuple[str, float]]:
+        """Return the first classes of a model's output, with their probabilities."""
+        if self.classes is None:
+            return []
+        probabilities = logits_in(output)[0].float().softmax(-1)
+        best = torch.topk(probabilities, min(TOP, len(probabilities)))
+        return [(self.classes[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+
 
 def open_classifier(spec: ModelSpec, device: str = "cpu") -> Classifier:
     """Open a model as every command names it. Prompts without class names are of ImageNet's classes."""
@@ -62,34 +69,11 @@ def open_classifier(spec: ModelSpec, device: str = "cpu") -> Classifier:
     return Classifier(model, class_names(model), dataset_of(spec))
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A class, and the probability that the model gives it."""
+@dataclass(frozen=True, kw_only=True)
+class Classified(Result):
+    """A pass of a classifier."""
 
-    name: str
-    probability: float
-
-
-@dataclass(frozen=True)
-class Passed:
-    """What one pass took and gave."""
-
-    title: str
-    line: str  # of Python, which applies the reduction
-    counts: list[int]  # patch tokens after each reduction; empty for the dense model
-    gflops: float | None  # multiply-adds in 1e9; None where they are not counted
-    seconds: float
-    top: list[Answer]  # the first classes; empty for a model without a head
-    stages: dict[int, Ints] = field(default_factory=dict)  # by block, the group of every patch (h, w) after it
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A reduction that cannot be applied, and why."""
-
-    title: str
-    line: str
-    reason: str
+    top: list[tuple[str, float]] = field(default_factory=list)  # classes and probabilities; empty without a head
 
 
 @dataclass(frozen=True)
@@ -109,37 +93,35 @@ class Compared:
 
     pixels: Pixels  # (H, W, 3), what the model saw
     tokens: int  # patch tokens of the dense model
-    dense: Passed
-    sides: list[Passed | Refused]
+    dense: Classified
+    sides: list[Classified]
     tree: Tree | None
 
     @property
-    def passes(self) -> list[Passed]:
+    def passes(self) -> list[Classified]:
         """Every pass that ran, the dense one first."""
-        return [self.dense, *(side for side in self.sides if isinstance(side, Passed))]
+        return [self.dense, *(side for side in self.sides if side.refused is None)]
 
 
-def compare(classifier: Classifier, image: Image, chosen: Sequence[Chosen]) -> Compared:
+def compare(classifier: Classifier, image: Image, configs: Sequence[ReductionConfig]) -> Compared:
     """Run the dense model and every reduction of it on one image. The model is dense afterwards."""
-    model = classifier.model
     inputs, seen = classifier.prepare(image)
     pixels = as_pixels(seen)
+    tokens, gflops = classifier.size
     try:
-        tokens, gflops = classifier.size
-        remove(model)
-        seconds, output = timed_pass(model, inputs)
-        dense = Passed("dense", "agglo.remove(model)", [], gflops, seconds, _top(classifier, output))
-        found = [_reduced(classifier, inputs, pixels, each) for each in chosen]
+        seconds, output = timed_pass(classifier.model, inputs)
+        dense = Classified(config=None, seconds=seconds, gflops=gflops, top=classifier.top(output))
+        found = [_reduced(classifier, inputs, pixels, config) for config in configs]
     finally:
-        remove(model)
+        remove(classifier.model)
     # Where a side is ATC the tree is what it cut; the tree of others is there to compare.
     trees = sorted((tree for _, tree in found if tree is not None), key=lambda tree: not tree.is_method)
     return Compared(pixels[0], tokens, dense, [side for side, _ in found], trees[0] if trees else None)
 
 
 def _reduced(
-    classifier: Classifier, inputs: Tensor, pixels: Pixels, chosen: Chosen
-) -> tuple[Passed | Refused, Tree | None]:
+    classifier: Classifier, inputs: Tensor, pixels: Pixels, config: ReductionConfig
+) -> tuple[Classified, Tree | None]:
     model: Any = classifier.model
     views: list[tuple[Tensor, str, Tensor | None]] = []
 
@@ -151,44 +133,35 @@ def _reduced(
         return reduce(view)
 
     try:
-        config = chosen.config
-        method = config.create_method()
-        others: dict[str, Any] = {name: value for name, value in config.given().items() if name not in config.options}
-        apply(model, method, **others)
+        apply(model, config)
         seconds, output = timed_pass(model, inputs)
         # Watching takes time too: not of the pass that is timed, since the dense model runs unwatched as well.
+        method = config.create_method()
+        others: dict[str, Any] = {name: value for name, value in config.given().items() if name not in config.options}
         apply(model, watched(method, note_first), **others)
         with torch.inference_mode(), trace(model) as record:
             model(inputs)
         stages = stages_of(record, pixels)[0]
         counts = [count_groups(labels) for labels in stages.values()]
-        gflops = _gflops(model, chosen, stages, counts)
+        gflops = _gflops(model, config, stages, counts)
     except (ValueError, UnsupportedModelError) as error:
-        return Refused(chosen.title, chosen.line, str(error)), None
-    passed = Passed(chosen.title, chosen.line, counts, gflops, seconds, _top(classifier, output), stages)
+        return Classified(config=config, refused=str(error)), None
+    top = classifier.top(output)
+    side = Classified(config=config, seconds=seconds, gflops=gflops, counts=counts, stages=stages, top=top)
     if not views or not stages:
-        return passed, None
+        return side, None
     features, how, weights = views[0]
     merges = linkage(features[0].float(), how, weights=None if weights is None else weights[0], check=False)
-    return passed, Tree(merges.cpu(), counts[0], min(stages), how, isinstance(method, ATC))
+    return side, Tree(merges.cpu(), counts[0], min(stages), how, isinstance(method, ATC))
 
 
-def _gflops(model: Any, chosen: Chosen, stages: dict[int, Ints], counts: list[int]) -> float | None:
+def _gflops(model: Any, config: ReductionConfig, stages: dict[int, Ints], counts: list[int]) -> float | None:
     """Return the GFLOPs of the pass.
 
     What a threshold leaves is known after it: a schedule of the same counts costs the same.
     """
     found = report(model)
     if found is not None and found.gflops_after is None and stages:
-        apply(model, chosen.config.method, schedule=Counts(counts, blocks=list(stages)))
+        apply(model, config.method, schedule=Counts(counts, blocks=list(stages)))
         found = report(model)
     return None if found is None else found.gflops_after or found.gflops_before
-
-
-def _top(classifier: Classifier, output: Any) -> list[Answer]:
-    if classifier.classes is None:
-        return []
-    probabilities = logits_in(output)[0].float().softmax(-1)
-    best = torch.topk(probabilities, min(TOP, len(probabilities)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [Answer(classifier.classes[index], probability) for index, probability in pairs]
