@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
+_LISTED = 40  # of the accepted values, in a message
 
 
 def choice(name: str, value: object, accepted: Iterable[T], *, also: str = "") -> T:
@@ -31,7 +32,9 @@ def choice(name: str, value: object, accepted: Iterable[T], *, also: str = "") -
     names = [each for each in known if isinstance(each, str)]
     close = get_close_matches(value, names) if isinstance(value, str) else []
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-    raise ValueError(f"{name}={value!r} is not known; {hint}accepted: {', '.join(map(repr, known))}{also}")
+    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+    listed = ", ".join(map(repr, known[:_LISTED]))
+    raise ValueError(f"{name}={value!r} is not known; {hint}accepted: {listed}{more}{also}")
 
 
 def flag(name: str, value: object) -> bool:

@@ -144,7 +144,7 @@ def test_another_image_size_resamples_positions_after_an_exact_load(state: dict[
 
 def test_names_and_classes() -> None:
     assert build(ModelSpec(NAME, num_classes=5)).get_classifier().out_features == 5
-    with pytest.raises(ValueError, match="close to it: test_vit"):
+    with pytest.raises(ValueError, match="mean 'test_vit'"):
         build(ModelSpec("test_vitt"))
     with pytest.raises(ValueError, match=r"test_vit\.bogus"):
         build(ModelSpec("test_vit.bogus"))

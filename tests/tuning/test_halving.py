@@ -32,21 +32,6 @@ def test_without_noise_the_best_half_stays_and_the_best_comes_first(values: list
         assert after == sorted(before)[: max(2, -(-len(before) // 2))]
 
 
-def test_the_born_take_the_last_places_and_are_compared_on_the_same_images() -> None:
-    rounds: list[list[int]] = []
-
-    def evaluate(candidates: Sequence[int], images: int) -> dict[int, float]:
-        rounds.append(list(candidates))
-        return {candidate: abs(candidate - 100) for candidate in candidates}
-
-    def breed(best: Sequence[int], count: int) -> list[int]:
-        return [best[0] + 1, best[0] + 2][:count]
-
-    found = halving(range(12), [1, 2], evaluate, breed)
-    assert rounds[1] == [11, 10, 9, 8, 12, 13]
-    assert found[0] == 13
-
-
 def test_what_has_no_value_is_out() -> None:
     found = halving("abcd", [1, 2], lambda candidates, images: {c: ord(c) for c in candidates if c != "a"})
     assert found == ["b", "c"]

@@ -38,8 +38,8 @@ def few(candidates: int) -> TuneSettings:
 def real() -> tuple[nn.Module, Tensor, Tensor]:
     """The embedded classifier and some of its images, with their labels."""
     pixels, labels = read_split(classifier.IMAGES, "val")
-    images = (torch.tensor(pixels[:40]).unsqueeze(1) / 255 - 0.2860) / 0.3530
-    return timm.create_model(classifier.NAME, pretrained=True).eval(), images, torch.tensor(labels[:40]).long()
+    images = (torch.tensor(pixels[:24]).unsqueeze(1) / 255 - 0.2860) / 0.3530
+    return timm.create_model(classifier.NAME, pretrained=True).eval(), images, torch.tensor(labels[:24]).long()
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_what_is_found_is_what_is_told(
     monkeypatch.setattr(subject, "_LEAST_SECONDS", 0.0)
     model, images, labels = real
     path = tmp_path / "tuned.json"
-    tuned = agglo.tune(model, images, gflops=0.5, labels=labels, batch_size=8, path=path, settings=few(3))
+    tuned = agglo.tune(model, images, gflops=0.5, labels=labels, batch_size=8, path=path, settings=few(2))
     assert agglo.report(model) is None and not model.training
 
     # Recomputed from the config alone, on the images that were kept apart.
@@ -87,7 +87,7 @@ def test_what_is_found_is_what_is_told(
         reduced = model(inputs)
         agglo.remove(model)
     expected = F.kl_div(reduced.log_softmax(1), dense.log_softmax(1), log_target=True, reduction="none").sum(1)
-    assert tuned.quality.images == len(inputs) == 20
+    assert tuned.quality.images == len(inputs) == 12
     assert tuned.quality.distance == pytest.approx(float(expected.mean()), rel=1e-3)
     assert tuned.quality.differing == int((dense.argmax(1) != reduced.argmax(1)).sum())
     right = [(logits.argmax(1) == classes).float().mean() for logits in (dense, reduced)]
@@ -150,15 +150,12 @@ def test_a_search_that_was_stopped_goes_on_to_the_same_end(
 
     monkeypatch.setattr(Subject, "quality", counted)
     again = tune(tmp_path / "stopped.json")
-    kinds = ("quality", "confirmation")
     assert again.config == whole.config and again.content["front"] == whole.content["front"]
-    steps = [
-        [(step["cell"], step["found"]) for step in one.content["steps"] if step["kind"] in kinds]
-        for one in (again, whole)
-    ]
-    assert steps[0] == steps[1]
-    done = sum(step["kind"] in kinds for step in left["steps"])
-    assert evaluations == sum(step["kind"] in kinds for step in whole.content["steps"]) - done
+    steps, expected, done = (
+        [(step["cell"], step["found"]) for step in content["steps"] if step["kind"] == "quality"]
+        for content in (again.content, whole.content, left)
+    )
+    assert steps == expected and evaluations == len(steps) - len(done)
     evaluations = 0
     assert tune(tmp_path / "stopped.json").config == whole.config and evaluations == 0
     with pytest.raises(ValueError, match=r"target\.value: 0.6 there, 0.5 now"):
@@ -286,7 +283,6 @@ def test_a_detector_is_tuned_by_its_pyramid_on_images_of_several_sizes() -> None
         ({"speedup": 2, "gflops": 0.5}, "not speedup and gflops"),
         ({"speedup": 1.0}, "speedup=1.0"),
         ({"max_drop": 0}, "max_drop=0"),
-        ({"gflops": 50}, "gflops=50"),
         ({"gflops": True}, "gflops=True"),
         ({"gflops": 0.5, "methods": ["nobody"]}, "'nobody'"),
         ({"gflops": 0.5, "methods": "atc"}, "methods='atc'"),

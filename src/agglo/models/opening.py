@@ -57,19 +57,15 @@ def build(spec: ModelSpec, checkpoint: Checkpoint | None = None) -> nn.Module:
 
 
 def _require_spelling(name: str) -> None:
-    """Raise ValueError for a folder, a file or a name of the hub without a library's prefix, with what to write.
-
-    A name close to one of timm's must not open another model.
-    """
+    """Raise ValueError for a folder, a file or a name of the hub without a library's prefix, with what to write."""
     if any(name.startswith(prefix) for library in LIBRARIES for prefix in library.prefixes):
         return
     if found := _PREFIX.match(name):
         raise ValueError(f"model={name!r}: {found[1]!r} is not known; accepted: {ACCEPTED}")
-    path = Path(name).expanduser()
-    if path.is_file():
+    if Path(name).expanduser().is_file():
         raise ValueError(f"model={name!r} is a file: name the model, and give the file as --checkpoint")
-    if path.is_dir() or "/" in name:
-        source = "local-dir" if path.is_dir() else "hf-hub"
+    if "/" in name or Path(name).is_dir():
+        source = "local-dir" if Path(name).expanduser().is_dir() else "hf-hub"
         raise ValueError(
             f"model={name!r} needs a library in front: hf:{name} (transformers), {source}:{name} (timm) or "
             f"open_clip:{source}:{name}"

@@ -76,11 +76,6 @@ class Measured:
     def distance(self) -> float:
         return self.quality.distance
 
-    @property
-    def gain(self) -> float:
-        """Time saved for each part of the GFLOPs that is saved."""
-        return (1 - 1 / self.speed.median) / (1 - self.point.cost.gflops)
-
     def as_dict(self) -> dict[str, Any]:
         return {
             "method": self.method,
@@ -93,6 +88,11 @@ class Measured:
 
 
 _distance, _speed = attrgetter("distance"), attrgetter("speed.median")  # of a `Measured`
+
+
+def _gain(point: Point, speed: Speed) -> float:
+    """Return the time saved for each part of the GFLOPs that is saved."""
+    return (1 - 1 / speed.median) / (1 - point.cost.gflops)
 
 
 def solve(subject: Subject, space: Space, candidate: Candidate, gflops: float) -> Point:
@@ -147,10 +147,7 @@ def rungs_of(images: int) -> list[int]:
 
 
 def halving(
-    candidates: Sequence[C],
-    rungs: Sequence[int],
-    evaluate: Callable[[Sequence[C], int], Mapping[C, float]],
-    breed: Callable[[Sequence[C], int], Sequence[C]] = lambda best, count: (),
+    candidates: Sequence[C], rungs: Sequence[int], evaluate: Callable[[Sequence[C], int], Mapping[C, float]]
 ) -> list[C]:
     """Compare candidates by successive halving: half of them stay from round to round, and at least two.
 
@@ -158,19 +155,15 @@ def halving(
         candidates: Those of the first round.
         rungs: Images of each round.
         evaluate: Returns the values of candidates on so many images; one that has no value is out.
-        breed: Returns up to so many new candidates, given those that stay, best first. They replace the last of these.
 
     Returns:
         The candidates of the last round, least value first.
     """
     best = list(candidates)
-    for number, images in enumerate(rungs):
-        if number:
-            count = max(2, math.ceil(len(best) / 2))
-            new = breed(best[:count], count // 3)
-            best = [*best[: count - len(new)], *new]
+    for images in rungs:
         values = evaluate(best, images)
-        best = sorted((candidate for candidate in best if candidate in values), key=lambda c: values[c])
+        ranked = sorted((candidate for candidate in best if candidate in values), key=lambda c: values[c])
+        best = ranked if images == rungs[-1] else ranked[: max(2, math.ceil(len(best) / 2))]
     return best
 
 
@@ -291,10 +284,9 @@ class Search:
         points = []
         for method, space in self.spaces.items():
             points += [p for gflops in _CALIBRATED if (p := self._solved(method, space.first(), gflops)) is not None]
-        speeds = self._speeds(points, _TURNS, "calibration")
-        timed = [Measured(p, Quality(1, 0.0, 0.0), speed) for p, speed in zip(points, speeds, strict=True)]
+        timed = list(zip(points, self._speeds(points, _TURNS, "calibration"), strict=True))
         for method in self.spaces:
-            self._gains[method] = median([each.gain for each in timed if each.method == method] or [0.0])
+            self._gains[method] = median([_gain(p, s) for p, s in timed if p.config.method == method] or [0.0])
 
     def _gflops(self, method: str, level: float) -> float:
         """Return the GFLOPs at which a method reaches a level, one of time where the target is; both as of dense."""
@@ -306,46 +298,28 @@ class Search:
         """Run successive halving at the target's level; return the candidates of the last round, best first."""
         chance = random.Random(derived_seed(self._settings.seed, "candidates", space.method))
         gflops = self._gflops(space.method, self.target.level)
-        tried: dict[Candidate, Point | None] = {}
-
-        def is_new(candidate: Candidate) -> bool:
-            """Solve a candidate; return whether it can do what is asked for and was not tried before."""
-            if candidate in tried:
-                return False
-            tried[candidate] = self._solved(space.method, candidate, gflops)
-            return tried[candidate] is not None
-
-        def gather(draw: Callable[[], Candidate], wanted: int) -> list[Candidate]:
-            """Draw so many new candidates, or as many as there are."""
-            new: list[Candidate] = []
-            for _ in range(_TRIES * wanted):
-                if len(new) < wanted and is_new(candidate := draw()):
-                    new.append(candidate)
-            return new
-
-        def breed(best: Sequence[Candidate], wanted: int) -> list[Candidate]:
-            return gather(lambda: chance.choice(space.around(chance.choice(best)) or [space.first()]), wanted)
-
         count = min(self._count(), space.size)
-        drawn = [c for c in (space.first(), *space.around(space.first()))[:count] if is_new(c)]
-        drawn += gather(lambda: space.sample(chance), count - len(drawn))
-        rounds = [max(2, math.ceil(len(drawn) / 2**number)) for number in range(len(self._rungs))]
-        with self._progress(sum(min(len(drawn), size) for size in rounds), f"searching {space.method}") as advance:
+        points: dict[Candidate, Point] = {}
+        first = space.first()
+        drawn = [first, *space.around(first), *(space.sample(chance) for _ in range(_TRIES * count))]
+        for candidate in dict.fromkeys(drawn):
+            if len(points) < count and (point := self._solved(space.method, candidate, gflops)) is not None:
+                points[candidate] = point
+        total = sum(math.ceil(len(points) / 2**number) for number in range(len(self._rungs)))
+        with self._progress(total, f"searching {space.method}") as advance:
 
             def evaluate(candidates: Sequence[Candidate], batches: int) -> dict[Candidate, float]:
                 values: dict[Candidate, float] = {}
                 for candidate in candidates:
-                    point = tried[candidate]
-                    assert point is not None
                     try:
-                        values[candidate] = self._quality(point, batches).distance
+                        values[candidate] = self._quality(points[candidate], batches).distance
                     except ValueError as error:
                         self._reasons.setdefault(space.method, str(error))
                         continue
                     advance(f"{self.subject.objective} {min(values.values()):.4g}")
                 return values
 
-            return halving(drawn, self._rungs, evaluate, breed)
+            return halving(list(points), self._rungs, evaluate)
 
     def _count(self) -> int:
         """Return the candidates of each method: what was asked for, or what the time allows."""
@@ -365,15 +339,10 @@ class Search:
     def _front(self, best: Mapping[str, Sequence[Candidate]]) -> list[Measured]:
         """Return the best candidates of each method at the levels of the front, all timed in turns."""
         points: dict[ReductionConfig, Point] = {}
-        levels = self.target.levels
-        with self._progress(len(levels) * len(best), "following the front") as advance:
-            for method, candidates in best.items():
-                for level in levels:
-                    point = self._solved(method, candidates[0], self._gflops(method, level))
-                    if point is not None:
-                        self._full_quality(point)
-                        points[point.config] = point
-                    advance(method)
+        for method, candidates in best.items():
+            for level in self.target.levels:
+                if (point := self._solved(method, candidates[0], self._gflops(method, level))) is not None:
+                    points[point.config] = point
         return self._measured(list(points.values()), "front")
 
     def _choose(self, best: Mapping[str, Sequence[Candidate]]) -> list[Measured]:
@@ -411,9 +380,9 @@ class Search:
             measured = self._measured(points, f"finalists {number}")
             for each in measured:
                 (fast if each.speed.median >= wanted else slow).append(each)
-            off = [each for each in measured if not wanted <= each.speed.median <= wanted * _CLOSE and each.gain > 0]
+            off = [each for each in measured if not wanted <= each.speed.median <= wanted * _CLOSE]
             saved = 1 - 1 / (wanted * (1 + _CLOSE) / 2)
-            budgets = {each.point.candidate: 1 - saved / each.gain for each in off}
+            budgets = {each.point.candidate: 1 - saved / max(_gain(each.point, each.speed), 1e-9) for each in off}
         return min(fast, key=_distance) if fast else max(slow, key=_speed, default=None)
 
     def _within_drop(self, method: str, candidate: Candidate) -> Point | None:

@@ -53,6 +53,7 @@ class Subject:
         self.device, self.dtype = like.device, like.dtype
         self._output = output_of(model) if output is None else output
         self._dense: dict[int, Any] = {}
+        self._costs: dict[ReductionConfig, Cost] = {}
         self._passes: int | None = None
         name, tensors = named_tensors(self._run(images.search[0]))
         objective = settings.objective
@@ -114,10 +115,12 @@ class Subject:
 
     def cost(self, config: ReductionConfig) -> Cost:
         """Return what a config costs, without running it; a ValueError says that it cannot be applied."""
-        with self._reduced(config):
-            found = report(self.model, self.tokens)
-        assert found is not None and found.counts is not None and found.gflops_after is not None
-        return Cost(found.gflops_after / found.gflops_before, found.counts)
+        if config not in self._costs:
+            with self._reduced(config):
+                found = report(self.model, self.tokens)
+            assert found is not None and found.counts is not None and found.gflops_after is not None
+            self._costs[config] = Cost(found.gflops_after / found.gflops_before, found.counts)
+        return self._costs[config]
 
     def quality(self, config: ReductionConfig, batches: Sequence[Batch]) -> Quality:
         """Return how near outputs are to the dense model's; ValueError if they are not finite."""

@@ -162,23 +162,8 @@ def test_open_clip_at_another_size(folders: dict[str, Path], tmp_path: Path) -> 
     spec = ModelSpec(f"open_clip:{tiny_models.OPEN_CLIP}", tmp_path / "whole.safetensors", image_size=(64, 64))
     own = open_clip.create_model(f"local-dir:{folders['open_clip']}", force_image_size=64).eval()
     assert torch.equal(build(spec)(images(64)), own.encode_image(images(64)))
-    assert "image_size=(96, 96)" in refused("torchvision:vit_b_32", image_size=(96, 96))
-
-
-@pytest.mark.parametrize("kind", ["vit", "clip", "siglip"])
-def test_transformers_at_another_size(folders: dict[str, Path], kind: str) -> None:
-    """As the library interpolates for each pass, but once and for all."""
-    model = build(ModelSpec(f"hf:{folders[kind]}", image_size=(64, 64)))
-    own: Any = build(ModelSpec(f"hf:{folders[kind]}"))
-    found, expected = (
-        features_in(each) for each in (model(images(64)), own(images(64), interpolate_pos_encoding=True))
-    )
-    assert torch.allclose(found, expected, atol=1e-5)
-    agglo.apply(model, keep_rate=0.5)
-    assert agglo.report(model).n_tokens == 64  # type: ignore[union-attr]
-    name = f"hf:{folders[kind]}"
-    for size in ((60, 60), (64, 48)):
-        assert f"image_size={size}" in refused(name, image_size=size)
+    for name in ("torchvision:vit_b_32", f"hf:{folders['vit']}"):
+        assert "image_size=(96, 96)" in refused(name, image_size=(96, 96))
 
 
 def test_folders_files_and_names_of_other_libraries_get_their_spelling(tmp_path: Path) -> None:
@@ -195,11 +180,11 @@ def test_folders_files_and_names_of_other_libraries_get_their_spelling(tmp_path:
         ("clip:ViT-B-32", "'clip' is not known"),
         ("hf:/nowhere", "hf:/nowhere"),
         ("local-dir:/nowhere", "/nowhere/config.json"),
-        ("torchvision:vit_b_17", "close to it: vit_b_16"),
+        ("torchvision:vit_b_17", "mean .*'vit_b_16'"),
         ("torchvision:fasterrcnn_resnet50_fpn", "fasterrcnn_resnet50_fpn"),
-        ("torchvision:vit_b_16:V9", "'V9'; accepted: IMAGENET1K_V1"),
-        ("open_clip:ViT-B-33", "close to it: ViT-B-32"),
-        ("open_clip:ViT-B-32:best", "'best'; accepted: openai"),
+        ("torchvision:vit_b_16:V9", "'V9' .*accepted: 'IMAGENET1K_V1'"),
+        ("open_clip:ViT-B-33", "mean .*'ViT-B-32'"),
+        ("open_clip:ViT-B-32:best", "'best' .*accepted: 'openai'"),
     ],
 )
 def test_names_that_do_not_exist(name: str, message: str) -> None:
@@ -216,7 +201,7 @@ def test_names_that_the_hub_would_have_to_know(name: str) -> None:
 def test_what_a_library_does_not_have(folders: dict[str, Path], tmp_path: Path) -> None:
     for name in (f"hf:{folders['vit']}", "torchvision:vit_b_32", f"open_clip:{tiny_models.OPEN_CLIP}"):
         assert "drop_path_rate=0.1" in refused(name, options={"drop_path_rate": 0.1})
-    assert "open_clip:ViT-B-32:TAG with openai" in refused("open_clip:ViT-B-32", pretrained=True)
+    assert "'openai'" in refused("open_clip:ViT-B-32", pretrained=True)
     assert "config" in refused(f"hf:{tmp_path}")
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from agglo.models.checkpoints import HEADS, Checkpoint
+from agglo.models.checkpoints import HEADS, Checkpoint, load_exactly
 from agglo.models.inputs import Inputs
 from agglo.models.zero_shot import Prompts
 
@@ -52,6 +51,11 @@ class ModelSpec:
         from agglo.models.libraries import brings_weights
 
         return self.checkpoint is None and not self.pretrained and (self.from_scratch or not brings_weights(self.name))
+
+    def classes(self, checkpoint: Checkpoint | None) -> int | None:
+        """Return the number of classes that is given, or else the checkpoint's; None is the model's own."""
+        of_file = None if checkpoint is None or self.new_head else checkpoint.head_classes
+        return of_file if self.num_classes is None else self.num_classes
 
     @property
     def takes_own_weights(self) -> bool:
@@ -138,22 +142,13 @@ def refuse_options(options: Mapping[str, Any], owner: str) -> None:
             raise ValueError(f"{name}={value!r}: {owner} has no such option; 0 or none leaves it out")
 
 
-def require_name(spec: ModelSpec, name: str, known: Sequence[str], problem: str, lister: str) -> None:
-    """Raise ValueError with the nearest names unless a library knows the name; `lister` is the call that lists all."""
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=3)
-        hint = f"; close to it: {', '.join(close)}" if close else f"; {lister} lists them"
-        raise ValueError(f"model={spec.name!r} {problem}{hint}")
+def load(model: nn.Module, state: Mapping[str, Tensor], spec: ModelSpec) -> None:
+    """Load the weights of a spec's file, which must fit exactly except for a new head."""
+    load_exactly(model, with_own_head(model, state) if spec.new_head else state, str(spec.checkpoint))
 
 
-def require_tag(spec: ModelSpec, name: str, tag: str, known: Iterable[str]) -> None:
-    """Raise ValueError unless a library has weights of this tag for a model; no tag is fine."""
-    if tag and tag not in known:
-        raise ValueError(f"model={spec.name!r}: {name} has no weights {tag!r}; accepted: {', '.join(known) or 'none'}")
-
-
-def one_size(image_size: tuple[int, int], library: str) -> int:
-    """Return a square image size as one number."""
-    if image_size[0] != image_size[1]:
-        raise ValueError(f"image_size={image_size}: models of {library} take squares")
-    return image_size[0]
+def require_size(spec: ModelSpec, inputs: Inputs) -> None:
+    """Raise ValueError for another image size than the one of a model whose library cannot resample positions."""
+    if spec.image_size not in (None, inputs.image_size):
+        own = f"{spec.name} takes {inputs.image_size}"
+        raise ValueError(f"image_size={spec.image_size}: {own}; models of timm and open_clip take others")

@@ -13,17 +13,7 @@ from torch import Tensor, nn
 from agglo.checks import choice
 from agglo.models.checkpoints import Checkpoint, load_exactly
 from agglo.models.inputs import Inputs
-from agglo.models.libraries.base import (
-    Known,
-    Library,
-    ModelSpec,
-    one_size,
-    refuse_options,
-    remember,
-    require_name,
-    require_tag,
-    with_own_head,
-)
+from agglo.models.libraries.base import Known, Library, ModelSpec, load, refuse_options, remember
 from agglo.models.zero_shot import zero_shot
 
 _SOURCES = ("hf-hub:", "local-dir:")  # whose rest is open_clip's to read
@@ -57,12 +47,9 @@ class OpenClip(Library):
         tag = None
         if not name.startswith(_SOURCES):
             name, _, tag = name.partition(":")
-            require_name(spec, name, open_clip.list_models(), "is not known to open_clip", "open_clip.list_models()")
-            tags = open_clip.list_pretrained_tags_by_model(name)
-            require_tag(spec, name, tag, tags)
-            if spec.pretrained and not tag:
-                accepted = ", ".join(tags) or "none"
-                raise ValueError(f"model={spec.name!r}: a tag says which weights: {spec.name}:TAG with {accepted}")
+            choice("open_clip's model", name, open_clip.list_models())
+            if tag or spec.pretrained:
+                choice(f"{name}: weights", tag, open_clip.list_pretrained_tags_by_model(name))
         model: Any = open_clip.create_model(
             name,
             pretrained=(tag or None) if spec.takes_own_weights else None,
@@ -70,7 +57,7 @@ class OpenClip(Library):
             # Towers that are other libraries' models would fetch weights of their own.
             pretrained_text=False,
             require_pretrained=spec.takes_own_weights,
-            **({} if spec.image_size is None else {"force_image_size": one_size(spec.image_size, "open_clip")}),
+            force_image_size=spec.image_size,
         )
         inputs = self.inputs(model)
         if spec.prompts is not None:
@@ -119,12 +106,10 @@ def _by_prompts(model: Any, name: str, spec: ModelSpec, checkpoint: Checkpoint |
 
 def _tower(model: Any, spec: ModelSpec, checkpoint: Checkpoint | None, inputs: Inputs) -> nn.Module:
     """Return the image tower, with a head where classes are known. A checkpoint may be of the whole model."""
-    head = None if checkpoint is None or spec.new_head else checkpoint.head_classes
-    classes = spec.num_classes if spec.num_classes is not None else head or 0
-    tower = ImageTower(model.visual, _width(model.visual, inputs), classes)
+    tower = ImageTower(model.visual, _width(model.visual, inputs), spec.classes(checkpoint) or 0)
     if checkpoint is not None:
-        state = {k: v for k, v in _with_positions(model, checkpoint).items() if k.startswith(("visual.", "head."))}
-        load_exactly(tower, with_own_head(tower, state) if spec.new_head else state, str(spec.checkpoint))
+        state = _with_positions(model, checkpoint)
+        load(tower, {name: value for name, value in state.items() if name.startswith(("visual.", "head."))}, spec)
     return remember(tower, Known(inputs))
 
 

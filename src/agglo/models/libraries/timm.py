@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from agglo.checks import choice
 from agglo.embedded import FASHION_CLASSES
-from agglo.models.checkpoints import Checkpoint, load_exactly
+from agglo.models.checkpoints import Checkpoint
 from agglo.models.inputs import Inputs
-from agglo.models.libraries.base import Library, ModelSpec, require_name, with_own_head
+from agglo.models.libraries.base import Library, ModelSpec, load
 
 OWN_SPELLINGS = ("hf-hub:", "hf_hub:", "local-dir:")  # whose rest is timm's to read
 
@@ -27,8 +27,8 @@ class Timm(Library):
         import agglo.embedded.classifier  # noqa: F401 from here on timm knows the model that comes with agglo
 
         if not name.startswith(OWN_SPELLINGS) and not timm.is_model(name):
-            others = "is not known to timm (other libraries: torchvision:NAME, open_clip:NAME, hf:PATH)"
-            require_name(spec, name, timm.list_models(), others, "timm.list_models()")
+            others = "; of other libraries torchvision:NAME, open_clip:NAME and hf:PATH"
+            choice("timm's model", name, timm.list_models(), also=others)
         state = None if checkpoint is None else checkpoint.model
         options = {} if state is None or spec.new_head else _options_of(state)
         if spec.num_classes is not None:
@@ -36,7 +36,7 @@ class Timm(Library):
         options.update(spec.options)
         model: nn.Module = timm.create_model(name, pretrained=spec.takes_own_weights, **options)
         if state is not None:
-            load_exactly(model, with_own_head(model, state) if spec.new_head else state, str(spec.checkpoint))
+            load(model, state, spec)
         if spec.image_size is not None:
             _resize(model, spec.image_size)
         return model

@@ -6,18 +6,10 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from agglo.models.checkpoints import Checkpoint, load_exactly
+from agglo.checks import choice
+from agglo.models.checkpoints import Checkpoint
 from agglo.models.inputs import Inputs, crop_of
-from agglo.models.libraries.base import (
-    Known,
-    Library,
-    ModelSpec,
-    refuse_options,
-    remember,
-    require_name,
-    require_tag,
-    with_own_head,
-)
+from agglo.models.libraries.base import Known, Library, ModelSpec, load, refuse_options, remember, require_size
 from agglo.models.libraries.heads import class_count, set_classes
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of all its classifiers but SWAG's
@@ -33,14 +25,11 @@ class Torchvision(Library):
 
         refuse_options(spec.options, "torchvision")
         name, _, tag = name.partition(":")
-        names = models.list_models(module=models)
-        require_name(spec, name, names, "is no classifier of torchvision", "torchvision.models.list_models()")
+        choice("torchvision's classifier", name, models.list_models(module=models))
         published = models.get_model_weights(name)
-        require_tag(spec, name, tag, published.__members__)
-        weights = published[tag] if tag else published.DEFAULT
+        weights = published[choice(f"{name}: weights", tag, published.__members__)] if tag else published.DEFAULT
         inputs = _inputs_of(weights)
-        if spec.image_size not in (None, inputs.image_size):
-            raise ValueError(f"image_size={spec.image_size}: the model takes {inputs.image_size}; timm's take any size")
+        require_size(spec, inputs)
         model = _built(name, weights, spec, checkpoint)
         categories = tuple(weights.meta["categories"])
         return remember(model, Known(inputs, categories, len(categories) if spec.takes_own_weights else None))
@@ -60,12 +49,11 @@ def _built(name: str, weights: Any, spec: ModelSpec, checkpoint: Checkpoint | No
         model: nn.Module = models.get_model(name, weights=weights)
     else:
         options = {"image_size": _inputs_of(weights).image_size[0]} if name.startswith("vit_") else {}
-        classes = spec.num_classes or (None if checkpoint is None or spec.new_head else checkpoint.head_classes)
-        options |= {} if classes is None else {"num_classes": classes}
+        if (classes := spec.classes(checkpoint)) is not None:
+            options["num_classes"] = classes
         model = models.get_model(name, weights=None, **options)
     if checkpoint is not None:
-        state = with_own_head(model, checkpoint.model) if spec.new_head else checkpoint.model
-        load_exactly(model, state, str(spec.checkpoint))
+        load(model, checkpoint.model, spec)
     if spec.num_classes is not None and spec.num_classes != class_count(model):
         set_classes(model, spec.num_classes)
     return model

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,10 +16,11 @@ from agglo.models.libraries.base import (
     Known,
     Library,
     ModelSpec,
+    load,
     loads_as_head,
     refuse_options,
     remember,
-    with_own_head,
+    require_size,
 )
 from agglo.models.libraries.heads import class_count
 from agglo.models.zero_shot import is_contrastive, zero_shot
@@ -39,16 +38,17 @@ class Transformers(Library):
     package: ClassVar[str] = "transformers"
 
     def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
-        config = _config(name, spec)
+        config, inputs = _config(name, spec), inputs_of(name)
+        require_size(spec, inputs)
         if spec.prompts is not None:
-            return _by_prompts(name, config, spec, checkpoint)
+            return _by_prompts(name, config, spec, checkpoint, inputs)
         num_pretrained_classes = config.num_labels if _is_classifier(config) else None
         options = {key: value for key, value in spec.options.items() if value}
         refuse_options({key: value for key, value in options.items() if not hasattr(config, key)}, name)
         config.update(options)
         model = _with_weights(name, config, spec, checkpoint)
         names = _label_names(config) if class_count(model) else None
-        known = Known(_inputs(name, spec), names, num_pretrained_classes if spec.takes_own_weights else None)
+        known = Known(inputs, names, num_pretrained_classes if spec.takes_own_weights else None)
         return remember(model, known)
 
     def brings_weights(self, name: str) -> bool:
@@ -86,11 +86,6 @@ def _read(part: str, kind: Any, path: str) -> Any:
         raise ValueError(f"model='hf:{path}': its {part} is in no folder and not on the hub: {reason}") from error
 
 
-def _inputs(name: str, spec: ModelSpec) -> Inputs:
-    inputs = inputs_of(name)
-    return inputs if spec.image_size is None else replace(inputs, image_size=spec.image_size)
-
-
 def _is_classifier(config: Any) -> bool:
     return any("ForImageClassification" in name for name in config.architectures or ())
 
@@ -108,8 +103,7 @@ def _with_weights(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoin
     """
     from transformers import AutoModel, AutoModelForImageClassification
 
-    head = None if checkpoint is None or spec.new_head else checkpoint.head_classes
-    classes = spec.num_classes or head
+    classes = spec.classes(checkpoint)
     kind = AutoModelForImageClassification if classes or spec.new_head or _is_classifier(config) else AutoModel
     if classes is not None and classes != config.num_labels:
         config.num_labels = classes
@@ -121,8 +115,8 @@ def _with_weights(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoin
         if len(of_tower) < len(state or ()) and of_tower:  # a checkpoint of the whole model, texts too
             state = {key.removeprefix(_TOWER): value for key, value in of_tower.items()}
     if state is not None:
-        load_exactly(model, with_own_head(model, state) if spec.new_head else state, str(spec.checkpoint))
-    found: nn.Module = model if spec.image_size is None else resized(model, spec.image_size)
+        load(model, state, spec)
+    found: nn.Module = model
     return found
 
 
@@ -148,7 +142,7 @@ def _published(kind: Any, name: str, config: Any, spec: ModelSpec) -> Any:
     return model
 
 
-def _by_prompts(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
+def _by_prompts(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoint | None, inputs: Inputs) -> nn.Module:
     from transformers import AutoModel, AutoTokenizer
 
     assert spec.prompts is not None and spec.prompts.class_names is not None
@@ -160,10 +154,9 @@ def _by_prompts(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoint 
         raise ValueError(refusal)
     if checkpoint is not None:
         load_exactly(model, checkpoint.model, str(spec.checkpoint))
-    model = model if spec.image_size is None else resized(model, spec.image_size)
     tokenizer = _read("tokenizer", AutoTokenizer, name)
     found = zero_shot(model, tokenizer, spec.prompts.class_names, spec.prompts.templates)
-    return remember(found, Known(_inputs(name, spec), spec.prompts.class_names))
+    return remember(found, Known(inputs, spec.prompts.class_names))
 
 
 def inputs_of(path: str) -> Inputs:
@@ -228,36 +221,3 @@ def _require_alike(processor: Any, inputs: Inputs) -> None:
     off = min(float(((expected - each) * std * 255)[:, 1:-1, 1:-1].abs().max()) for each in shifted)
     if off > _TOLERATED:
         raise ValueError(f"{unknown}: pixels are off by up to {off:.1f} of 255")
-
-
-@torch.no_grad()
-def resized(model: Any, image_size: tuple[int, int]) -> nn.Module:
-    """Return a model of the same weights for squares of another size; ValueError where that is impossible."""
-    if image_size[0] != image_size[1]:
-        raise ValueError(f"image_size={image_size}: models of transformers take squares")
-    side, config = image_size[0], deepcopy(model.config)
-    vision = getattr(config, "vision_config", config)
-    patch = getattr(vision, "patch_size", None)
-    if patch is None or not hasattr(vision, "image_size"):
-        raise ValueError(f"{type(model).__name__} has no image size that could be set to {side}")
-    if side % (patch if isinstance(patch, int) else patch[0]):
-        raise ValueError(f"image_size={image_size} must be multiples of the patch size {patch}")
-    vision.image_size = side
-    other: nn.Module = type(model)(config)
-    state, wanted = dict(model.state_dict()), other.state_dict()
-    for name, value in wanted.items():
-        if value.shape != state[name].shape:
-            blank = torch.zeros(1, *value.shape[-2:])  # of which only the shape counts
-            state[name] = _embeddings(model, name).interpolate_pos_encoding(blank, side, side).reshape(value.shape)
-    other.load_state_dict(state)
-    return other
-
-
-def _embeddings(model: nn.Module, name: str) -> Any:
-    """Return the module that can resample a position embedding."""
-    parts = name.split(".")
-    for end in range(len(parts) - 1, -1, -1):
-        module = model.get_submodule(".".join(parts[:end]))
-        if hasattr(module, "interpolate_pos_encoding"):
-            return module
-    raise ValueError(f"{type(model).__name__} cannot resample {name} for another image size")
