@@ -20,11 +20,10 @@ every_model = pytest.mark.parametrize("name", MODELS)
 
 @every_model
 @pytest.mark.parametrize("proportional", [True, False])
-@pytest.mark.parametrize("max_downsample", [None, 8])
-def test_groups_of_one_token_change_nothing(name: str, proportional: bool, max_downsample: int | None) -> None:
+def test_groups_of_one_token_change_nothing(name: str, proportional: bool) -> None:
     model, inputs = MODELS[name]()
     dense = run(model, inputs)
-    agglo.apply(model, Whole(), keep_rate=0.5, proportional=proportional, max_downsample=max_downsample)
+    agglo.apply(model, Whole(), keep_rate=0.5, proportional=proportional, max_downsample=8)
     assert_same(run(model, inputs), dense, atol=1e-5)
 
 
@@ -102,8 +101,7 @@ def _to(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _shallow(name: str) -> tuple[Any, dict[str, Any]]:
-    """As few blocks as show everything: tracing them is what compilation takes its time for. DiT and PixArt have the
-    blocks of the U-Net, LTX the attention of Wan."""
+    """One block: tracing is what compilation takes its time for. Others have the attentions of these models."""
     if name == "unet":
         types = {"down_block_types": ("CrossAttnDownBlock2D",), "up_block_types": ("CrossAttnUpBlock2D",)}
         return unet(block_out_channels=(16,), **types)
@@ -112,12 +110,10 @@ def _shallow(name: str) -> tuple[Any, dict[str, Any]]:
         del model.blocks[1:]
     elif name == "flux":
         del model.single_transformer_blocks[1:]
-    elif name == "sd3":
-        del model.transformer_blocks[1]
     return model, inputs
 
 
-@pytest.mark.parametrize("name", ["unet", "unet_of_maps", "sd3", "flux", "wan"])
+@pytest.mark.parametrize("name", ["unet", "unet_of_maps", "flux", "wan"])
 def test_compiled_in_one_graph(name: str) -> None:
     model, inputs = _shallow(name)
     agglo.apply(model, keep_rate=0.5)

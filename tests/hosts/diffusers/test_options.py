@@ -23,9 +23,7 @@ def test_methods_that_group_tokens(described: str) -> None:
     assert not torch.equal(result, dense)
 
 
-@pytest.mark.parametrize(
-    "method", ["topk", "evit", "ats", "dynamicvit", "sinkhorn", "patch_merger", "sit", "svit", "dpc_knn", "kmedoids"]
-)
+@pytest.mark.parametrize("method", ["tome", "evit", "dynamicvit", "sinkhorn", "svit", "kmedoids"])
 def test_methods_that_do_not(method: str) -> None:
     model, _ = unet()
     with pytest.raises(ValueError, match=f"method '{method}'"):
@@ -68,17 +66,10 @@ def test_merged_tokens_keep_their_length(options: dict[str, Any]) -> None:
     [
         ({}, "keep_rate"),
         ({"keep_rate": [0.5, 0.4]}, "keep_rate="),
-        ({"method": "tome"}, "tomesd"),
-        ({"method": "tomesd", "linkage": "single"}, "linkage"),
-        ({"window": 4, "connectivity": "grid"}, "window"),
-        ({"spread": "even"}, "spread"),
-        ({"window": 4, "stride": (2, 2)}, "stride"),
         ({"blocks": [1]}, "blocks="),
         ({"keep_rate": None, "threshold": 0.5}, "threshold="),
         ({"output": "merged"}, "output="),
         ({"linkage": ["single", "average"]}, "option for each reduction"),
-        ({"features": ["keys"], "window": 4}, "option for each reduction"),
-        ({"importance": "class"}, "class token"),
         ({"importance": "received"}, "attention weights"),
     ],
 )
@@ -127,7 +118,7 @@ def test_a_model_without_attention_at_its_finest_resolution() -> None:
     types = {"down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D")}
     model, inputs = unet(**types, up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"))
     dense = run(model, inputs)
-    with pytest.raises(ValueError, match=r"max_downsample=1 reduces nothing: .* at downsampling 2"):
+    with pytest.raises(ValueError, match="max_downsample=1"):
         agglo.apply(model, keep_rate=0.5, max_downsample=1)
     assert not torch.equal(run(agglo.apply(model, keep_rate=0.5), inputs), dense)
     assert [level.tokens for level in agglo.report(model).levels] == [16]  # type: ignore[union-attr]
@@ -172,14 +163,6 @@ def test_reduction_of_a_pipeline_and_of_other_sizes() -> None:
 @pytest.mark.parametrize(("n_tokens", "ratio"), [(4096, 0.1), (4096, 0.5), (10, 0.1), (77, 0.3), (1000, 0.7), (5, 0.5)])
 def test_as_many_are_removed_as_the_paper_removes(n_tokens: int, ratio: float) -> None:
     assert asked_for(n_tokens, 1 - ratio) == n_tokens - int(n_tokens * ratio)
-
-
-def test_at_least_one_group_stays() -> None:
-    model, inputs = unet()
-    agglo.apply(model, keep_rate=1e-6)
-    with agglo.trace(model) as trace:
-        assert run(model, inputs).isfinite().all()
-    assert trace.groupings[0].n_groups == 1
 
 
 def test_a_model_inside_another_module() -> None:

@@ -54,8 +54,10 @@ def attend_by_hand(attention: Any, normed: Tensor, groups: list[list[int]], prop
     return result
 
 
-@pytest.mark.parametrize("linkage", ["average", "single", "complete"])
-@pytest.mark.parametrize(("features", "proportional"), [(None, True), ("tokens", False)])
+@pytest.mark.parametrize(
+    ("linkage", "features", "proportional"),
+    [("average", None, True), ("single", "tokens", False), ("complete", "tokens", True)],
+)
 @torch.no_grad()
 def test_a_block_by_hand(linkage: str, features: str | None, proportional: bool) -> None:
     model, inputs = unet(attention_head_dim=4)

@@ -10,7 +10,7 @@ import torch
 
 import agglo
 from agglo.testing import assert_same
-from tests.support.diffusion import TEXT, diffusers, generate, pipeline, run, unet
+from tests.support.diffusion import TEXT, diffusers, dit, generate, pipeline, run, unet
 
 IMAGE = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(5))
 MASK = (torch.arange(16) < 8).float().expand(1, 1, 16, 16)
@@ -64,8 +64,7 @@ def _made(pipe: Any, given: dict[str, Any]) -> torch.Tensor:
     return result
 
 
-@pytest.mark.parametrize("size", [(7, 9), (13, 8), (5, 6), (16, 4)])
-@pytest.mark.parametrize("method", ["atc", "tomesd", "pool"])
+@pytest.mark.parametrize(("size", "method"), [((7, 9), "atc"), ((13, 8), "tomesd"), ((16, 4), "pool")])
 def test_any_height_and_width(size: tuple[int, int], method: str) -> None:
     model, inputs = unet(size)
     dense = run(model, inputs)
@@ -118,9 +117,7 @@ def test_a_scheduler_that_repeats_timesteps() -> None:
 def test_a_pipeline_without_a_denoiser() -> None:
     pipe = pipeline()
     pipe.unet = None
-    with pytest.raises(
-        agglo.UnsupportedModelError, match=r"no unet and no transformer.*supported: UNet2DConditionModel"
-    ):
+    with pytest.raises(agglo.UnsupportedModelError, match="UNet2DConditionModel"):
         agglo.apply(pipe, keep_rate=0.5)
 
 
@@ -138,17 +135,8 @@ def test_another_pipeline_of_the_same_model() -> None:
 
 
 def test_a_pipeline_of_a_diffusion_transformer() -> None:
-    model = diffusers.DiTTransformer2DModel(
-        num_attention_heads=2,
-        attention_head_dim=8,
-        in_channels=4,
-        out_channels=4,
-        num_layers=2,
-        sample_size=8,
-        patch_size=1,
-        num_embeds_ada_norm=1000,  # the pipeline's class for no class
-        norm_num_groups=8,
-    ).eval()
+    # Class 1000 is the pipeline's class for no class.
+    model, _ = dit(attention_head_dim=8, sample_size=8, out_channels=4, patch_size=1, num_embeds_ada_norm=1000)
     pipe = diffusers.DiTPipeline(transformer=model, vae=pipeline().vae, scheduler=diffusers.DDIMScheduler())
     pipe.set_progress_bar_config(disable=True)
 
@@ -158,8 +146,6 @@ def test_a_pipeline_of_a_diffusion_transformer() -> None:
 
     dense = make()
     agglo.apply(pipe, keep_rate=0.5, every=2)
-    reduced = make()
-    assert reduced.shape == dense.shape
-    assert not torch.equal(reduced, dense)
+    assert not torch.equal(make(), dense)
     agglo.remove(pipe)
     assert_same(make(), dense, atol=0.0)

@@ -14,7 +14,7 @@ import agglo
 from agglo.hosts.diffusers.groups import drift
 from agglo.methods import ATC, Outcome, View
 from agglo.testing import assert_same
-from tests.support.diffusion import MODELS, dit, generate, pipeline, run, unet
+from tests.support.diffusion import dit, generate, pipeline, run, unet
 
 
 class Counting(ATC):
@@ -45,22 +45,13 @@ def counted(model: Any, inputs: dict[str, Any], timesteps: list[Any], **options:
     [
         ({"max_downsample": 2}, {64: 21, 16: 28}),
         ({"max_downsample": 2, "share": "resolution"}, {64: 7, 16: 7}),
-        ({"every": 2}, {64: 12}),
         ({"every": 3}, {64: 9}),
-        ({"every": 50}, {64: 3}),
         ({"every": 2, "share": "resolution", "max_downsample": 2}, {64: 4, 16: 4}),
     ],
 )
 def test_groupings_are_shared_by_blocks_and_kept_for_steps(options: dict[str, Any], times: dict[int, int]) -> None:
     model, inputs = unet()
     assert counted(model, inputs, [90, 80, 70, 60, 50, 40, 30], **options) == times
-
-
-@pytest.mark.parametrize(("name", "times"), [("sd3", {48: 6}), ("flux", {48: 6}), ("wan", {72: 4})])
-def test_transformers_keep_groupings_too(name: str, times: dict[int, int]) -> None:
-    model, inputs = MODELS[name]()
-    timesteps = [torch.tensor([t] * 2, dtype=inputs["timestep"].dtype) for t in (9, 7, 5)]
-    assert counted(model, inputs, timesteps, every=2) == times
 
 
 def test_calls_with_one_timestep_are_one_step() -> None:
@@ -202,8 +193,8 @@ def test_two_generations_in_two_threads_on_one_model() -> None:
 
 
 def test_a_compiled_model_reuses_as_the_eager_one_does() -> None:
-    model, inputs = dit()
-    timesteps = [torch.tensor([t, t]) for t in (9, 7, 5, 3)]
+    model, inputs = dit(num_layers=1)
+    timesteps = [torch.tensor([t, t]) for t in (9, 7, 5)]
     agglo.apply(model, keep_rate=0.5, every=2)
     with agglo.hosts.diffusers.generation():
         eager = [run(model, inputs, timestep=t) for t in timesteps]

@@ -24,10 +24,8 @@ tomesd: Any = pytest.importorskip("tomesd")
     [
         {},
         {"use_rand": False},
-        {"ratio": 0.7, "max_downsample": 2},
         {"merge_crossattn": True, "merge_mlp": True},
         {"sx": 4, "sy": 2, "ratio": 0.8},
-        {"size": (7, 9), "use_rand": False},
         {"size": (12, 8), "max_downsample": 2},
         {"batch": 3},
     ],

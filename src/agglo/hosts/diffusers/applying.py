@@ -10,7 +10,7 @@ from torch import nn
 
 from agglo.config import DEFAULTS, ReductionConfig
 from agglo.hosts.common.swap import CHANGING, ReducedModule, UnsupportedModelError, install, reduced_class, uninstall
-from agglo.hosts.diffusers import mixins
+from agglo.hosts.diffusers import passes
 from agglo.hosts.diffusers.families import FAMILIES, Family, Modules, family_of, named, own_axes
 from agglo.hosts.diffusers.state import DiffusionPlan
 from agglo.methods import LearnedMethod, Method, RememberingMethod
@@ -23,13 +23,12 @@ def is_diffusion(model: Any) -> bool:
     """Return whether this is a pipeline of diffusers, or a module that is or holds one of its models."""
     if "diffusers" not in sys.modules:
         return False
-    if isinstance(model, nn.Module):
-        return any(named(module, "ModelMixin") and _is_of_diffusers(module) for module in model.modules())
-    return named(model, "DiffusionPipeline", "ModularPipeline") and _is_of_diffusers(model)
-
-
-def _is_of_diffusers(thing: Any) -> bool:
-    return any(cls.__module__.split(".")[0] == "diffusers" for cls in type(thing).__mro__)
+    things = model.modules() if isinstance(model, nn.Module) else [model]
+    return any(
+        cls.__name__ in ("ModelMixin", "DiffusionPipeline", "ModularPipeline") and cls.__module__[:9] == "diffusers"
+        for thing in things
+        for cls in type(thing).__mro__
+    )
 
 
 def denoisers(model: Any) -> list[nn.Module]:
@@ -50,7 +49,7 @@ def denoisers(model: Any) -> list[nn.Module]:
 
 def applied(model: Any) -> list[nn.Module]:
     """Return the denoisers inside that are reduced now."""
-    return [denoiser for denoiser in denoisers(model) if isinstance(denoiser, mixins.ReducedDenoiser)]
+    return [denoiser for denoiser in denoisers(model) if isinstance(denoiser, passes.ReducedDenoiser)]
 
 
 def apply(model: Any, config: ReductionConfig, method: Method) -> None:
@@ -68,9 +67,9 @@ def apply(model: Any, config: ReductionConfig, method: Method) -> None:
         assert family is not None
         found = _reduced_modules(denoiser, family, config)
         indices = frozenset(modules.site.index for modules in found)
-        names = list(inspect.signature(type(denoiser).forward).parameters)[1:]
-        arguments = {name: position for position, name in enumerate(names)}
-        plan = DiffusionPlan(config, method, config.keep_rate, indices, weighs, family, arguments)
+        owner: Any = denoiser.agglo_original if isinstance(denoiser, ReducedModule) else type(denoiser)
+        arguments = tuple(inspect.signature(owner.forward).parameters)[1:]
+        plan = DiffusionPlan(config, method, config.keep_rate, indices, weighs, family, owner, arguments)
         _require_reachable(plan, denoiser, found)
         prepared.append((denoiser, found, plan))
     with CHANGING:
@@ -78,14 +77,13 @@ def apply(model: Any, config: ReductionConfig, method: Method) -> None:
         for denoiser, found, plan in prepared:
             _install(denoiser, found, plan)
         if not isinstance(model, nn.Module):
-            model.__class__ = reduced_class(mixins.ReducedPipeline, type(model))
+            model.__class__ = reduced_class(passes.ReducedPipeline, type(model))
 
 
 def _require_grouping(method: Method) -> None:
     """Raise ValueError unless the method answers with groups and needs only tokens, keys and values for it."""
-    if method.name == "tome":
-        raise ValueError("method='tome' is ToMe for classifiers; for diffusion models its authors have method='tomesd'")
     reasons = {
+        "is for classifiers": method.name == "tome",
         "learns": isinstance(method, LearnedMethod),
         "mixes tokens softly": method.kind == "merges soft",
         "asks what the class token attends to": method.needs_class_attention or isinstance(method, RememberingMethod),
@@ -96,8 +94,8 @@ def _require_grouping(method: Method) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise ValueError(
-                f"method {method.name!r} {reason}, which a diffusion model has no use for: around a self-attention "
-                "only methods that group tokens work, such as 'atc', 'tomesd', 'pool' and 'random'"
+                f"method {method.name!r} {reason}: around a self-attention of a diffusion model only methods that "
+                "group tokens work, such as 'atc', 'tomesd', 'pool' and 'random'"
             )
 
 
@@ -106,7 +104,8 @@ def _reduced_modules(model: nn.Module, family: Family, config: ReductionConfig) 
     every = list(family.find(model))
     if not every:
         raise UnsupportedModelError(f"{type(model).__name__} has no self-attention over image tokens")
-    _require_plain_calls(model, every)
+    if any(named(modules.block, "ToMeBlock") for modules in every):
+        raise UnsupportedModelError("tomesd is applied to this model: call tomesd.remove_patch on it first")
     levels = sorted({modules.site.downsample for modules in every})
     finest = levels[0] if config.max_downsample is None else config.max_downsample
     found = [modules for modules in every if modules.site.downsample <= finest]
@@ -119,19 +118,6 @@ def _reduced_modules(model: nn.Module, family: Family, config: ReductionConfig) 
         if part in config.merge and all(getattr(modules, part) is None for modules in found):
             raise ValueError(f"merge={part!r}: the blocks of {type(model).__name__} have no such part to merge")
     return found
-
-
-def _require_plain_calls(model: nn.Module, found: list[Modules]) -> None:
-    """Raise UnsupportedModelError for a `__call__` that would be replaced, and for blocks that tomesd merges."""
-    for modules in found:
-        for module in (model, modules.block, *modules.attentions, modules.cross, modules.mlp):
-            if module is None:
-                continue
-            original = module.agglo_original if isinstance(module, ReducedModule) else type(module)
-            if original.__call__ is not nn.Module.__call__:
-                raise UnsupportedModelError(f"{original.__name__} has a __call__ of its own, which agglo would replace")
-            if original.__name__ == "ToMeBlock":
-                raise UnsupportedModelError("tomesd is applied to this model: call tomesd.remove_patch on it first")
 
 
 def _require_reachable(plan: DiffusionPlan, model: nn.Module, found: list[Modules]) -> None:
@@ -152,15 +138,15 @@ def _install(model: nn.Module, found: list[Modules], plan: DiffusionPlan) -> Non
             install(attention, modules.mixin, plan)
         for part, module in (("cross", modules.cross), ("mlp", modules.mlp)):
             if part in plan.config.merge and module is not None:
-                install(module, mixins.ReducedPart, plan)
-        install(modules.block, mixins.ReducedBlock, modules.site)
-    install(model, mixins.ReducedDenoiser, plan)
+                install(module, passes.ReducedPart, plan)
+        install(modules.block, passes.ReducedBlock, modules.site)
+    install(model, passes.ReducedDenoiser, plan)
 
 
 def remove(model: Any) -> None:
     """Take every reduction out of a diffusion model or pipeline again: it is exactly as it was."""
     with CHANGING:
-        if isinstance(model, mixins.ReducedPipeline):
+        if isinstance(model, passes.ReducedPipeline):
             pipeline = cast(Any, model)
             pipeline.__class__ = pipeline.agglo_original
         for denoiser in denoisers(model):

@@ -7,23 +7,29 @@ keep working.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from agglo.attention import proportional_attention
 from agglo.grouping import Grouping
-from agglo.hosts.common.swap import ReducedModule
+from agglo.hosts.common.swap import ReducedModule, StandIn, begins_pass
 from agglo.hosts.diffusers.groups import grouping_at
-from agglo.hosts.diffusers.mixins import Call, plain_call
+from agglo.hosts.diffusers.passes import plain_call
 from agglo.hosts.diffusers.rotary import merged_table
-from agglo.hosts.diffusers.sizes import call_with_sizes
 from agglo.hosts.diffusers.state import THREAD, CurrentBlock, Pass, Site
+
+Call = Callable[..., Any]
 
 # Hooks of diffusers that keep an attention's output for later steps, when the groups may be others.
 _CACHING_HOOKS = ("pyramid_attention_broadcast", "faster_cache_block", "taylorseer")
+# They add the mask they are given to the logits, without scaled_dot_product_attention.
+_TAKE_A_MASK = ("AttnProcessor", "SlicedAttnProcessor", "XFormersAttnProcessor")
 
 
 def merging(run: Call) -> Call:
@@ -117,9 +123,9 @@ class ReducedFluxAttention(ReducedModule):
         results = [
             _attend(
                 self,
-                *_of_image((sizes, merged, encoder_hidden_states), image, batch),
+                *_image_of((sizes, merged, encoder_hidden_states), image, batch),
                 image_rotary_emb=None if image_rotary_emb is None else table,
-                **_of_image(kwargs, image, batch),
+                **_image_of(kwargs, image, batch),
             )
             for image, table in enumerate(now.ids.tables(grouping))
         ]
@@ -130,14 +136,14 @@ class ReducedFluxAttention(ReducedModule):
         return grouping.unmerge(image_out), text_out, *(grouping.unmerge(other) for other in others)
 
 
-def _of_image(value: Any, image: int, batch: int) -> Any:
+def _image_of(value: Any, image: int, batch: int) -> Any:
     """Take one image of every tensor that has the batch as its first dimension."""
     if isinstance(value, Tensor):
         return value[image : image + 1] if value.dim() > 1 and value.shape[0] == batch else value
     if isinstance(value, dict):
-        return {key: _of_image(part, image, batch) for key, part in value.items()}
+        return {key: _image_of(part, image, batch) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_of_image(part, image, batch) for part in value)
+        return type(value)(_image_of(part, image, batch) for part in value)
     return value
 
 
@@ -148,62 +154,32 @@ class ReducedMapAttention(ReducedModule):
     the unmerge. In between the processor sees an attention without either.
     """
 
-    def __call__(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    @begins_pass
+    def __call__(self: Any, site: Site, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         now = THREAD.current
-        site: Site | None = getattr(self, "agglo_applied", None)
-        if now is None or site is None or site.index not in now.plan.sites:
+        if now is None or site.index not in now.plan.sites:
             return plain_call(self, hidden_states, *args, **kwargs)
         _require_mergeable(self, args, kwargs)
         flat = hidden_states.flatten(2)
         normed = flat if self.group_norm is None else self.group_norm(flat)
         seen = normed.transpose(1, 2).contiguous()
         rows, columns = (int(length) for length in hidden_states.shape[-2:])
-        block = CurrentBlock(site, flat.transpose(1, 2), (rows, columns))
-        grouping = grouping_at(now, block, self, seen)
+        grouping = grouping_at(now, CurrentBlock(site, flat.transpose(1, 2), (rows, columns)), self, seen)
         if grouping is None:
             return plain_call(self, hidden_states, *args, **kwargs)
         known = inspect.signature(self.processor.__call__).parameters  # as the attention's own forward filters them
         given = {name: value for name, value in kwargs.items() if name in known}
-        out = _attend(_Bare(self), _sizes(now, grouping), grouping.merge(seen, now.plan.mean), **given)
+        bare = StandIn(self, group_norm=None, spatial_norm=None, residual_connection=False, rescale_output_factor=1.0)
+        call = partial(self.processor, bare)
+        out = _attend(self, _sizes(now, grouping), grouping.merge(seen, now.plan.mean), call=call, **given)
         result = grouping.unmerge(out).transpose(1, 2).reshape(hidden_states.shape)
         result = result + hidden_states if self.residual_connection else result
         return result / self.rescale_output_factor
 
 
-class _Bare:
-    """An attention as its processor sees it, without norms over the map, residual and rescaling."""
-
-    group_norm = None
-    spatial_norm = None
-    residual_connection = False
-    rescale_output_factor = 1.0
-
-    def __init__(self, attention: Any) -> None:
-        self._attention = attention
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._attention, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._attention.processor(self, *args, **kwargs)
-
-
-def _sizes(now: Pass, grouping: Grouping, text_first: int = 0, text_last: int = 0) -> Tensor | None:
-    """Return the sizes (B, K) of all keys, text tokens of size 1; None where they do not matter."""
-    if not now.plan.proportional or grouping.chosen is not None:
-        return None
-    return F.pad(grouping.sizes, (text_first, text_last), value=1.0)
-
-
-def _attend(attention: Any, sizes: Tensor | None, *args: Any, **kwargs: Any) -> Any:
-    call = attention if isinstance(attention, _Bare) else partial(plain_call, attention)
-    return call(*args, **kwargs) if sizes is None else call_with_sizes(call, attention, sizes, *args, **kwargs)
-
-
 def _require_mergeable(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise RuntimeError for an attention mask, and for caches of attention outputs."""
-    mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
-    if mask is not None:
+    if kwargs.get("attention_mask", args[1] if len(args) > 1 else None) is not None:
         raise RuntimeError(
             "this self-attention was given an attention_mask, which says which tokens may be seen, and a group has "
             "several: agglo cannot reduce it"
@@ -215,3 +191,57 @@ def _require_mergeable(attention: Any, args: tuple[Any, ...], kwargs: dict[str, 
             f"diffusers' cache {caching[0]!r} keeps outputs of this attention for later steps, when its tokens are "
             "grouped otherwise: disable_cache() on the model, or agglo.remove"
         )
+
+
+def _sizes(now: Pass, grouping: Grouping, text_first: int = 0, text_last: int = 0) -> Tensor | None:
+    """Return the sizes (B, K) of all keys, text tokens of size 1; None where they do not matter."""
+    if not now.plan.proportional or grouping.chosen is not None:
+        return None
+    return F.pad(grouping.sizes, (text_first, text_last), value=1.0)
+
+
+def _attend(attention: Any, sizes: Tensor | None, tokens: Tensor, *args: Any, call: Any = None, **kwargs: Any) -> Any:
+    """Run an attention over merged tokens, with log(size) on the logits of keys of sizes (B, K).
+
+    Processors that call `scaled_dot_product_attention` need not cooperate (some take a mask and ignore it): a
+    TorchFunctionMode gives their call the sizes. The older ones that multiply matrices themselves get an additive mask,
+    which they honour. If neither happened, RuntimeError: it would silently be another model.
+    """
+    call = call or partial(plain_call, attention)
+    if sizes is None:
+        return call(tokens, *args, **kwargs)
+    processor = type(attention.processor).__name__
+    if processor in _TAKE_A_MASK:
+        return call(tokens, *args, **{**kwargs, "attention_mask": sizes.log().to(tokens.dtype).unsqueeze(1)})
+    caught: list[bool] = []  # apart from the mode, on which torch.compile reads no attributes
+    with _GiveSizes(sizes, caught):
+        result = call(tokens, *args, **kwargs)
+    if not caught:
+        raise RuntimeError(
+            f"{processor} attends in a way that cannot weigh groups by their sizes (one scaled_dot_product_attention "
+            f"over {sizes.shape[0]} x {sizes.shape[1]} tokens was expected): use agglo.apply(..., proportional=False) "
+            "with it"
+        )
+    return result
+
+
+class _GiveSizes(TorchFunctionMode):
+    """Make each plain self-attention over as many tokens as there are sizes proportional; others stay as they are."""
+
+    def __init__(self, sizes: Tensor, caught: list[bool]) -> None:
+        super().__init__()
+        self.sizes, self.caught = sizes, caught
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {} if kwargs is None else kwargs
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        q, k, n_keys = given["query"], given["key"], self.sizes.shape[1]
+        special = given.get("attn_mask") is not None or given.get("is_causal") or given.get("enable_gqa")
+        if special or k.shape[0] != self.sizes.shape[0] or k.shape[-2] != n_keys or q.shape[-2] != n_keys:
+            return func(*args, **kwargs)
+        self.caught.append(True)
+        dropout = given.get("dropout_p", 0.0)
+        return proportional_attention(q, k, given["value"], self.sizes, scale=given.get("scale"), dropout=dropout)

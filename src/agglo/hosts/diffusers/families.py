@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,13 +25,8 @@ from agglo.hosts.diffusers.attentions import (
 from agglo.hosts.diffusers.rotary import Ids
 from agglo.hosts.diffusers.state import Axes, Site
 
-Argument = Callable[[str], Any]  # an argument of the model's forward, by its name; None if not given
-_TEMPORAL_LAYERS = (
-    "TransformerTemporalModel",
-    "TransformerSpatioTemporalModel",
-    "AnimateDiffTransformer3D",
-    "TemporalConvLayer",
-)
+Arguments = Mapping[str, Any]  # those of a call of the model, by their names
+_TEMPORAL_LAYERS = ("TransformerTemporalModel", "TransformerSpatioTemporalModel", "AnimateDiffTransformer3D")
 
 
 @dataclass(frozen=True)
@@ -60,19 +55,19 @@ class Family(ABC):
         """Yield every self-attention over image tokens; UnsupportedModelError for variants that cannot be reduced."""
 
     @abstractmethod
-    def axes(self, model: Any, argument: Argument) -> Axes | None:
+    def axes(self, model: Any, given: Arguments) -> Axes | None:
         """Return the size of the input, from which `axes_at` derives the grids of tokens."""
 
     def axes_at(self, axes: Axes | None, site: Site, n_tokens: int) -> Axes | None:
         """Return the grid of the tokens of a site: (rows, columns) or (frames, rows, columns)."""
         if axes is not None and math.prod(axes) != n_tokens:
             raise RuntimeError(
-                f"{site.name} got {n_tokens} tokens, where an input of this size was expected to have "
-                f"{' x '.join(map(str, axes))}: agglo does not know how this model arranges them"
+                f"{site.name} got {n_tokens} tokens, where {' x '.join(map(str, axes))} were expected: agglo does not "
+                "know how this model arranges them"
             )
         return axes
 
-    def ids(self, model: Any, argument: Argument) -> Ids | None:
+    def ids(self, model: Any, given: Arguments) -> Ids | None:
         """Return the position ids that rotary tables are computed from, where attention does not get tables."""
         return None
 
@@ -109,11 +104,10 @@ class UNet(Family):
         return {"conv_in", "down_blocks", "mid_block", "time_embedding"} <= model._modules.keys()
 
     def find(self, model: nn.Module) -> Iterator[Modules]:
-        for name, module in model.named_modules():
-            if named(module, *_TEMPORAL_LAYERS):
-                raise UnsupportedModelError(
-                    f"{type(model).__name__} has layers over time ({name}); of U-Nets agglo reduces {self.models}"
-                )
+        if any(named(module, *_TEMPORAL_LAYERS) for module in model.modules()):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has layers over time; of U-Nets agglo reduces {self.models}"
+            )
         index = 0
         for prefix, downsample, level in _levels(model):
             for name, module in level.named_modules(prefix=prefix):
@@ -127,8 +121,8 @@ class UNet(Family):
                     continue
                 index += 1
 
-    def axes(self, model: Any, argument: Argument) -> Axes | None:
-        return tuple(argument("sample").shape[-2:])
+    def axes(self, model: Any, given: Arguments) -> Axes | None:
+        return tuple(given["sample"].shape[-2:])
 
     def axes_at(self, axes: Axes | None, site: Site, n_tokens: int) -> Axes | None:
         """Round odd sizes up or down, as the model's downsampling pads them."""
@@ -194,8 +188,8 @@ class PatchTransformer(Transformer):
         own = model._modules
         return "pos_embed" in own and "temporal_transformer_blocks" not in own and super().recognises(model)
 
-    def axes(self, model: Any, argument: Argument) -> Axes | None:
-        height, width = argument("hidden_states").shape[-2:]
+    def axes(self, model: Any, given: Arguments) -> Axes | None:
+        height, width = given["hidden_states"].shape[-2:]
         return height // model.config.patch_size, width // model.config.patch_size
 
 
@@ -221,11 +215,11 @@ class Flux(Transformer):
     def recognises(self, model: nn.Module) -> bool:
         return "single_transformer_blocks" in model._modules and super().recognises(model)
 
-    def axes(self, model: Any, argument: Argument) -> Axes | None:
-        return None if torch.compiler.is_compiling() else grid_of_ids(_ids(argument("img_ids")))
+    def axes(self, model: Any, given: Arguments) -> Axes | None:
+        return None if torch.compiler.is_compiling() else grid_of_ids(_ids(given["img_ids"]))
 
-    def ids(self, model: Any, argument: Argument) -> Ids:
-        return Ids(_ids(argument("txt_ids")), _ids(argument("img_ids")), model.pos_embed)
+    def ids(self, model: Any, given: Arguments) -> Ids:
+        return Ids(_ids(given["txt_ids"]), _ids(given["img_ids"]), model.pos_embed)
 
 
 def _ids(ids: Tensor) -> Tensor:
@@ -241,9 +235,8 @@ def grid_of_ids(ids: Tensor) -> Axes | None:
     rows, columns = (int(number) + 1 for number in ids[:, -2:].amax(dim=0).tolist())
     if rows * columns != ids.shape[0]:
         return None
-    index = torch.arange(ids.shape[0], device=ids.device)
-    expected = torch.stack([index // columns, index % columns], dim=-1)
-    return (rows, columns) if torch.equal(ids[:, -2:].long(), expected) else None
+    expected = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).to(ids)
+    return (rows, columns) if torch.equal(ids[:, -2:], expected) else None
 
 
 class Wan(Transformer):
@@ -255,8 +248,8 @@ class Wan(Transformer):
     mixin = ReducedRotaryAttention
     mlp = "ffn"
 
-    def axes(self, model: Any, argument: Argument) -> Axes | None:
-        lengths = argument("hidden_states").shape[-3:]
+    def axes(self, model: Any, given: Arguments) -> Axes | None:
+        lengths = given["hidden_states"].shape[-3:]
         return tuple(length // patch for length, patch in zip(lengths, model.config.patch_size, strict=True))
 
 
@@ -267,14 +260,14 @@ class LTX(Transformer):
     classes = ("LTXVideoTransformerBlock",)
     mixin = ReducedRotaryAttention
 
-    def axes(self, model: Any, argument: Argument) -> Axes | None:
-        lengths = argument("num_frames"), argument("height"), argument("width")
-        if argument("video_coords") is not None or None in lengths:
+    def axes(self, model: Any, given: Arguments) -> Axes | None:
+        lengths: Any = tuple(given.get(name) for name in ("num_frames", "height", "width"))
+        if given.get("video_coords") is not None or None in lengths:
             raise RuntimeError(
-                "agglo needs the grid of LTX's tokens: call the model with num_frames, height and width, and without "
-                "video_coords"
+                "agglo needs the grid of LTX's tokens: give num_frames, height and width, and no video_coords"
             )
-        return lengths
+        axes: Axes = lengths
+        return axes
 
 
 FAMILIES: tuple[Family, ...] = (UNet(), SD3(), PatchTransformer(), Flux(), Wan(), LTX())

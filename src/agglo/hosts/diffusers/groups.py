@@ -17,11 +17,7 @@ from agglo.methods.helpers.features import patch_features
 def grouping_at(now: Pass, at: CurrentBlock, attention: Any, seen: Tensor) -> Grouping | None:
     """Return the grouping of a block's image tokens, decided once per pass; None where none of them merge.
 
-    Args:
-        now: The pass.
-        at: The block.
-        attention: Its self-attention.
-        seen: The tokens (B, N, C) as the self-attention sees them.
+    `seen` are the tokens (B, N, C) as the self-attention sees them.
     """
     if not at.decided:
         at.grouping = _decide(now, at, attention, seen)
@@ -63,9 +59,8 @@ def _kept_or_new(now: Pass, run: Run, at: CurrentBlock, attention: Any, seen: Te
     config, method = now.plan.config, now.plan.method
     key = (at.site.downsample if config.share == "resolution" else at.site.index, run.call)
     kept = run.kept.get(key)
-    if kept is not None and kept.grouping.labels.shape != seen.shape[:2]:
-        kept = None
-    if kept is not None and config.every > 1 and run.step - kept.step >= config.every:
+    is_old = kept is not None and config.every > 1 and run.step - kept.step >= config.every
+    if is_old or (kept is not None and kept.grouping.labels.shape != seen.shape[:2]):
         kept = None
     if kept is not None and config.drift is None:
         return kept.grouping
@@ -97,10 +92,9 @@ def _view(method: Method, at: CurrentBlock, attention: Any, seen: Tensor, target
 def _projected(attention: Any, tokens: Tensor, which: str) -> Tensor:
     """Return keys ("k") or values ("v") (B, H, N, d) of tokens (B, N, C), keys normalised but not rotated."""
     if getattr(attention, "fused_projections", False) and hasattr(attention, "to_qkv"):
-        _, keys, values = attention.to_qkv(tokens).chunk(3, dim=-1)
-        result = keys if which == "k" else values
+        result = attention.to_qkv(tokens).chunk(3, dim=-1)["qkv".index(which)]
     else:
-        result = attention.to_k(tokens) if which == "k" else attention.to_v(tokens)
+        result = getattr(attention, f"to_{which}")(tokens)
     norm = getattr(attention, "norm_k", None) if which == "k" else None
     if norm is not None:
         shape = getattr(norm, "normalized_shape", getattr(norm, "dim", None))

@@ -45,15 +45,20 @@ def counts(model: Any, n_tokens: int | None = None) -> Counts:
     sites = [modules.site for modules in plan.family.find(model)]
     grids = {downsample: _grid(model, downsample, n_tokens) for downsample in {1, *(site.downsample for site in sites)}}
     tokens = [grids[site.downsample][0] for site in sites]
-    groups = [_groups(plan, site, *grids[site.downsample]) for site in sites]
+    groups = [
+        plan.target(*grids[site.downsample]) if site.index in plan.sites else n
+        for site, n in zip(sites, tokens, strict=True)
+    ]
     levels = []
     for downsample in sorted({site.downsample for site in sites}):
-        here = [index for index, site in enumerate(sites) if site.downsample == downsample]
-        levels.append(Level(downsample, len(here), tokens[here[0]], min(groups[index] for index in here)))
-    looks_at_keys = getattr(plan.method, "features", None) in ("keys", "keys_per_head", "values")
+        here = [count for count, site in zip(groups, sites, strict=True) if site.downsample == downsample]
+        levels.append(Level(downsample, len(here), grids[downsample][0], min(here)))
+    compares_projected = getattr(plan.method, "features", None) in ("keys", "keys_per_head", "values")
     merged = groups if "attn" in plan.config.merge else tokens
-    before = sum(_madds(site, n, n, False) for site, n in zip(sites, tokens, strict=True))
-    after = sum(_madds(site, n, k, looks_at_keys and k < n) for site, n, k in zip(sites, tokens, merged, strict=True))
+    before = sum(_madds(site, n) for site, n in zip(sites, tokens, strict=True))
+    after = sum(_madds(site, k) for site, k in zip(sites, merged, strict=True))
+    if compares_projected:
+        after += sum(n * site.width * site.inner for site, n, k in zip(sites, tokens, merged, strict=True) if k < n)
     return Counts(
         plan.config, repr(plan.method), plan.keep_rate, grids[1][0], tuple(levels), groups, before / 1e9, after / 1e9
     )
@@ -70,11 +75,6 @@ def _grid(model: Any, downsample: int, n_tokens: int | None) -> tuple[int, Grid 
     return n_tokens // downsample**2, None
 
 
-def _groups(plan: DiffusionPlan, site: Site, n_tokens: int, grid: Grid | None) -> int:
-    return plan.target(n_tokens, grid) if site.index in plan.sites else n_tokens
-
-
-def _madds(site: Site, n_tokens: int, n_groups: int, looks_at_keys: bool) -> int:
-    """Count projections, attention scores and weighted sums, and the keys of all tokens that groups are found by."""
-    projections = 4 * n_groups * site.width * site.inner
-    return projections + 2 * n_groups**2 * site.inner + (n_tokens * site.width * site.inner if looks_at_keys else 0)
+def _madds(site: Site, n_groups: int) -> int:
+    """Count projections, attention scores and weighted sums."""
+    return 4 * n_groups * site.width * site.inner + 2 * n_groups**2 * site.inner

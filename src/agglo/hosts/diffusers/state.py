@@ -55,12 +55,8 @@ class DiffusionPlan(Setting):
     sites: frozenset[int]  # indices of the self-attentions that are reduced
     proportional: bool
     family: Family
-    arguments: dict[str, int]  # positions of the arguments of its forward, by name
-
-    @property
-    def remembers(self) -> bool:
-        """Whether groupings outlive a call of the model."""
-        return self.config.every > 1 or self.config.drift is not None
+    owner: type[Any]  # the model's class before that
+    arguments: tuple[str, ...]  # names of the arguments of its forward
 
     @property
     def mean(self) -> Mean:
@@ -110,9 +106,9 @@ class CurrentBlock:
 
 @dataclass
 class Pass:
-    """One call of a model, the owner."""
+    """One call of a model."""
 
-    owner: Any
+    model: Any
     plan: DiffusionPlan
     traces: tuple[Trace, ...]
     axes: Axes | None  # as `Family.axes` gives them
@@ -131,19 +127,20 @@ class Kept(NamedTuple):
     features: Tensor | None
 
 
+@dataclass
 class Run:
-    """The calls of one model in one generation.
+    """The calls of one model, which this keeps alive, in one generation.
 
     A step is the calls with one timestep: pipelines that run prompted and unprompted images one after the other call
     the model twice. Such calls keep separate groupings, by their number within the step.
     """
 
-    def __init__(self, owner: Any, plan: DiffusionPlan) -> None:
-        self.owner, self.plan = owner, plan
-        self.step = -1
-        self.call = 0
-        self.timestep: float | None = None
-        self.kept: dict[tuple[int, int], Kept] = {}
+    model: Any
+    plan: DiffusionPlan
+    step: int = -1
+    call: int = 0
+    timestep: float | None = None
+    kept: dict[tuple[int, int], Kept] = field(default_factory=dict)
 
     def begin(self, timestep: Any) -> None:
         """Count a call of the model."""
@@ -157,7 +154,7 @@ class Run:
 
 
 class _Thread(threading.local):
-    """The pass and the runs, by the id of their model, of the generation that this thread is in."""
+    """The pass that this thread is in, and the runs of its generation, by the id of their model."""
 
     def __init__(self) -> None:
         # Attributes of each thread from the start: torch.compile guards on whether they exist.
@@ -181,8 +178,7 @@ def generation() -> Iterator[None]:
     ...     for step in (900, 800, 700):
     ...         noise = model(latents, torch.tensor([step]), label).sample
     """
-    before = THREAD.runs
-    THREAD.runs = {}
+    before, THREAD.runs = THREAD.runs, {}
     try:
         with fresh_generators():
             yield

@@ -5,25 +5,21 @@ which Python finds before that of the class, but a call always goes to the class
 and after `agglo.remove` no wrapper holds a function of agglo.
 
 A block or an attention that is called outside of a pass (of a model to which another thread applied a reduction in the
-middle of its call) runs as it was. One that another thread releases in the middle of its call goes on: these mixins
-read nothing on the module that `agglo.remove` takes away, neither its class nor methods of the mixin.
+middle of its call) runs as it was. One that another thread releases in the middle of its call continues: the mixins of
+attentions read nothing on the module that `agglo.remove` takes away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from agglo.compiling import outside_graphs
-from agglo.hosts.common.swap import ReducedModule
+from agglo.hosts.common.swap import ReducedModule, begins_pass
 from agglo.hosts.diffusers.state import THREAD, CurrentBlock, DiffusionPlan, Pass, Run, Site, generation
 from agglo.tracing import traces_of
-
-Call = Callable[..., Any]
 
 
 def plain_call(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -45,8 +41,6 @@ class _EqualsOriginal(type):
     Pipelines ask `type(unet) in (UNet2DConditionModel,)` before they take a model over from another pipeline.
     """
 
-    agglo_original: type
-
     def __eq__(cls, other: object) -> bool:
         return other is cls or other is cls.__dict__.get("agglo_original")
 
@@ -56,35 +50,23 @@ class _EqualsOriginal(type):
 
 
 class ReducedDenoiser(ReducedModule, metaclass=_EqualsOriginal):
-    """A whole model each of whose calls is a pass."""
+    """A whole model each of whose calls is a pass, which its blocks find in the thread."""
 
-    def __init_subclass__(cls) -> None:
-        """Let a direct call of `forward` be a pass too, with the original's signature, which pipelines look at."""
-        super().__init_subclass__()
-        original: Call | None = getattr(vars(cls).get("agglo_original"), "forward", None)
-        if original is None:
-            return
+    @begins_pass
+    def __call__(self: Any, plan: DiffusionPlan, *args: Any, **kwargs: Any) -> Any:
+        return _as_one_pass(self, plan, nn.Module.__call__, args, kwargs)
 
-        @wraps(original)
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            # Without our class the model was released, and a hook still holds this function.
-            if not isinstance(self, ReducedDenoiser) or (THREAD.current is not None and THREAD.current.owner is self):
-                return original(self, *args, **kwargs)
-            return as_one_pass(self, original, args, kwargs)
-
-        cls.forward = forward  # type: ignore[attr-defined]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return as_one_pass(self, plain_call, args, kwargs)
+    @begins_pass
+    def forward(self: Any, plan: DiffusionPlan, *args: Any, **kwargs: Any) -> Any:
+        """Open a pass where `__call__` did not: torch.compile holds that of the class before `agglo.apply`."""
+        if THREAD.current is not None and THREAD.current.model is self:
+            return plan.owner.forward(self, *args, **kwargs)
+        return _as_one_pass(self, plan, plan.owner.forward, args, kwargs)
 
 
-def as_one_pass(model: Any, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a denoiser; its blocks find the pass in the thread."""
-    plan: DiffusionPlan | None = getattr(model, "agglo_applied", None)
-    if plan is None:  # released by another thread a moment ago
-        return call(model, *args, **kwargs)
+def _as_one_pass(model: Any, plan: DiffusionPlan, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     before = THREAD.current
-    now = THREAD.current = _open(model, plan, args, kwargs)
+    now = THREAD.current = _open(model, plan, {**dict(zip(plan.arguments, args, strict=False)), **kwargs})
     try:
         result = call(model, *args, **kwargs)
     finally:
@@ -94,21 +76,15 @@ def as_one_pass(model: Any, call: Call, args: tuple[Any, ...], kwargs: dict[str,
     return result
 
 
-def _open(model: Any, plan: DiffusionPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
-    def argument(name: str) -> Any:
-        if name in kwargs:
-            return kwargs[name]
-        position = plan.arguments.get(name, len(args))
-        return args[position] if position < len(args) else None
-
+def _open(model: Any, plan: DiffusionPlan, given: dict[str, Any]) -> Pass:
     if torch.is_grad_enabled() and getattr(model, "is_gradient_checkpointing", False):
         raise RuntimeError(
             "gradient checkpointing runs blocks a second time outside of their model's call, where agglo cannot "
             "follow: call disable_gradient_checkpointing() on the model, or agglo.remove"
         )
-    run = _run(model, plan, argument("timestep")) if plan.remembers else None
-    axes, ids = plan.family.axes(model, argument), plan.family.ids(model, argument)
-    return Pass(model, plan, traces_of(model), axes, ids, run)
+    outlive = plan.config.every > 1 or plan.config.drift is not None
+    run = _run(model, plan, given.get("timestep")) if outlive else None
+    return Pass(model, plan, traces_of(model), plan.family.axes(model, given), plan.family.ids(model, given), run)
 
 
 @outside_graphs
@@ -130,10 +106,10 @@ def _run(model: Any, plan: DiffusionPlan, timestep: Any) -> Run:
 class ReducedBlock(ReducedModule):
     """A block, which puts itself and the tokens that enter it into the pass."""
 
-    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    @begins_pass
+    def __call__(self: Any, site: Site, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         now = THREAD.current
-        site: Site | None = getattr(self, "agglo_applied", None)
-        if now is None or site is None or site.index not in now.plan.sites:
+        if now is None or site.index not in now.plan.sites:
             return plain_call(self, hidden_states, *args, **kwargs)
         axes = now.plan.family.axes_at(now.axes, site, int(hidden_states.shape[1]))
         text = 0
@@ -155,14 +131,7 @@ class ReducedPart(ReducedModule):
         if now is None or grouping is None:
             return plain_call(self, hidden_states, *args, **kwargs)
         if grouping.labels.shape != hidden_states.shape[:2]:
-            raise RuntimeError(
-                f"a part of a block was called with {tuple(hidden_states.shape[:2])} tokens, where "
-                f"{tuple(grouping.labels.shape)} were grouped: feed-forward chunking and merge=('mlp',) do not go "
-                "together"
-            )
+            raise RuntimeError("feed-forward chunking gives an MLP other tokens than were grouped: leave 'mlp' out")
         if kwargs.get("ip_adapter_masks") is not None:
-            raise RuntimeError(
-                "IP-Adapter masks say which pixels a query stands for, which a group does not: leave 'cross' out of "
-                "merge="
-            )
+            raise RuntimeError("IP-Adapter masks say which pixels a query stands for: leave 'cross' out of merge=")
         return grouping.unmerge(plain_call(self, grouping.merge(hidden_states, now.plan.mean), *args, **kwargs))
