@@ -30,6 +30,7 @@ from agglo.lab.paper.detectors import (
 )
 from agglo.lab.paper.study import Cell, Need, Result, RunCell, Section, Settings
 from agglo.lab.tasks.detection.data import transforms_for
+from agglo.lab.tasks.detection.evaluation.average_precision import KINDS
 from agglo.lab.tasks.detection.evaluation.matches import interval
 from agglo.lab.tasks.detection.training.settings import RECIPES, DetectionSettings
 from agglo.lab.tasks.detection.training.trainer import open_splits, train_detector
@@ -90,7 +91,7 @@ def _run(scale: RealImages, settings: Settings) -> RunCell:
     checkpoint, data = settings.weights[WEIGHTS.name], settings.data[scale.data.name]
     chosen, folder = scale.training(checkpoint), settings.run_folder(scale.name)
     splits = cache(lambda: open_splits(chosen, data))
-    images = cache(lambda: HeldImages(splits().validation, transforms_for(chosen.image_size)[1]))
+    images = cache(lambda: HeldImages(splits()[1], transforms_for(chosen.image_size)[1]))
 
     def judge(name: str, rate: float | None) -> tuple[dict[str, Any], Path]:
         detector = opened(folder / "run" / "last" / "model.safetensors")
@@ -104,7 +105,7 @@ def _run(scale: RealImages, settings: Settings) -> RunCell:
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
         train_detector(chosen, data, folder / "run", cpu=settings.on_cpu)
         if about["part"] == TRAINING:
-            counted = {"train": len(splits().train), "validation": len(splits().validation)}
+            counted = dict(zip(("train", "validation"), map(len, splits()), strict=True))
             log = {"log": read_log(folder / "run" / "log.csv"), "epochs": scale.epochs}
             return {**log, "images": counted, "start": checkpoint.name}
         found, place = judge(about["method"], about["keep_rate"])

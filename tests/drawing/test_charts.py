@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import itertools
 from pathlib import Path
 from typing import Any
@@ -37,10 +36,6 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return saved
 
 
-def hue(name: str) -> tuple[float, float, float]:
-    return colorsys.rgb_to_hls(*to_rgb(LOOKS[name].colour))
-
-
 def test_every_method_has_a_look_of_its_own() -> None:
     names = {info.name for info in agglo.list_methods()}
     assert names <= LOOKS.keys()
@@ -49,18 +44,6 @@ def test_every_method_has_a_look_of_its_own() -> None:
     for one, other in itertools.combinations(drawn, 2):
         apart = np.abs(np.subtract(to_rgb(one.colour), to_rgb(other.colour))).max()
         assert apart > 0.1 or one.marker != other.marker
-
-
-def test_linkages_are_shades_of_one_hue_and_dense_is_grey() -> None:
-    hues, lightness, _ = zip(*(hue(name) for name in LINKAGES), strict=True)
-    assert max(hues) - min(hues) < 0.03 and lightness[0] > lightness[1] > lightness[2]
-    assert hue("dense")[2] == hue("free")[2] == 0
-
-
-def test_a_look_does_not_depend_on_who_else_is_drawn() -> None:
-    alone = {name: looks([name])[name] for name in LOOKS}
-    assert looks(reversed(LOOKS)) == alone
-    assert all(look == LOOKS[name] for name, look in alone.items())
 
 
 def test_variations_keep_the_colour_and_differ_in_line_and_strangers_get_further_colours() -> None:

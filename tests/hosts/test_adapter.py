@@ -302,11 +302,6 @@ def test_rotary_models_are_reduced() -> None:
     assert all(m.isfinite().all() for m in adapter(images))
 
 
-def test_windows_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="token reduction needs windowed=False"):
-        agglo.apply(small_adapter(windowed=True, window=4), keep_rate=0.5)
-
-
 def test_the_vit_inside_is_not_applied_to_in_vain() -> None:
     adapter = small_adapter()
     agglo.apply(adapter, tower="vit", keep_rate=0.5)

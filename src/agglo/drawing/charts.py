@@ -95,16 +95,7 @@ def draw_curves(
     share_y: bool = False,
     columns: int | None = None,
 ) -> None:
-    """Draw panels side by side with one legend on their right.
-
-    Args:
-        panels: from left to right.
-        path: of the image.
-        title: above all panels.
-        note: below them, such as what the error bars mean.
-        share_y: one scale for all.
-        columns: panels in a row; None puts all into one.
-    """
+    """Draw panels, `columns` in a row (None: all), with one legend on their right; `note` stands below them."""
     curves = [curve for panel in panels for curve in panel.curves if not (curve.faint or curve.ringed)]
     names = in_order(curve.name for curve in curves)
     chosen = looks(names)

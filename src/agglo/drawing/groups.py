@@ -44,14 +44,11 @@ def draw(
     """Draw one row per image of the latest pass: the image, then its groups after each reduction.
 
     Args:
-        trace: what the pass recorded.
+        trace: What the pass recorded.
         images: (B, 3, H, W) as the model saw them, before normalisation: floats in 0 to 1, or uint8.
         grid: (rows, columns) of patches; None infers them from the shape of the images.
-        names: what to write above each row.
-        scale: how many times larger to draw.
-
-    Returns:
-        A PIL image.
+        names: What to write above each row.
+        scale: How many times larger to draw.
 
     >>> import timm
     >>> model = agglo.apply(timm.create_model("test_vit"), keep_rate=0.5, blocks=(2,))
@@ -141,27 +138,32 @@ def grid_of(n_patches: int, shape: Sequence[int]) -> tuple[int, int]:
 
 
 def draw_groups(
-    image: Pixels, labels: Ints, *, scale: int = 2, wash: float = WASH, thickness: int | None = None
+    image: Pixels,
+    labels: Ints,
+    *,
+    scale: int = 2,
+    wash: float = WASH,
+    thickness: int | None = None,
+    spans: tuple[float, float] | None = None,
 ) -> Pixels:
-    """Draw groups (h, w) over an image (H, W, 3).
+    """Draw groups (h, w) over an image (H, W, 3); returns (H * scale, W * scale, 3).
 
     Args:
-        image: the pixels.
-        labels: the group of every patch.
-        scale: how many times larger to draw.
-        wash: how much of a group's mean colour covers the photo, from 0, nothing, to 1, all.
-        thickness: of the light line on each side of a border, in pixels of the result; 0 draws none, None is a
+        image: The pixels.
+        labels: The group of every patch.
+        scale: How many times larger to draw.
+        wash: How much of a group's mean colour covers the photo, from 0, nothing, to 1, all.
+        thickness: Of the light line on each side of a border, in pixels of the result; 0 draws none, None is a
             thirty-second of a patch, at least 1. A dark hairline of one pixel runs beside it, so that it shows on light
             ground too.
-
-    Returns:
-        (H * scale, W * scale, 3).
+        spans: How many patches (down, across) cover the image itself, if a padded grid reaches beyond it: (50, 66.7)
+            of 50 x 68. None is all of them.
     """
     large = enlarged(image, scale)
-    of_pixels = stretch(labels, large.shape[:2])
-    drawn = np.where((of_pixels == DROPPED)[..., None], greyed(large), _mixed(large, fill(large, labels), wash))
+    of_pixels = stretch(labels, large.shape[:2], spans)
+    drawn = np.where((of_pixels == DROPPED)[..., None], greyed(large), _mixed(large, fill(large, of_pixels), wash))
     if thickness is None:
-        thickness = max(1, large.shape[0] // labels.shape[0] // 32)
+        thickness = max(1, int(large.shape[0] / (spans or labels.shape)[0] / 32))
     if thickness == 0:
         return drawn
     line = border(of_pixels, thickness)
@@ -177,10 +179,9 @@ def _mixed(under: Pixels, over: Pixels | int, weight: float) -> Pixels:
 
 def fill(image: Pixels, labels: Ints) -> Pixels:
     """Replace every pixel of an image (H, W, 3) by the mean colour of its group, labels (h, w)."""
-    names, of_patches = np.unique(labels, return_inverse=True)
-    groups = stretch(of_patches.reshape(labels.shape), image.shape[:2]).reshape(-1)
-    sizes = np.bincount(groups, minlength=len(names)).clip(min=1)  # patches may be smaller than pixels
-    means = [np.bincount(groups, image[..., channel].reshape(-1), len(names)) / sizes for channel in range(3)]
+    groups = np.unique(stretch(labels, image.shape[:2]), return_inverse=True)[1].reshape(-1)
+    sizes = np.bincount(groups)
+    means = [np.bincount(groups, image[..., channel].reshape(-1)) / sizes for channel in range(3)]
     return np.stack(means, axis=-1).round().astype(np.uint8)[groups].reshape(image.shape)
 
 
@@ -190,9 +191,12 @@ def greyed(image: Pixels) -> Pixels:
     return np.broadcast_to(0.4 * lightness + 0.6 * 128, image.shape).round().astype(np.uint8)
 
 
-def stretch(labels: Ints, shape: Sequence[int]) -> Ints:
-    """Return labels (h, w) of patches as labels of the (H, W) pixels they cover."""
-    row_of, column_of = (np.arange(pixels) * cells // pixels for pixels, cells in zip(shape, labels.shape, strict=True))
+def stretch(labels: Ints, shape: Sequence[int], spans: tuple[float, float] | None = None) -> Ints:
+    """Return labels (h, w) of patches as labels of the (H, W) pixels whose centres they cover. See `draw_groups`."""
+    row_of, column_of = (
+        ((np.arange(pixels) + 0.5) * cells / pixels).astype(int)
+        for pixels, cells in zip(shape, spans or labels.shape, strict=True)
+    )
     return labels[row_of[:, None], column_of]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,93 +33,48 @@ class Row:
     name: str = ""
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """A row with its texts wrapped into lines."""
-
-    row: Row
-    name: list[str]
-    titles: list[list[str]]
-    captions: list[list[str]]
-
-
 def compose(rows: Sequence[Row]) -> Image:
     """Lay rows out on one sheet. All panels must have one size; rows may have different numbers of them."""
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw, ImageFont
 
-    if not rows or not any(row.panels for row in rows):
+    if not any(row.panels for row in rows):
         raise ValueError("there is nothing to draw")
     sizes = {panel.pixels.shape[:2] for row in rows for panel in row.panels}
     if len(sizes) > 1:
         raise ValueError(f"panels of one sheet must have one size, got {sorted(sizes)}")
     [(height, width)] = sizes
-    text = _Text(max(12, min(height, width) // 20))
-    gap = text.size
+    gap = max(12, min(height, width) // 20)  # also the size of the text
+    font, line = ImageFont.load_default(gap), gap * 5 // 4
     across = max(len(row.panels) for row in rows) * (width + gap) + gap
-    layouts = [
-        _Layout(
-            row,
-            text.wrapped(row.name, across - 2 * gap),
-            [text.wrapped(panel.title, width) for panel in row.panels],
-            [text.wrapped(panel.caption, width) for panel in row.panels],
-        )
-        for row in rows
-    ]
-    tops, top = [], 0
-    for layout in layouts:
-        tops.append(top)
-        lines = len(layout.name) + max(map(len, layout.titles)) + max(map(len, layout.captions))
-        top += gap + lines * text.line + height
-    sheet = Image.new("RGB", (across, top + gap), _PAPER)
-    pen = ImageDraw.Draw(sheet)
-    for layout, top in zip(layouts, tops, strict=True):
-        text.write(pen, layout.name, (gap, top + gap // 2), _INK, anchor="la")
-        titles_end = top + gap + (len(layout.name) + max(map(len, layout.titles))) * text.line
-        for column, panel in enumerate(layout.row.panels):
+    names = [wrapped(row.name, across - 2 * gap, font) for row in rows]
+    titles = [[wrapped(panel.title, width, font) for panel in row.panels] for row in rows]
+    captions = [[wrapped(panel.caption, width, font) for panel in row.panels] for row in rows]
+    above = [gap + (len(name) + max(map(len, title))) * line for name, title in zip(names, titles, strict=True)]
+    heights = [top + height + max(map(len, caption)) * line for top, caption in zip(above, captions, strict=True)]
+    sheet = Image.new("RGB", (across, sum(heights) + gap), _PAPER)
+    pen: Any = ImageDraw.Draw(sheet)
+
+    def write(lines: Sequence[str], x: int, y: int, colour: tuple[int, int, int], anchor: str = "ma") -> None:
+        for number, text in enumerate(lines):
+            pen.text((x, y + number * line), text, font=font, fill=colour, anchor=anchor)
+
+    for number, row in enumerate(rows):
+        top = sum(heights[:number])
+        write(names[number], gap, top + gap // 2, _INK, anchor="la")
+        begin = top + above[number]
+        for column, panel in enumerate(row.panels):
             left = gap + column * (width + gap)
-            middle = left + width // 2
-            title, caption = layout.titles[column], layout.captions[column]
-            text.write(pen, title, (middle, titles_end - len(title) * text.line - gap // 4), _INK)
-            sheet.paste(Image.fromarray(panel.pixels), (left, titles_end))
-            text.write(pen, caption, (middle, titles_end + height + gap // 4), _PALE_INK)
+            title = titles[number][column]
+            write(title, left + width // 2, begin - len(title) * line - gap // 4, _INK)
+            sheet.paste(Image.fromarray(panel.pixels), (left, begin))
+            write(captions[number][column], left + width // 2, begin + height + gap // 4, _PALE_INK)
     return sheet
 
 
-class _Text:
-    """A font that wraps and writes text."""
-
-    def __init__(self, size: int) -> None:
-        from PIL import ImageFont
-
-        self.size = size
-        self.line = size * 5 // 4
-        self.font: Any = ImageFont.load_default(size)
-
-    def wrapped(self, text: str, width: int) -> list[str]:
-        """Return lines no wider than that, broken between words where possible; words that are too long are broken."""
-        lines: list[str] = []
-        for word in text.split():
-            if lines and self._fits(f"{lines[-1]} {word}", width):
-                lines[-1] = f"{lines[-1]} {word}"
-                continue
-            lines += self._broken(word, width)
-        return lines
-
-    def _broken(self, word: str, width: int) -> list[str]:
-        """Return a word in as many pieces as it needs, with at least one letter each."""
-        pieces = [""]
-        for letter in word:
-            if pieces[-1] and not self._fits(pieces[-1] + letter, width):
-                pieces.append("")
-            pieces[-1] += letter
-        return pieces
-
-    def write(
-        self, pen: Any, lines: Sequence[str], corner: tuple[int, int], colour: tuple[int, int, int], anchor: str = "ma"
-    ) -> None:
-        """Write lines to the right of a corner, anchor "la", or centred on it, "ma"."""
-        for number, line in enumerate(lines):
-            pen.text((corner[0], corner[1] + number * self.line), line, font=self.font, fill=colour, anchor=anchor)
-
-    def _fits(self, text: str, width: int) -> bool:
-        return bool(self.font.getlength(text) <= width)
+def wrapped(text: str, width: int, font: Any) -> list[str]:
+    """Return lines no wider than that many pixels, broken between words unless a word is too long."""
+    for letters in range(len(text), 0, -1):
+        lines = textwrap.wrap(text, letters)
+        if all(font.getlength(line) <= width for line in lines):
+            return lines
+    return textwrap.wrap(text, 1)

@@ -63,11 +63,6 @@ class AdapterViT(Host):
         if isinstance(module.vit, ReducedModule):
             raise UnsupportedModelError("the ViT inside this ViTAdapter is reduced by itself: agglo.remove that first")
         _VIT.check(module.vit)
-        if module.windowed:
-            raise UnsupportedModelError(
-                f"this ViTAdapter attends within windows of {module.window} x {module.window} tokens, which merged "
-                "tokens do not have: token reduction needs windowed=False"
-            )
 
     def layout(self, module: Any) -> Layout:
         """All that the adapter does is proportional to the number of patches, and counted among their embedding."""

@@ -27,8 +27,7 @@ def test_counts_that_do_not_fall_are_refused(fewest: int, steps: int) -> None:
         counts_between(16, fewest, steps)
 
 
-@pytest.mark.parametrize("ending", [".gif", ".webp"])
-def test_an_animation_begins_with_the_image_and_loses_detail(tmp_path: Path, ending: str) -> None:
+def test_an_animation_begins_with_the_image_and_loses_detail(tmp_path: Path) -> None:
     image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     cuts = [Cut(np.minimum(LABELS, k - 1), f"{k}", "a caption of more than one line" * (k == 2)) for k in (8, 4, 2)]
     frames = dissolve(image, cuts, first=Cut(LABELS, "16"), scale=2)
@@ -36,7 +35,7 @@ def test_an_animation_begins_with_the_image_and_loses_detail(tmp_path: Path, end
     assert [frame for frame in frames[1:] if np.array_equal(frames[0], frame)] == []
     detail = [np.asarray(frame, dtype=float)[30:140, 20:130].std() for frame in frames]
     assert detail[0] > detail[1] and detail[2] > detail[3]
-    path = tmp_path / f"a{ending}"
+    path = tmp_path / "a.gif"
     save_animation(frames, path)
     with Image.open(path) as written:
         assert written.n_frames == 4 and written.info["loop"] == 0 and written.size == frames[0].size
@@ -46,8 +45,3 @@ def test_an_animation_begins_with_the_image_and_loses_detail(tmp_path: Path, end
             written.load()
             times.append(written.info["duration"])
     assert times[0] == times[3] > 5 * times[1] == 5 * times[2]
-
-
-def test_an_animation_needs_a_file_that_can_move(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="output"):
-        save_animation([Image.new("RGB", (4, 4))], tmp_path / "a.jpg")

@@ -165,7 +165,6 @@ class GridOptions(ReductionOptions, ExecutionOptions):
 
     data: Path = option(help="folder of the data set", metavar="DIR")
     images: AtLeastOne | None = option(None, "only N images, evenly spread (default: all)")
-    skip_bad: bool = option(False, "leave out missing and unreadable images and count them; reads all images once more")
     no_dense: bool = option(False, "do not evaluate the model without reduction too", group=DrawnReductionOptions.GROUP)
     keep_rate: Sequence[float] | None = option(
         None,
@@ -190,7 +189,7 @@ class GridOptions(ReductionOptions, ExecutionOptions):
             require_output(self.json)
         if not self.has_budget():
             self._require_nothing_typed()
-        same = ("data", "images", "skip_bad", "batch_size", "workers", "threads", "dtype")
+        same = ("data", "images", "batch_size", "workers", "threads", "dtype")
         return {
             **{name: getattr(self, name) for name in same},
             "configs": self.configs(),

@@ -2,10 +2,6 @@
 
 Mask R-CNN on ViT-Adapter, dense or with tokens reduced in the backbone by any method: the detector's neck and heads
 get full maps, since merged tokens are put back in their places.
-
-  agglo detect train     train a detector by a recipe, crash-safe, on any number of devices
-  agglo detect evaluate  box and mask AP, GFLOPs and speed, dense and reduced, on COCO or any data in its format
-  agglo detect show      boxes and masks over images, dense beside reduced, and the groups of tokens under them
 """
 
 from __future__ import annotations
@@ -29,15 +25,13 @@ from agglo.lab.tasks.detection.training.trainer import train_detector
 
 _MODEL = """\
 MODEL is "tiny" or "small" (with --checkpoint F), the folder of a run of `agglo detect train`, a file of weights
-(agglo's own, or those that the authors of ViT-Adapter, SViT and ATC publish), or "embedded": the detector of garments
-in the package.
+(agglo's own, or those that the authors of SViT and ATC publish), or "embedded": the detector of garments in the
+package.
 """
-
 _DATA = """\
 DATA is COCO's folder (annotations/instances_val2017.json, val2017/), a folder with instances*.json beside images/, or
 such a JSON file; with --dataset scenes, the folder of Fashion-MNIST's idx files.
 """
-
 _TRAIN = f"""\
 Train a detector as a recipe says: dense, or with tokens reduced by any method from the first step on.
 
@@ -47,19 +41,14 @@ and result.json once the run is done.
 On several GPUs or machines: accelerate launch -m agglo detect train ..., or torchrun -m agglo detect train ...
 
 {_DATA}"""
-
 _TRAIN_EXAMPLES = """\
 examples:
-  agglo detect train --list
   agglo detect train dense --checkpoint deit_tiny.safetensors --data coco --output runs/dense
   agglo detect train finetune --checkpoint runs/dense/best/model.safetensors --data coco --output runs/atc50 \\
       --method atc --linkage complete --keep-rate 0.5
-  agglo detect train small_data --checkpoint deit_tiny.safetensors --data nuclei --output runs/nuclei
   agglo detect train small_data --data coco128 --output runs/overfit \\
       --set from_scratch=true images=12 held_out=0 epochs=50
-  accelerate launch --num_processes 4 -m agglo detect train dense --show
 """
-
 _EVALUATE = f"""\
 Box and mask AP (all of COCO's twelve numbers), GFLOPs of the backbone and images per second of a detector as it is and
 with its tokens reduced. Several methods, linkages, keep rates or schedules make a grid; what a method cannot reach is
@@ -68,66 +57,45 @@ again.
 
 {_MODEL}
 {_DATA}"""
-
 _EVALUATE_EXAMPLES = """\
 examples:
   agglo detect evaluate runs/dense --data coco --method atc tome --linkage average complete \\
       --keep-rate 0.9 0.7 0.5 0.25 --json shelf.json --plot shelf.png
   agglo detect evaluate tiny --checkpoint mask_rcnn_deit_tiny.pth --data coco --images 500 --keep-rate 0.7
   agglo detect evaluate embedded --dataset scenes --data fashion-mnist --keep-rate 0.25 --detections found
-  accelerate launch --num_processes 4 -m agglo detect evaluate runs/dense --data coco --keep-rate 0.5 --device cuda
 """
-
 _SHOW = f"""\
 Draw what a detector finds: for each image a row with the dense detector's boxes and masks, then, for each reduction,
 its boxes and masks and the groups of tokens they were found with.
 
 {_MODEL}"""
-
 _SHOW_EXAMPLES = """\
 examples:
-  agglo detect show street.jpg --model runs/dense --keep-rate 0.5 -o street.png
-  agglo detect show a.jpg b.jpg --model tiny --checkpoint mask_rcnn_deit_tiny.pth --method atc tome --keep-rate 0.25 \\
-      --score 0.5 -o both.png
+  agglo detect show a.jpg b.jpg --model runs/dense --method atc tome --keep-rate 0.25 --score 0.5 -o both.png
 """
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
     actions: Any = parser.add_subparsers(title="commands", metavar="<command>", dest="action", required=True)
-    train = actions.add_parser(
-        "train",
-        help="train a detector by a recipe, crash-safe, on any number of devices",
-        description=_TRAIN,
-        epilog=_TRAIN_EXAMPLES,
-    )
-    train.add_run(TrainOptions, run_train)
-    evaluate = actions.add_parser(
-        "evaluate",
-        help="AP, GFLOPs and speed of a detector, dense and reduced",
-        description=_EVALUATE,
-        epilog=_EVALUATE_EXAMPLES,
-    )
-    evaluate.add_run(EvaluateOptions, run_evaluate)
-    show = actions.add_parser(
-        "show",
-        help="boxes, masks and groups of tokens over images",
-        description=_SHOW,
-        epilog=_SHOW_EXAMPLES,
-    )
-    show.add_run(ShowOptions, run_show)
+    for options, run, summary, description, examples in (
+        (TrainOptions, run_train, "train a detector by a recipe, crash-safe", _TRAIN, _TRAIN_EXAMPLES),
+        (EvaluateOptions, run_evaluate, "AP, GFLOPs and speed, dense and reduced", _EVALUATE, _EVALUATE_EXAMPLES),
+        (ShowOptions, run_show, "boxes, masks and groups of tokens over images", _SHOW, _SHOW_EXAMPLES),
+    ):
+        name = run.__name__.removeprefix("run_")
+        actions.add_parser(name, help=summary, description=description, epilog=examples).add_run(options, run)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(RecipeOptions):
     """What to train."""
 
-    data: Path | None = option(None, "folder of the data set, or a JSON file", metavar="DIR")
-    model: str | None = option(None, "tiny, small, miniature, or a timm ViT", group=SETTINGS)
-    dataset: str | None = option(None, "coco, scenes", group=SETTINGS)
-    skip_bad: bool | None = option(None, "leave out bad images and annotations and count them", group=SETTINGS)
-    checkpoint: str | None = option(
-        None, "starting weights: of a timm ViT, or of a detector", metavar="F", group=SETTINGS
-    )
+    GROUP: ClassVar = SETTINGS
+
+    data: Path | None = option(None, "folder of the data set, or a JSON file", metavar="DIR", group=None)
+    model: str | None = option(None, "tiny, small, miniature, or a timm ViT")
+    dataset: str | None = option(None, "coco, scenes")
+    checkpoint: str | None = option(None, "starting weights: of a timm ViT, or of a detector", metavar="F")
 
 
 def run_train(options: TrainOptions) -> None:
@@ -150,7 +118,6 @@ class EvaluateOptions(GridOptions):
     image_size: AtLeastOne | None = option(
         None, "make images squares of this side (default: as the model was trained, or a short side of 800)"
     )
-    skip_bad: bool = option(False, "leave out bad images and annotations and count them")
     batch_size: AtLeastOne = 1
     turns: Whole = option(
         8,
@@ -163,16 +130,8 @@ class EvaluateOptions(GridOptions):
 
 
 def run_evaluate(options: EvaluateOptions) -> None:
-    settings = EvaluationSettings(
-        model=options.model,
-        checkpoint=options.checkpoint,
-        dataset=options.dataset,
-        split=options.split,
-        image_size=options.image_size,
-        turns=options.turns,
-        detections=options.detections,
-        **options.settings(),
-    )
+    own = ("model", "checkpoint", "dataset", "split", "image_size", "turns", "detections")
+    settings = EvaluationSettings(**{name: getattr(options, name) for name in own}, **options.settings())
     report = evaluate(settings, options.json)
     if report["model"]["weights"] == "random":
         print("agglo: weights are random, and so is what was found; give --checkpoint", file=sys.stderr)
@@ -186,7 +145,6 @@ class ShowOptions(ReductionOptions):
     images: Sequence[Path] = option(positional=True, metavar="IMAGE")
     model: str = option(help="a name, the folder of a run, or a file", metavar="MODEL")
     checkpoint: Path | None = option(None, "the weights of a name")
-    image_size: AtLeastOne | None = option(None, "make images squares of this side")
     score: float = option(0.3, "least score of what is drawn", metavar="S")
     device: str | None = option(None, "cpu, cuda, cuda:1, mps, xpu (default: the best one there is)", metavar="D")
     output: Path = option(help="the image: .png, .jpg, ...", flags=("-o", "--output"))
@@ -194,12 +152,6 @@ class ShowOptions(ReductionOptions):
 
 def run_show(options: ShowOptions) -> None:
     require_image_name(options.output)
-    show(
-        options.model,
-        options.images,
-        options.configs([0.5]),
-        checkpoint=options.checkpoint,
-        image_size=options.image_size,
-        least_score=options.score,
-        device=device_or_best(options.device),
-    ).save(options.output)
+    device = device_or_best(options.device)
+    how: dict[str, Any] = {"checkpoint": options.checkpoint, "least_score": options.score, "device": device}
+    show(options.model, options.images, options.configs([0.5]), **how).save(options.output)

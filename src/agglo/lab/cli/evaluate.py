@@ -62,6 +62,7 @@ class Options(GridOptions, ZeroShotOptions):
 
     model: str = option(help=ZeroShotOptions.MODEL_HELP, positional=True, metavar="MODEL", group=ModelOptions.GROUP)
     dataset: str | None = option(None, f"{', '.join(dataset_names())} (default: found by the files of DIR)")
+    skip_bad: bool = option(False, "leave out missing and unreadable images and count them; reads all images once more")
     crop_pct: float | None = option(
         None, "side of the crop, as a fraction of the resized image's (default: as --frame says; the study's is 0.875)"
     )
@@ -84,6 +85,7 @@ def run(options: Options) -> None:
     settings = EvaluationSettings(
         model=options.spec(),
         dataset=options.dataset,
+        skip_bad=options.skip_bad,
         crop=options.crop_pct,
         frame=options.frame,
         cache_gigabytes=options.cache,

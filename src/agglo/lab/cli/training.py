@@ -31,7 +31,6 @@ class ChoiceOptions:
     output: Path | None = option(None, "folder of the run", metavar="DIR", group=None)
     model: str | None = None
     dataset: str | None = None
-    skip_bad: bool | None = option(None, "leave out missing and unreadable images and count them")
     method: str | None = option(None, "atc, tome, evit, ...; none trains the dense model", metavar="M")
     linkage: str | None = option(None, "of atc: single, average, complete", metavar="L")
     keep_rate: float | None = option(None, "fraction of patch tokens kept at each stage", metavar="R")
@@ -43,7 +42,7 @@ class ChoiceOptions:
 
     def chosen(self) -> dict[str, Any]:
         """Return the settings that were typed."""
-        typed = {name: getattr(self, name) for name in _CHOICES if getattr(self, name) is not None}
+        typed = {name: getattr(self, name) for name in _CHOICES if getattr(self, name, None) is not None}
         if ":" in typed.get("method", ""):
             typed["method"], _, options = parse_call(typed["method"])
             if isinstance(options.get("linkage"), list):  # one per reduction, which the setting has no place for

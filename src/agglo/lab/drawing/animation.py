@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +15,7 @@ from agglo.drawing.sheet import Panel, Row, compose
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-ANIMATED = (".gif", ".webp")
 _STEP, _REST = 220, 2200  # milliseconds of a frame, and of the first and the last
-_COLOURS = 128
 _LEAST_WASH, _MOST_WASH = 0.25, 0.9
 
 
@@ -48,26 +46,17 @@ def dissolve(image: Pixels, cuts: Sequence[Cut], *, first: Cut, scale: int = 2) 
 
     washes = np.linspace(_LEAST_WASH, _MOST_WASH, len(cuts))
     drawn = [draw_groups(image, cut.labels, scale=scale, wash=wash) for cut, wash in zip(cuts, washes, strict=True)]
-    panels = [
-        Panel(pixels, cut.title, cut.caption)
-        for pixels, cut in zip([enlarged(image, scale), *drawn], [first, *cuts], strict=True)
-    ]
-    frames = [compose([Row([panel])]) for panel in panels]
+    shown = zip([enlarged(image, scale), *drawn], [first, *cuts], strict=True)
+    frames = [compose([Row([Panel(pixels, cut.title, cut.caption)])]) for pixels, cut in shown]
     height = max(frame.height for frame in frames)  # captions may take one line or two
     return [ImageOps.expand(frame, (0, 0, 0, height - frame.height), "white") for frame in frames]
 
 
 def save_animation(frames: Sequence[Image], path: Path) -> None:
-    """Save frames as one file that starts over at its end: .gif or .webp."""
+    """Save frames as a .gif that starts over at its end."""
     from PIL import Image
 
-    kind = path.suffix.lower()
-    if kind not in ANIMATED:
-        raise ValueError(f"output={str(path)!r} is no animation; accepted: {', '.join(ANIMATED)}")
-    images, options = list(frames), dict[str, Any](quality=80, method=4)
-    if kind == ".gif":  # photographs make large GIFs: fewer colours than it can have, and no dither
-        options = {"optimize": True, "disposal": 1}
-        median, plain = Image.Quantize.MEDIANCUT, Image.Dither.NONE
-        images = [frame.quantize(_COLOURS, median, dither=plain) for frame in frames]
+    # Photographs make large GIFs: fewer colours than it can have, and no dither.
+    first, *rest = (frame.quantize(128, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE) for frame in frames)
     times = [_REST, *[_STEP] * (len(frames) - 2), _REST]
-    images[0].save(path, save_all=True, append_images=images[1:], duration=times, loop=0, **options)
+    first.save(path, save_all=True, append_images=rest, duration=times, loop=0, optimize=True, disposal=1)

@@ -22,8 +22,9 @@ from agglo.lab.paper.classifiers import ALL, FASHION, RATES, SHELF, TUNED, Entry
 from agglo.lab.paper.compare import DENSE
 from agglo.lab.paper.study import CannotRunError, Settings
 from agglo.lab.tasks.detection.data import make_scenes, open_coco, transforms_for
+from agglo.lab.tasks.detection.evaluation.average_precision import KINDS
 from agglo.lab.tasks.detection.evaluation.matches import Matches, bootstrap, match
-from agglo.lab.tasks.detection.evaluation.one_pass import KINDS, Images, evaluate
+from agglo.lab.tasks.detection.evaluation.one_pass import Images, evaluate
 from agglo.lab.tasks.detection.specs import Opened, open_detector
 from agglo.lab.tasks.detection.training.settings import RECIPES, DetectionSettings
 from agglo.lab.tasks.detection.training.trainer import train_detector

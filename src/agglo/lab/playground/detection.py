@@ -31,7 +31,7 @@ class Found(Result):
     """A pass of a detector: boxes (n, 4), scores, labels and masks (n, H, W) of the objects of a high enough score."""
 
     objects: Mapping[str, Any] = field(default_factory=dict)
-    spans: tuple[float, float] | None = None  # patches over the image, as `lab.drawing.detections.Shown` has it
+    spans: tuple[float, float] | None = None  # patches over the image, as `draw_groups` takes them
 
 
 @dataclass(frozen=True)
@@ -97,5 +97,5 @@ def detect(opened: Opened, image: Image, config: ReductionConfig, score: float =
             )
     finally:
         remove(model)
-    classes = list(opened.spec.classes) or [f"class {label}" for label in range(opened.spec.n_classes)]
+    classes = opened.spec.class_names
     return Detected(np.asarray(image), classes, whole.n_tokens, dense, reduced)

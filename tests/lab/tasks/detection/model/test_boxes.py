@@ -10,7 +10,6 @@ from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import box_iou
 
-from agglo.lab.tasks.detection.model import boxes as matching
 from agglo.lab.tasks.detection.model.boxes import (
     BACKGROUND,
     NEITHER,
@@ -22,7 +21,6 @@ from agglo.lab.tasks.detection.model.boxes import (
     sample,
 )
 from agglo.lab.tasks.detection.model.settings import Assignment, HeadSettings
-from agglo.lab.tasks.detection.specs import head_settings
 from tests.lab.tasks.detection.model.references import moved
 
 RPN = HeadSettings().proposal_assignment
@@ -95,14 +93,11 @@ box = st.tuples(corner, corner, side, side).map(lambda b: [b[0], b[1], b[0] + b[
 
 
 @pytest.mark.parametrize("rules", [RPN, ROI], ids=["proposals", "boxes"])
-@pytest.mark.parametrize("pairs_at_once", [2**23, 20], ids=["whole", "in parts"])
 @settings(max_examples=60)
 @given(st.lists(box, max_size=12), st.lists(box, max_size=6))
-def test_matching_is_the_definition(pairs_at_once: int, rules: Assignment, candidates: list, objects: list) -> None:
+def test_matching_is_the_definition(rules: Assignment, candidates: list, objects: list) -> None:
     boxes = [torch.tensor(value, dtype=torch.float32).reshape(-1, 4) for value in (candidates, objects)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matching, "_PAIRS_AT_ONCE", pairs_at_once)
-        assert match(*boxes, rules).tolist() == slow_match(*boxes, rules)
+    assert match(*boxes, rules).tolist() == slow_match(*boxes, rules)
 
 
 @pytest.mark.parametrize(
@@ -126,19 +121,3 @@ def test_the_sample_is_random_and_even() -> None:
     for _ in range(800):
         counts[sample(matched, rules).negative] += 1
     assert counts.sum() == 8000 and (counts - 200).abs().max() < 70  # five standard deviations
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"proposal_assignment": {"positive": 0.2, "negative": 0.3}},
-        {"proposal_assignment": {"samples": 0}},
-        {"width": 0},
-        {"anchor_ratios": ()},
-        {"anchor_scale": -1.0},
-        {"widht": 3},
-    ],
-)
-def test_head_settings_that_cannot_be_are_named(wrong: dict) -> None:
-    with pytest.raises(ValueError, match="samples" if "proposal_assignment" in wrong else next(iter(wrong))):
-        head_settings(wrong)

@@ -46,25 +46,11 @@ def test_parameters_are_counted_as_in_the_published_checkpoints(size: str, milli
 def test_the_real_deit_loads_with_every_tensor_accounted_for(class_token: bool) -> None:
     path = data_path(DEIT)
     state, detector = load_file(path), vit_adapter("tiny", class_token=class_token, weights=path)
-    ends = {"norm.weight", "norm.bias", "head.weight", "head.bias"}
-    tokens = set() if class_token else {"cls_token", "pos_embed of prefix tokens"}
-    assert set(detector.left_out) == ends | tokens
+    unused = {"norm.weight", "norm.bias", "head.weight", "head.bias"} | (set() if class_token else {"cls_token"})
     held = detector.backbone.vit.state_dict()
-    assert held.keys() == state.keys() - ends - tokens
+    assert held.keys() == state.keys() - unused
     for name, value in held.items():
         assert torch.equal(value, state[name][:, 1:] if name == "pos_embed" and not class_token else state[name])
-
-
-def test_distilled_deit_loses_both_first_tokens(tmp_path: Path) -> None:
-    model = timm.create_model("deit_tiny_distilled_patch16_224")
-    path = tmp_path / "distilled.pth"
-    torch.save(model.state_dict(), path)
-    detector = vit_adapter("tiny", weights=path)
-    assert {"dist_token", "cls_token", "head_dist.weight"} <= set(detector.left_out)
-    assert torch.equal(detector.backbone.vit.pos_embed, model.pos_embed[:, 2:])
-    keeps = vit_adapter("tiny", weights=path, class_token=True)
-    assert torch.equal(keeps.backbone.vit.pos_embed[:, 0], model.pos_embed[:, 0])
-    assert torch.equal(keeps.backbone.vit.pos_embed[:, 1:], model.pos_embed[:, 2:])
 
 
 def test_any_plain_vit_can_serve_and_trains() -> None:
@@ -86,27 +72,35 @@ def test_a_detector_of_our_own_loads_exactly(tmp_path: Path) -> None:
     path = tmp_path / "detector.pth"
     torch.save(first.state_dict(), path)
     second = vit_adapter(backbone=small_vit(), n_classes=3, heads=SMALL, deform_heads=2, weights=path)
-    assert second.left_out == ()
     pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     with pytest.raises(ValueError, match=r"roi\.box\.classes\.weight"):
         vit_adapter(backbone=small_vit(), n_classes=4, heads=SMALL, deform_heads=2, weights=path)
 
 
-def test_size_or_backbone(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="neither given"):
-        vit_adapter()
-    with pytest.raises(ValueError, match="both given"):
-        vit_adapter("tiny", backbone=small_vit())
-    with pytest.raises(ValueError, match="size='huge'"):
-        vit_adapter("huge")
-    with pytest.raises(ValueError, match="layer_scale=True"):
-        vit_adapter(backbone=small_vit(), layer_scale=True)
+def test_files_of_other_vits(tmp_path: Path) -> None:
+    """Distilled: both first tokens go, or the second one. Registers stay, and a larger image brings its grid."""
     path = tmp_path / "vit.pth"
+    distilled = timm.create_model("deit_tiny_distilled_patch16_224")
+    torch.save(distilled.state_dict(), path)
+    without, with_token = (vit_adapter("tiny", weights=path, class_token=token).backbone.vit for token in (False, True))
+    assert torch.equal(without.pos_embed, distilled.pos_embed[:, 2:])
+    assert torch.equal(with_token.pos_embed, torch.cat([distilled.pos_embed[:, :1], distilled.pos_embed[:, 2:]], 1))
+    registers = small_vit(reg_tokens=2)
+    torch.save(registers.state_dict(), path)
+    expected = registers.pos_embed[:, 1:].clone()
+    loaded = vit_adapter(backbone=small_vit(reg_tokens=2), deform_heads=2, heads=SMALL, weights=path)
+    assert torch.equal(loaded.backbone.vit.pos_embed, expected)
     torch.save(timm.create_model("vit_small_patch16_384").state_dict(), path)
     assert vit_adapter("small", weights=path).backbone.vit.patch_embed.grid_size == (24, 24)
     with pytest.raises(ValueError, match="of another shape"):
         vit_adapter("tiny", weights=path)
+
+
+def test_size_or_backbone() -> None:
+    for wrong in ({}, {"size": "tiny", "backbone": small_vit()}, {"size": "huge"}):
+        with pytest.raises(ValueError, match="size="):
+            vit_adapter(**wrong)
 
 
 def test_importing_the_room_stays_light() -> None:

@@ -21,9 +21,7 @@ def lively(width: int, heads: int, levels: int, points: int, seed: int = 0) -> D
     return attention
 
 
-@pytest.mark.parametrize(
-    ("shapes", "heads", "points"), [(SHAPES, 6, 4), ([(1, 1)], 1, 1), ([(4, 3), (2, 5)], 3, 2), ([(7, 2)], 4, 3)]
-)
+@pytest.mark.parametrize(("shapes", "heads", "points"), [(SHAPES, 6, 4), ([(1, 1)], 1, 1), ([(4, 3), (2, 5)], 3, 2)])
 @torch.no_grad()
 def test_it_is_transformers_to_the_bit(shapes: list[tuple[int, int]], heads: int, points: int) -> None:
     library = pytest.importorskip("transformers.models.deformable_detr.modeling_deformable_detr")
@@ -74,5 +72,3 @@ def test_it_samples_in_float32_whatever_the_precision() -> None:
     found = attention.bfloat16()(queries.bfloat16(), positions, maps.bfloat16(), SHAPES)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.15)
-    with pytest.raises(ValueError, match="shapes="):
-        attention(queries, positions, maps[:, :-1], SHAPES)

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 import agglo
 from agglo.lab.tasks.detection import vit_adapter
-from agglo.lab.tasks.detection.model.published import ENCODER_LAYER_EPS, from_published, gates, to_published
-from agglo.lab.tasks.detection.specs import load_detector, method_weights
+from agglo.lab.tasks.detection.model.published import ENCODER_LAYER_EPS, from_published, gates
+from agglo.lab.tasks.detection.specs import load_weights, method_weights
 from agglo.models.checkpoints import load_method
 
 Shape = tuple[int, ...]
-KINDS = ("dense", "original", "svit", "atc")
+KINDS = ("dense", "svit", "atc")
 
 
 def layer(name: str, *shape: int, bias: bool = True) -> Iterator[tuple[str, Shape]]:
@@ -63,9 +63,6 @@ def block(name: str, width: int, kind: str) -> Iterator[tuple[str, Shape]]:
         yield from layer(f"{name}.{part}", *shape)
     yield from norm(f"{name}.norm1", width)
     yield from norm(f"{name}.norm2", width)
-    if kind == "original":
-        yield f"{name}.gamma1", (width,)
-        yield f"{name}.gamma2", (width,)
 
 
 def backbone(width: int, kind: str) -> Iterator[tuple[str, Shape]]:
@@ -134,45 +131,28 @@ def state_dict(width: int, kind: str, device: str = "meta") -> dict[str, Tensor]
     return state
 
 
-def own(size: str, kind: str, **options: bool) -> dict[str, Tensor]:
-    with torch.device("meta"):
-        return vit_adapter(size, layer_scale=kind == "original", **options).state_dict()
-
-
 @pytest.mark.parametrize(("size", "width"), [("tiny", 192), ("small", 384)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_tensor_is_accounted_for(kind: str, size: str, width: int) -> None:
-    state, wanted = state_dict(width, kind), own(size, kind)
-    found = from_published(state, wanted)
-    assert {name: value.shape for name, value in found.model.items()} == {n: v.shape for n, v in wanted.items()}
+    state = state_dict(width, kind)
+    with torch.device("meta"):
+        plain, with_token = (vit_adapter(size, class_token=token).state_dict() for token in (False, True))
+    found = from_published(state, plain)
+    assert {name: value.shape for name, value in found.items()} == {name: value.shape for name, value in plain.items()}
     assert len(gates(state)) == (9 * 6 if kind == "svit" else 0)
-    extra = {"backbone.cls_token", "backbone.norm.weight", "backbone.norm.bias", "backbone.head.weight"}
-    extra |= {"backbone.head.bias"}
-    assert set(found.left_out) == {"backbone.pos_embed[:, :1]"} | (extra if kind == "atc" else set())
-    assert len(found.model) + len(gates(state)) + len(found.left_out) - 1 == len(state)
-    assert found.encoder_layers == (kind == "svit")
+    unused = 5 if kind == "atc" else 0  # class token, last norm and head
+    assert len(found) + len(gates(state)) + unused == len(state)
+    if kind == "atc":
+        found = from_published(state, with_token)
+        assert {name: value.shape for name, value in found.items()} == {n: v.shape for n, v in with_token.items()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_there_and_back_is_exact(kind: str) -> None:
-    state = state_dict(192, kind, "cpu")
-    found = from_published(state, own("tiny", kind))
-    back = to_published({**found.model, **gates(state)}, encoder_layers=found.encoder_layers, left_out=found.left_out)
-    assert back.keys() == state.keys()
-    assert all(torch.equal(back[name], value) for name, value in state.items())
-
-
-@pytest.mark.parametrize("kind", ["atc", "original"])
-def test_a_published_file_loads_and_lands_where_it_should(kind: str, tmp_path: Path) -> None:
-    state = state_dict(192, kind, "cpu")
+def test_a_published_file_loads_and_lands_where_it_should(tmp_path: Path) -> None:
+    state = state_dict(192, "atc", "cpu")
     path = tmp_path / "published.pth"
     torch.save({"meta": {"epoch": 36, "CLASSES": ("person",)}, "state_dict": state}, path)
     detector = vit_adapter("tiny", weights=path)
     body = detector.backbone
-    if kind == "atc":
-        assert "backbone.head.weight" in detector.left_out and "backbone.cls_token" in detector.left_out
-    else:
-        assert torch.equal(body.vit.blocks[4].ls2.gamma, state["backbone.blocks.4.gamma2"])
     for ours, theirs in [
         (
             body.interactions[3].extractors[2].ffn.convolution.bias,
@@ -189,14 +169,6 @@ def test_a_published_file_loads_and_lands_where_it_should(kind: str, tmp_path: P
     assert torch.equal(body.vit.pos_embed, state["backbone.pos_embed"][:, 1:])
     assert torch.equal(detector.roi.box.differences.weight, state["roi_head.bbox_head.fc_reg.weight"])
     assert torch.equal(detector.rpn.objectness.bias, state["rpn_head.rpn_cls.bias"])
-
-
-def test_the_class_token_is_kept_where_the_detector_has_one(tmp_path: Path) -> None:
-    state = state_dict(192, "atc")
-    found = from_published(state, own("tiny", "atc", class_token=True))
-    assert found.model["backbone.vit.cls_token"].shape == (1, 1, 192)
-    assert found.model["backbone.vit.pos_embed"].shape == (1, 197, 192)
-    assert "backbone.pos_embed[:, :1]" not in found.left_out and "backbone.cls_token" not in found.left_out
 
 
 def test_svits_gates_and_epsilon_come_along(tmp_path: Path) -> None:
@@ -218,8 +190,6 @@ def test_svits_gates_and_epsilon_come_along(tmp_path: Path) -> None:
     assert torch.equal(
         held["backbone.agglo_method.gates.8.decide.2.bias"], state["backbone.selective_modules.8.mlp.fc2.bias"]
     )
-    back = to_published(detector.state_dict(), encoder_layers=True)
-    assert back.keys() == state.keys()
 
 
 @pytest.mark.parametrize(
@@ -228,7 +198,6 @@ def test_svits_gates_and_epsilon_come_along(tmp_path: Path) -> None:
         ("roi_head.bbox_head.fc_cls.weight", (91, 1024), r"roi\.box\.classes\.weight \(91, 1024\)"),
         ("backbone.blocks.3.attn.rel_pos", (4,), r"unexpected: backbone\.blocks\.3\.attn\.rel_pos"),
         ("rpn_head.rpn_reg.bias", None, r"missing: rpn\.differences\.bias"),
-        ("backbone.selective_modules.0.gate.weight", (4,), r"unexpected: backbone\.selective_modules\.0\.gate"),
     ],
 )
 def test_what_does_not_fit_is_named(name: str, shape: Shape | None, said: str) -> None:
@@ -238,4 +207,4 @@ def test_what_does_not_fit_is_named(name: str, shape: Shape | None, said: str) -
     with torch.device("meta"):
         detector = vit_adapter("tiny")
     with pytest.raises(ValueError, match=said):
-        load_detector(detector, state, "published.pth")
+        load_weights(detector, state, "published.pth")

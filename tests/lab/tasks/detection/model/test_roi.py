@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from agglo.lab.tasks.detection.model.heads import RoIHeads, Target, level_of, paste, pool, targets_in_boxes
+from agglo.lab.tasks.detection.model.heads import RoIHeads, Target, level_of, paste, targets_in_boxes
 from agglo.lab.tasks.detection.model.settings import Assignment, HeadSettings
 from tests.lab.tasks.detection.model.references import difference, moved, roi_align, suppress
 
@@ -52,7 +53,7 @@ def test_larger_boxes_are_read_from_coarser_levels(side: float, level: int) -> N
 def test_pooled_features_are_the_definition() -> None:
     maps = pyramid(2)[:4]
     boxes = [torch.tensor([[3.2, 5.1, 20.9, 17.0], [0.0, 0.0, 96.0, 64.0], [90, 60, 96, 64]]), some_boxes(2, 3)]
-    found = pool(maps, STRIDES, boxes, 3, 7)
+    found = heads(replace(SMALL, finest_scale=7)).pool(maps, boxes, 3)
     flat = [(i, box) for i, part in enumerate(boxes) for box in part]
     levels = level_of(torch.cat(boxes), 7, 4).tolist()
     assert len(set(levels)) >= 3
@@ -80,8 +81,8 @@ def test_losses_are_those_of_mmdetection() -> None:
     seen = positives = 0
     for i, target in enumerate(targets):
         candidates = torch.cat([target.boxes, proposals[i]])
-        logits, changes = module.box(module._pool([m[i : i + 1] for m in maps], [candidates], 7))
-        squares = module.mask(module._pool([m[i : i + 1] for m in maps], [candidates], 14))
+        logits, changes = module.box(module.pool([m[i : i + 1] for m in maps], [candidates], 7))
+        squares = module.mask(module.pool([m[i : i + 1] for m in maps], [candidates], 14))
         table = box_iou(candidates, target.boxes)
         for c, box in enumerate(candidates):
             # All thresholds are one half and no two objects overlap that much: the best one decides.
@@ -121,7 +122,7 @@ def test_detections_are_the_definition_in_original_pixels() -> None:
         results = module.detect(maps, proposals, sizes, original)
         for i, result in enumerate(results):
             part = [m[i : i + 1] for m in maps]
-            logits, changes = module.box(module._pool(part, [proposals[i]], 7))
+            logits, changes = module.box(module.pool(part, [proposals[i]], 7))
             y, x = original[i][0] / sizes[i][0], original[i][1] / sizes[i][1]
             boxes, scores, labels = [], [], []
             for p, box in enumerate(proposals[i]):
@@ -140,7 +141,7 @@ def test_detections_are_the_definition_in_original_pixels() -> None:
             expected = torch.tensor([boxes[k] for k in kept])
             torch.testing.assert_close(result["boxes"], expected, rtol=1e-4, atol=1e-3)
             given = result["boxes"] / torch.tensor([x, y, x, y])
-            squares = module.mask(module._pool(part, [given], 14)).sigmoid()
+            squares = module.mask(module.pool(part, [given], 14)).sigmoid()
             squares = squares[torch.arange(12), result["labels"]]
             assert torch.equal(result["masks"], paste(squares, result["boxes"], original[i], 0.5))
             assert result["masks"].shape == (12, *original[i])

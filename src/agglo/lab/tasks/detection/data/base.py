@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from agglo.lab.tasks.detection.data.annotations import Mask
+from agglo.lab.tasks.detection.data.masks import Mask
 
 Target = dict[str, Any]
 Transform = Callable[[Any, Target], tuple[Any, Target]]
@@ -24,20 +24,18 @@ class DetectionData(Dataset[tuple[Any, Target]], ABC):
     (height, width). Boxes and masks are tv_tensors, so that torchvision's transforms move them with the image.
 
     Attributes:
-        name: For messages, as is `place`.
-        classes: Their names; labels count them from 0.
-        category_ids: The ids of the same classes in COCO results.
+        name, place: For messages.
+        classes, category_ids: Names of the classes, which labels count from 0, and their ids in COCO results.
         image_ids: The id of each image, in order.
-        skipped: A sentence for every image or annotation that was left out because it is bad.
-        remarks: What a person should know about the choice of images and annotations.
     """
+
+    skipped: Sequence[str] = ()  # what reports say about the data; nothing here, much in other tasks
+    remarks: Sequence[str] = ()
 
     def __init__(self, name: str, *, place: str, classes: Sequence[str], category_ids: Sequence[int]) -> None:
         self.name, self.place = name, place
         self.classes, self.category_ids = list(classes), list(category_ids)
         self.image_ids: list[int] = []
-        self.skipped: list[str] = []
-        self.remarks: list[str] = []
         self.transform: Transform | None = None
         self.annotated = True
 
@@ -45,8 +43,7 @@ class DetectionData(Dataset[tuple[Any, Target]], ABC):
         return len(self.image_ids)
 
     def __getitem__(self, index: int) -> tuple[Any, Target]:
-        index = range(len(self))[index]  # IndexError ends a loop over the data set, and -1 is the last image
-        image, target = self.read(index)
+        image, target = self.read(range(len(self))[index])  # IndexError ends a loop, and -1 is the last image
         return (image, target) if self.transform is None else self.transform(image, target)
 
     @abstractmethod

@@ -9,15 +9,18 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import warnings
-from collections.abc import Iterable, Sequence
+import math
+import reprlib
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agglo.checks import choice
-from agglo.lab.data.image_files import BadImageError, Files, listed, unreadable
-from agglo.lab.tasks.detection.data.annotations import Entry, decoded, read_annotations
+from agglo.lab.data.image_files import BadImageError, Files, listed, require_file
 from agglo.lab.tasks.detection.data.base import DetectionData, Target, target_of
+from agglo.lab.tasks.detection.data.masks import box_and_area, decode
+
+Entry = dict[str, Any]
 
 SPLITS = ("train", "val")
 _SMALLEST = 1.0  # pixels: MMDetection trains on no object with a shorter side
@@ -27,53 +30,28 @@ class CocoImages(DetectionData):
     """Images of a COCO JSON file with their objects.
 
     Crowds are in the ground truth, where detections of them count as neither right nor wrong, and never in a target.
-    Nor are objects with a side below one pixel. Images without objects stay, with empty targets.
+    Nor are objects with a side below one pixel: COCO's own train2017 has boxes without area. Images without objects
+    stay, with empty targets.
 
     Args:
         annotations: The JSON file.
         images: The folder that its file names are in.
-        skip_bad: Leave out bad images and annotations, with a warning and a sentence each in `skipped`; decodes every
-            image to find them. Otherwise ValueError names the first few, and BadImageError an image that cannot be
-            decoded, or has another size than the file says, when it is asked for.
-        with_objects: Leave out images without a single object to train on; `remarks` counts them.
+        with_objects: Leave out images without a single object to train on.
     """
 
-    def __init__(self, annotations: Path, images: Path, *, skip_bad: bool = False, with_objects: bool = False) -> None:
-        if not images.is_dir():
-            raise ValueError(f"images={str(images)!r} is not a folder")
-
-        def problem(name: str) -> str | None:
-            return None if (images / name).is_file() else f"is missing: {str(images / name)!r}"
-
-        found = read_annotations(annotations, problem)
+    def __init__(self, annotations: Path, images: Path, *, with_objects: bool = False) -> None:
+        content = _read(require_file(annotations), images)
+        self._categories, self._folder = content["categories"], images
         super().__init__(
             annotations.name,
             place=str(annotations),
-            classes=[category["name"] for category in found.categories],
-            category_ids=[category["id"] for category in found.categories],
+            classes=[category["name"] for category in self._categories],
+            category_ids=[category["id"] for category in self._categories],
         )
-        self._categories, self.skipped, self._folder = found.categories, found.bad, images
-        if found.bad and not skip_bad:
-            raise ValueError(f"{str(annotations)!r}: {listed(found.bad)}; --skip-bad goes on without")
-        self._by_image: dict[int, list[Entry]] = {entry["id"]: [] for entry in found.images}
-        for entry in found.annotations:
+        self._by_image: dict[int, list[Entry]] = {entry["id"]: [] for entry in content["images"]}
+        for entry in content["annotations"]:
             self._by_image[entry["image_id"]].append(entry)
-        self._choose(found.images)
-        if skip_bad:
-            complaints = unreadable(len(self), self.open)
-            self.skipped += [text for text in complaints if text is not None]
-            self._choose(entry for entry, text in zip(self._images, complaints, strict=True) if text is None)
-        if self.skipped:
-            warnings.warn(f"{self.name}: {len(self.skipped)} skipped: {listed(self.skipped)}", stacklevel=2)
-        if with_objects:
-            count = len(self)
-            self._choose([entry for entry in self._images if self._objects(entry)])
-            self._remark(count - len(self), f"of {count} images have no object to train on and are left out")
-        entries = self.ground_truth["annotations"]
-        crowds = sum(entry["iscrowd"] for entry in entries)
-        small = len(entries) - crowds - sum(len(self._objects(image)) for image in self._images)
-        self._remark(crowds, f"of {len(entries)} annotations are crowds: evaluated, never trained on")
-        self._remark(small, f"of {len(entries)} annotations have a side below 1 pixel: never trained on")
+        self._choose(entry for entry in content["images"] if not with_objects or self._objects(entry))
         if not len(self):
             raise ValueError(f"{str(annotations)!r} has no image that can be used")
 
@@ -81,10 +59,6 @@ class CocoImages(DetectionData):
         self._images = list(images)
         self.image_ids = [entry["id"] for entry in self._images]
         self._files = Files(self._folder, [entry["file_name"] for entry in self._images])
-
-    def _remark(self, count: int, text: str) -> None:
-        if count:
-            self.remarks.append(f"{count} {text}")
 
     def _objects(self, image: Entry) -> list[Entry]:
         """Return the annotations that an image is trained with."""
@@ -94,26 +68,23 @@ class CocoImages(DetectionData):
             if not entry["iscrowd"] and min(_inside(entry["bbox"], image)[2:]) >= _SMALLEST
         ]
 
-    def open(self, index: int) -> Any:
-        """Return the PIL image; BadImageError if it cannot be decoded or has not the size that the file says."""
-        entry, image = self._images[index], self._files.open(index)
-        if image.size != (entry["width"], entry["height"]):
-            path, said = str(self._folder / entry["file_name"]), f"{entry['width']}x{entry['height']}"
-            found = f"{image.size[0]}x{image.size[1]}"
-            raise BadImageError(f"image {entry['id']}, {path!r}, is {found} and {said} in {self.name}")
-        return image
-
     def read(self, index: int) -> tuple[Any, Target]:
-        entry = self._images[index]
+        entry, image = self._images[index], self._files.open(index)
         size = (entry["height"], entry["width"])
+        if image.size != size[::-1]:
+            sizes = f"is {image.size[0]}x{image.size[1]} and {size[1]}x{size[0]} in {self.name}"
+            raise BadImageError(f"image {entry['id']}, {str(self._folder / entry['file_name'])!r}, {sizes}")
         if not self.annotated:
-            return self.open(index), {"image_id": entry["id"], "original_size": size}
+            return image, {"image_id": entry["id"], "original_size": size}
         objects = self._objects(entry)
         inside = [_inside(one["bbox"], entry) for one in objects]
         boxes = [(x, y, x + width, y + height) for x, y, width, height in inside]
         labels = [self.category_ids.index(one["category_id"]) for one in objects]
-        masks = decoded([one["segmentation"] for one in objects], *size)
-        return self.open(index), target_of(boxes, labels, masks, entry["id"], size)
+        try:
+            masks = decode([one["segmentation"] for one in objects], *size)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise BadImageError(f"image {entry['id']} of {self.name} has a bad RLE: {error}") from error
+        return image, target_of(boxes, labels, masks, entry["id"], size)
 
     @property
     def ground_truth(self) -> dict[str, Any]:
@@ -139,6 +110,49 @@ class CocoImages(DetectionData):
         return hashlib.sha256(f"{text}\n{files}".encode()).hexdigest()[:16]
 
 
+def _read(path: Path, folder: Path) -> dict[str, list[Entry]]:
+    """Read a file and check its entries; annotations get the area, the box and iscrowd where a file leaves them out."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        categories = sorted(content["categories"], key=lambda entry: entry["id"])
+        names = {entry["id"]: entry["name"] for entry in categories}
+        images = {entry["id"]: entry for entry in content["images"]}
+        missing = [entry["file_name"] for entry in images.values() if not (folder / entry["file_name"]).is_file()]
+        problems = [f"{str(folder / name)!r} is missing" for name in missing]
+        for entry in content["annotations"]:
+            if problem := _problem(entry, images, names):
+                problems.append(f"annotation {entry['id']} of image {entry['image_id']} {problem}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{str(path)!r} is no COCO instances file: {type(error).__name__} {error}") from error
+    if problems:
+        raise ValueError(f"{str(path)!r}: {listed(problems)}")
+    annotations = []
+    for entry in content["annotations"]:
+        entry = {**entry, "iscrowd": int(bool(entry.get("iscrowd", 0)))}
+        if "bbox" not in entry or "area" not in entry:
+            image = images[entry["image_id"]]
+            entry = box_and_area(entry["segmentation"], image["height"], image["width"]) | entry
+        annotations.append(entry)
+    return {"categories": categories, "images": list(images.values()), "annotations": annotations}
+
+
+def _problem(entry: Entry, images: Mapping[int, Entry], categories: Container[int]) -> str | None:
+    """Return what is wrong with an annotation; None if nothing is."""
+    if entry["image_id"] not in images or entry["category_id"] not in categories:
+        return f"of category {entry['category_id']}: the file must list both"
+    if "bbox" in entry and (len(entry["bbox"]) != 4 or not all(map(math.isfinite, entry["bbox"]))):
+        return f"has the box {entry['bbox']}; accepted: x, y, width, height"
+    segmentation, image = entry.get("segmentation"), images[entry["image_id"]]
+    if isinstance(segmentation, list):
+        corners = [len(polygon) / 2 for polygon in segmentation if all(map(math.isfinite, polygon))]
+        fits = len(corners) == len(segmentation) > 0 and all(n >= 3 and n == int(n) for n in corners)
+    else:
+        size = [image["height"], image["width"]]
+        fits = isinstance(segmentation, dict) and "counts" in segmentation and segmentation.get("size") == size
+    accepted = "polygons of three corners or more, or RLE of the image's size"
+    return None if fits else f"has the segmentation {reprlib.repr(segmentation)}; accepted: {accepted}"
+
+
 def _inside(box: Sequence[float], image: Entry) -> tuple[float, float, float, float]:
     """Return the part of a box (x, y, width, height) inside its image."""
     left, top = max(box[0], 0.0), max(box[1], 0.0)
@@ -147,7 +161,7 @@ def _inside(box: Sequence[float], image: Entry) -> tuple[float, float, float, fl
 
 
 def open_coco(
-    where: Path, split: str = "train", *, images: Path | None = None, skip_bad: bool = False, with_objects: bool = False
+    where: Path, split: str = "train", *, images: Path | None = None, with_objects: bool = False
 ) -> CocoImages:
     """Open a data set of images with objects.
 
@@ -156,27 +170,24 @@ def open_coco(
             instances*.json and images/, or a JSON file.
         split: "train" or "val".
         images: The folder of the images; None looks next to the JSON file.
-        skip_bad: See `CocoImages`, as for `with_objects`.
+        with_objects: See `CocoImages`.
     """
     choice("split", split, SPLITS)
     if not where.exists():
         raise ValueError(f"data={str(where)!r} is neither a folder nor a JSON file")
     file = where if where.is_file() else _instances(where, split)
-    data = CocoImages(file, images or _folder_of(file), skip_bad=skip_bad, with_objects=with_objects)
-    if file != where and split not in file.stem:
-        data.remarks.append(f"{file.name} names no split: train and val are the same images")
-    return data
+    return CocoImages(file, images or _folder_of(file), with_objects=with_objects)
 
 
 def _instances(folder: Path, split: str) -> Path:
     """Return the instances file of a split, or the only one that is of no split in particular."""
-    found = sorted(folder.glob("instances*.json")) + sorted((folder / "annotations").glob("instances*.json"))
+    found = [*folder.glob("instances*.json"), *(folder / "annotations").glob("instances*.json")]
     named = [path for path in found if split in path.stem]
     named = [path for path in named if path.stem == f"instances_{split}2017"] or named
     named = named or [path for path in found if not any(other in path.stem for other in SPLITS)]
     if len(named) == 1:
         return named[0]
-    names = ", ".join(str(path.relative_to(folder)) for path in found) or "none"
+    names = ", ".join(sorted(str(path.relative_to(folder)) for path in found)) or "none"
     wanted = f"one instances*.json of split {split!r}, here or in annotations/"
     raise ValueError(f"{str(folder)!r} must have {wanted}; found: {names}. A JSON file can be given itself")
 

@@ -22,8 +22,8 @@ from PIL import Image, ImageFilter
 
 from agglo.checks import choice
 from agglo.lab.data.fashion_mnist import CLASSES, read_split
-from agglo.lab.tasks.detection.data.annotations import Mask, box_and_area, encoded
 from agglo.lab.tasks.detection.data.base import DetectionData, Target, target_of
+from agglo.lab.tasks.detection.data.masks import Mask, box_and_area, encode
 from agglo.utils.randomness import derived_seed
 
 Grey = NDArray[np.float32]
@@ -71,17 +71,15 @@ class Scenes(DetectionData):
         super().__init__("scenes", place=place, classes=CLASSES, category_ids=range(1, len(CLASSES) + 1))
         self.image_ids = list(range(1, count + 1))
         usable = (garments > _CLOTH).sum((1, 2)) >= _LEAST
-        if not usable.any():
-            raise ValueError(f"none of {len(garments)} garments has {_LEAST} pixels above {_CLOTH}")
-        if (black := int((~usable).sum())) > 0:
-            self.remarks.append(f"{black} of {len(garments)} garments are black and left out")
         self._garments, self._labels = garments[usable], labels[usable]
         self._seed, self._split, self._size = seed, split, size
 
     def scene(self, index: int) -> Scene:
         """Make one scene."""
         draws = np.random.default_rng(derived_seed(self._seed, "scene", self._split, self._size, index))
-        pixels = _ground(draws, self._size)
+        pixels = np.full((self._size, self._size), draws.uniform(60, 150), np.float32)
+        for cells, contrast in _OCTAVES:  # smooth noise on several scales around some grey
+            pixels += _smooth(draws.uniform(-contrast, contrast, (cells, cells)), pixels.shape)
         for _ in range(draws.integers(*SCRAPS)):
             piece, inside = _scrap(*self._garment(draws)[:2], draws)
             pixels[_anywhere(draws, piece.shape, self._size)][inside] = piece[inside]
@@ -132,17 +130,16 @@ class Scenes(DetectionData):
         entries: list[dict[str, Any]] = []
         for index, image_id in enumerate(self.image_ids):
             scene = self.scene(index)
-            for label, rle in zip(scene.labels, encoded(scene.masks), strict=True):
-                box, area = box_and_area(rle, self._size, self._size)
+            for label, rle in zip(scene.labels, encode(scene.masks), strict=True):
                 about = {"id": len(entries) + 1, "image_id": image_id, "category_id": self.category_ids[label]}
-                entries.append({**about, "bbox": box, "area": area, "iscrowd": 0, "segmentation": rle})
+                extent = box_and_area(rle, self._size, self._size)
+                entries.append({**about, **extent, "iscrowd": 0, "segmentation": rle})
         return entries
 
     @property
     def ground_truth(self) -> dict[str, Any]:
         images = [{"id": image_id, "height": self._size, "width": self._size} for image_id in self.image_ids]
-        names = zip(self.category_ids, self.classes, strict=True)
-        categories = [{"id": number, "name": name} for number, name in names]
+        categories = [{"id": id_, "name": name} for id_, name in zip(self.category_ids, self.classes, strict=True)]
         return {"images": images, "annotations": self._annotations, "categories": categories}
 
     def fingerprint(self) -> str:
@@ -157,14 +154,6 @@ def _around(mask: NDArray[Any]) -> tuple[slice, slice]:
     """Return the rows and columns that a mask spans."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
-
-
-def _ground(draws: np.random.Generator, size: int) -> Grey:
-    """Draw smooth noise on several scales around some grey."""
-    ground = np.full((size, size), draws.uniform(60, 150), np.float32)
-    for cells, contrast in _OCTAVES:
-        ground += _smooth(draws.uniform(-contrast, contrast, (cells, cells)), ground.shape)
-    return ground
 
 
 def _resized(garment: NDArray[np.uint8], side: int) -> tuple[Grey, Inside]:

@@ -1,5 +1,6 @@
 """Transforms of images with their objects: (PIL image, target) -> (normalised tensor (3, H, W), target).
 
+torchvision's functions, in MMDetection's pipeline, whose rounding of sizes torchvision's own transforms do not have.
 Everything random is drawn from torch's global generator, which the training loop seeds for each position of each epoch,
 so that a run that is resumed draws what it would have drawn.
 """
@@ -49,35 +50,30 @@ def paper_training(image: Any, target: Target, *, flip: float = 0.5) -> Pair:
 
     A crop may show no object at all.
     """
-    pixels, target = flipped(as_tensor(image), target, flip)
-    if _chance(0.5):
-        pixels, target = resized_short_side(pixels, target, _one_of(SHORT_SIDES_BEFORE_CROP))
-        pixels, target = randomly_cropped(pixels, target, *FIRST_CROP)
-    pixels, target = resized_short_side(pixels, target, _one_of(SHORT_SIDES))
-    pixels, target = randomly_cropped(pixels, target, *LAST_CROP)
+    pair = flipped(functional.pil_to_tensor(image.convert("RGB")), target, flip)
+    if torch.rand(()) < 0.5:
+        pair = resized_short_side(*pair, _one_of(SHORT_SIDES_BEFORE_CROP))
+        pair = randomly_cropped(*pair, *FIRST_CROP)
+    pair = resized_short_side(*pair, _one_of(SHORT_SIDES))
+    pixels, target = randomly_cropped(*pair, *LAST_CROP)
     return normalised(pixels), target
 
 
 def paper_evaluation(image: Any, target: Target) -> Pair:
     """Resize the short side to 800 pixels, unless the long side would be above 1333."""
-    pixels, target = resized_short_side(as_tensor(image), target, TEST_SHORT_SIDE)
+    pixels = functional.pil_to_tensor(image.convert("RGB"))
+    pixels, target = resized_short_side(pixels, target, TEST_SHORT_SIDE)
     return normalised(pixels), target
 
 
 def square(image: Any, target: Target, *, side: int, flip: float = 0.0) -> Pair:
     """Resize to a square, whatever the image's proportions; mirrored with probability `flip`."""
-    pixels = as_tensor(image)
+    pixels = functional.pil_to_tensor(image.convert("RGB"))
     if flip:
         pixels, target = flipped(pixels, target, flip)
     # Small data is often made smaller still: without antialiasing thin things would break up.
     pixels, target = resized(pixels, target, (side, side), antialias=True)
     return normalised(pixels), target
-
-
-def as_tensor(image: Any) -> Tensor:
-    """Return a PIL image as bytes (3, H, W)."""
-    pixels: Tensor = functional.pil_to_tensor(image.convert("RGB"))
-    return pixels
 
 
 def normalised(pixels: Tensor) -> Tensor:
@@ -86,20 +82,16 @@ def normalised(pixels: Tensor) -> Tensor:
     return (pixels.float() - mean) / std
 
 
-def _chance(probability: float) -> bool:
-    return bool(torch.rand(()) < probability)
-
-
 def _one_of(values: Sequence[int]) -> int:
     return values[int(torch.randint(len(values), ()))]
 
 
 def flipped(pixels: Tensor, target: Target, probability: float) -> Pair:
     """Exchange left and right with that probability."""
-    return _moved(pixels, target, functional.horizontal_flip) if _chance(probability) else (pixels, target)
+    return _moved(pixels, target, functional.horizontal_flip) if torch.rand(()) < probability else (pixels, target)
 
 
-def size_for(size: tuple[int, int], short: int, longest: int = LONGEST) -> tuple[int, int]:
+def size_for(size: Sequence[int], short: int, longest: int = LONGEST) -> tuple[int, int]:
     """Return (height, width) scaled until a side meets its limit, rounded as in mmcv, and at least 1.
 
     >>> size_for((480, 640), 800), size_for((100, 400), 800)
@@ -111,8 +103,7 @@ def size_for(size: tuple[int, int], short: int, longest: int = LONGEST) -> tuple
 
 def resized_short_side(pixels: Tensor, target: Target, short: int) -> Pair:
     """Scale to a short side, without antialiasing, as MMDetection does."""
-    height, width = pixels.shape[-2:]
-    return resized(pixels, target, size_for((height, width), short), antialias=False)
+    return resized(pixels, target, size_for(pixels.shape[-2:], short), antialias=False)
 
 
 def resized(pixels: Tensor, target: Target, size: tuple[int, int], *, antialias: bool) -> Pair:
@@ -142,9 +133,5 @@ def _moved(pixels: Tensor, target: Target, move: Callable[[Any], Any]) -> Pair:
         return pixels, target
     boxes, masks = functional.clamp_bounding_boxes(move(target["boxes"]), clamping_mode="hard"), move(target["masks"])
     left = (boxes[:, 2:] > boxes[:, :2]).all(1) & masks.flatten(1).any(1).bool()
-    return pixels, {
-        **target,
-        "boxes": tv_tensors.wrap(boxes[left], like=boxes),
-        "labels": target["labels"][left],
-        "masks": tv_tensors.wrap(masks[left], like=masks),
-    }
+    kept = {name: tv_tensors.wrap(v[left], like=v) for name, v in (("boxes", boxes), ("masks", masks))}
+    return pixels, {**target, **kept, "labels": target["labels"][left]}

@@ -12,37 +12,32 @@ from typing import Any
 
 import numpy as np
 
-from agglo.checks import choice
-from agglo.lab.tasks.detection.data.annotations import encoded
+from agglo.lab.tasks.detection.data.masks import encode
 
-KINDS = ("bbox", "segm")
+KINDS = {"bbox": "box", "segm": "mask"}  # COCO's names, and those of reports
 
 # In the order of COCO's summary. AP over IoU .50 to .95 and at two of them; of objects below 32 x 32 pixels, below
 # 96 x 96, and larger ones; then the recall with 1, 10 and 100 detections per image, and of the three sizes.
 NUMBERS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 
-Result = dict[str, Any]
-
 
 def average_precision(
-    ground_truth: Mapping[str, Any], detections: Sequence[Mapping[str, Any]], kinds: Sequence[str] = KINDS
+    ground_truth: Mapping[str, Any], detections: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, float]]:
-    """Return the twelve numbers of each kind, from 0 to 1; nan where there is no object to find.
+    """Return the twelve numbers of "bbox" and of "segm", from 0 to 1; nan where there is no object to find.
 
     Args:
         ground_truth: Images, annotations and categories as in a COCO file.
-        detections: COCO results. The size of a detection is that of its mask if the kind is "segm", as in MMDetection.
-        kinds: Any of "bbox" and "segm".
+        detections: COCO results. The size of a detection is that of its mask for "segm", as in MMDetection.
     """
     numbers = {}
-    for kind in kinds:
+    for kind in KINDS:
         evaluation = coco_evaluation(ground_truth, detections, kind)
-        if evaluation is None:
-            numbers[kind] = dict.fromkeys(NUMBERS, math.nan)
-            continue
-        evaluation.run()
-        values = [float(value) for value in evaluation.stats[: len(NUMBERS)]]
-        numbers[kind] = {name: math.nan if value < 0 else value for name, value in zip(NUMBERS, values, strict=True)}
+        numbers[kind] = dict.fromkeys(NUMBERS, math.nan)
+        if evaluation is not None:
+            evaluation.run()
+            values = (float(value) for value in evaluation.stats[: len(NUMBERS)])
+            numbers[kind] = {n: math.nan if value < 0 else value for n, value in zip(NUMBERS, values, strict=True)}
     return numbers
 
 
@@ -57,7 +52,6 @@ def coco_evaluation(
     """
     from faster_coco_eval import COCO, COCOeval_faster
 
-    choice("kind", kind, KINDS)
     images, categories = ({entry["id"] for entry in ground_truth[key]} for key in ("images", "categories"))
     for number, entry in enumerate(detections):
         image, category, score = entry["image_id"], entry["category_id"], entry["score"]
@@ -76,7 +70,7 @@ def coco_evaluation(
 
 def as_coco_results(
     detections: Sequence[Mapping[str, Any]], image_ids: Sequence[int], category_ids: Sequence[int]
-) -> list[Result]:
+) -> list[dict[str, Any]]:
     """Return a detector's outputs as COCO results that JSON can hold.
 
     Args:
@@ -85,14 +79,10 @@ def as_coco_results(
         image_ids: One for each image.
         category_ids: The category of each label.
     """
-    if len(detections) != len(image_ids):
-        raise ValueError(f"{len(detections)} detections do not fit {len(image_ids)} image ids")
     results = []
     for found, image_id in zip(detections, image_ids, strict=True):
         boxes, scores, labels = (np.asarray(found[key].cpu()) for key in ("boxes", "scores", "labels"))
-        if labels.size and not 0 <= labels.min() <= labels.max() < len(category_ids):
-            raise ValueError(f"image {image_id} has labels {labels.min()} to {labels.max()} of {len(category_ids)}")
-        masks = encoded(np.asarray(found["masks"].cpu()))
+        masks = encode(np.asarray(found["masks"].cpu()))
         for box, score, label, mask in zip(boxes.astype(float), scores, labels, masks, strict=True):
             left, top, right, bottom = box.tolist()
             results.append(

@@ -32,7 +32,6 @@ def show(
     configs: Configs,
     *,
     checkpoint: Path | None = None,
-    image_size: int | None = None,
     least_score: float = LEAST_SCORE,
     device: str = "cpu",
 ) -> Image:
@@ -42,34 +41,34 @@ def show(
         model: As `open_detector` takes it, with `checkpoint`.
         images: Files, one below the other in the figure.
         configs: The reductions with their names. Groups are those after the last block that reduced.
-        image_size: None is what the model was trained with.
         least_score: Detections with a lower score are left out.
     """
+    from PIL import Image
+
     if not 0 <= least_score <= 1:
         raise ValueError(f"score={least_score:g} must lie in 0 to 1")
-    pixels = [open_image(path) for path in images]
+    named = [(path.name, open_image(path)) for path in images]
     opened = open_detector(model, checkpoint)
     if opened.learned is None:
         warnings.warn("weights are random, and so is what is drawn; give --checkpoint", stacklevel=1)
     opened.model.to(require_device(device))
-    sheets = [
-        _drawn(opened, image, configs, image_size or opened.spec.image_size, least_score, path.name)
-        for path, image in zip(images, pixels, strict=True)
-    ]
-    return _stacked(sheets)
+    sheets = [_drawn(opened, image, configs, least_score, name) for name, image in named]
+    whole = Image.new("RGB", (max(each.width for each in sheets), sum(each.height for each in sheets)), "white")
+    top = 0
+    for each in sheets:
+        whole.paste(each, (0, top))
+        top += each.height
+    return whole
 
 
-def _drawn(opened: Opened, image: Image, configs: Configs, side: int | None, least: float, name: str) -> Image:
+def _drawn(opened: Opened, image: Image, configs: Configs, least: float, name: str) -> Image:
     model, reducible = opened.model, Reducible(opened.model, opened.learned, f"checkpoint {opened.weights}")
-    device = next(model.parameters()).device
     size = (image.height, image.width)
-    _, transform = transforms_for(side)
-    pixels, _ = transform(image, {})
-    inputs = [pixels.to(device)]
-    columns = []
+    pixels, _ = transforms_for(opened.spec.image_size)[1](image, {})
+    inputs = [pixels.to(next(model.parameters()).device)]
     with torch.inference_mode():
-        reducible.apply(None)
-        columns.append(Shown("dense", model(inputs, original_sizes=[size])[0]))
+        remove(model)
+        columns = [Shown("dense", model(inputs, original_sizes=[size])[0])]
         for config, row in configs.items():
             reducible.apply(config)
             with trace(model) as record:
@@ -77,9 +76,8 @@ def _drawn(opened: Opened, image: Image, configs: Configs, side: int | None, lea
             labels, spans = groups_on_grid(model.backbone, patch_labels(record), tuple(pixels.shape[-2:]))
             columns.append(Shown(f"{row}, {config.budget}", found, labels, spans))
     remove(model)
-    classes = opened.spec.classes or [f"class {label}" for label in range(opened.spec.n_classes)]
     scale = max(1, -(-_SMALL // min(size)))
-    return sheet(np.asarray(image), columns, classes, scale=scale, least=least, name=name)
+    return sheet(np.asarray(image), columns, opened.spec.class_names, scale=scale, least=least, name=name)
 
 
 def groups_on_grid(backbone: Any, found: dict[int, Ints], size: Sequence[int]) -> tuple[Ints, tuple[float, float]]:
@@ -88,14 +86,3 @@ def groups_on_grid(backbone: Any, found: dict[int, Ints], size: Sequence[int]) -
     grid = [-(-side // multiple) * multiple // patch for side in size]
     labels = found[max(found)][0]
     return labels.reshape(grid), (size[0] / patch, size[1] / patch)
-
-
-def _stacked(sheets: Sequence[Image]) -> Image:
-    from PIL import Image
-
-    whole = Image.new("RGB", (max(each.width for each in sheets), sum(each.height for each in sheets)), "white")
-    top = 0
-    for each in sheets:
-        whole.paste(each, (0, top))
-        top += each.height
-    return whole

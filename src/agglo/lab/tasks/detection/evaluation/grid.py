@@ -17,7 +17,7 @@ from agglo.lab.evaluation.grid import Grid, about_data, run_grid
 from agglo.lab.evaluation.report import Quality
 from agglo.lab.tasks.detection.data import make_scenes, open_coco, transforms_for
 from agglo.lab.tasks.detection.data.transforms import LONGEST, TEST_SHORT_SIDE
-from agglo.lab.tasks.detection.evaluation.average_precision import NUMBERS
+from agglo.lab.tasks.detection.evaluation.average_precision import KINDS, NUMBERS
 from agglo.lab.tasks.detection.evaluation.one_pass import Images, evaluate
 from agglo.lab.tasks.detection.specs import open_detector
 from agglo.models.checkpoints import fingerprint
@@ -28,8 +28,7 @@ from agglo.utils.progress import progress
 from agglo.utils.tables import Column, Table
 from agglo.utils.timing import speeds_in_turns
 
-MAIN = ("box_AP", "mask_AP")
-QUALITY = Quality({"box_AP": "box AP", "mask_AP": "mask AP"}, lambda report: MAIN)
+QUALITY = Quality({"box_AP": "box AP", "mask_AP": "mask AP"}, lambda report: ("box_AP", "mask_AP"))
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,10 @@ class EvaluationSettings:
     """What to evaluate, and how.
 
     Attributes:
-        model: A name, the folder of a run, or a file of weights.
-        data: A folder or a JSON file.
+        model, checkpoint: As `open_detector` takes them.
+        data: A folder or a JSON file of dataset "coco", or for "scenes" the folder of Fashion-MNIST's files.
         configs: The reductions, each one a cell of the grid, with their names.
-        checkpoint: The weights of a name.
         dense: Whether the detector is also evaluated without reduction, first.
-        dataset: "coco", or "scenes" made from Fashion-MNIST's files in `data`.
         images: Only so many, evenly spread over the data set; None is all. Of scenes: how many; None is 1000.
         image_size: Side of the squares that images are resized to; None is what the model was trained with.
         turns: So many images are run by all cells in turns in the end, for speeds that can be compared; 0 leaves those
@@ -59,7 +56,6 @@ class EvaluationSettings:
     split: str = "val"
     images: int | None = None
     image_size: int | None = None
-    skip_bad: bool = False
     batch_size: int = 1
     workers: int = 2
     threads: int | None = None
@@ -82,7 +78,12 @@ class Evaluation(Grid):
     def __init__(self, settings: EvaluationSettings) -> None:
         super().__init__(settings)
         self.settings = settings
-        self.data = open_data(settings)
+        self.data: Any
+        if choice("dataset", settings.dataset, ("coco", "scenes")) == "scenes":
+            count, side = settings.images or 1000, settings.image_size or 112
+            self.data = make_scenes(settings.data, count, 0, settings.split, side)
+        else:
+            self.data = open_coco(settings.data, settings.split).spread(settings.images)
         self.opened = open_detector(settings.model, settings.checkpoint, n_classes=len(self.data.classes))
         self.model = self.opened.model
         _require_same_classes(self.opened.spec.n_classes, self.opened.spec.classes, self.data)
@@ -90,22 +91,16 @@ class Evaluation(Grid):
         self.weights = fingerprint({**self.model.state_dict(), **(self.opened.learned or {})})
         self.model.to(self.device, dtype_named(settings.dtype))
         self.side = settings.image_size or self.opened.spec.image_size
-        _, transform = transforms_for(self.side)
         batches = {"batch_size": settings.batch_size, "workers": settings.workers}
-        self.images = Images(self.data, transform, **batches, accelerator=self.accelerator)
+        self.images = Images(self.data, transforms_for(self.side)[1], **batches, accelerator=self.accelerator)
 
     def evaluate(self, cells: Sequence[Cell], journal: Journal) -> None:
         count, what = len(self.images) * len(cells), f"batches of {self.settings.batch_size}"
         with progress(count, what, every_seconds=10, quiet=self.quiet) as advance:
             for cell in cells:
                 self.reducible.apply(cell.config)
-                found = evaluate(
-                    self.model,
-                    self.images,
-                    accelerator=self.accelerator,
-                    advance=partial(advance, cell.title),
-                    keep=partial(self._keep, cell.title),
-                )
+                told = {"advance": partial(advance, cell.title), "keep": partial(self._keep, cell.title)}
+                found = evaluate(self.model, self.images, accelerator=self.accelerator, **told)
                 journal.add(cell.key, {**cell.about, **found})
 
     def _keep(self, title: str, results: list[dict[str, Any]]) -> None:
@@ -126,8 +121,7 @@ class Evaluation(Grid):
             count += len(images)
             if count >= self.settings.turns:
                 break
-        configs = [cell.config for cell in cells]
-        speeds = speeds_in_turns(self.model, configs, batches, 1, self.reducible.apply)
+        speeds = speeds_in_turns(self.model, [cell.config for cell in cells], batches, 1, self.reducible.apply)
         for cell, result, speed in zip(cells, found, speeds, strict=True):
             journal.add(cell.key, {**result, **speed, "turns": count})
 
@@ -144,19 +138,9 @@ class Evaluation(Grid):
         }
 
 
-def open_data(settings: EvaluationSettings) -> Any:
-    """Open the data set to evaluate on."""
-    if choice("dataset", settings.dataset, ("coco", "scenes")) == "scenes":
-        return make_scenes(settings.data, settings.images or 1000, 0, settings.split, settings.image_size or 112)
-    return open_coco(settings.data, settings.split, skip_bad=settings.skip_bad).spread(settings.images)
-
-
 def _require_same_classes(n_classes: int, names: Sequence[str], data: Any) -> None:
     if n_classes != len(data.classes):
-        raise ValueError(
-            f"the detector tells {n_classes} classes apart, {data.place} has {len(data.classes)}: a detector trained "
-            "on these classes, or data of the detector's, is needed"
-        )
+        raise ValueError(f"the detector tells {n_classes} classes apart, {data.place} has {len(data.classes)}")
     differing = [f"{own!r} is {other!r} there" for own, other in zip(names, data.classes, strict=False) if own != other]
     if differing:
         raise ValueError(f"the detector's classes are not those of {data.place}: {'; '.join(differing[:3])}")
@@ -168,10 +152,10 @@ def text(report: dict[str, Any]) -> str:
         [result["name"], budget_of(result), kind, *(result[f"{kind}_{name}"] for name in NUMBERS)]
         for result in report["results"]
         if "cannot" not in result
-        for kind in ("box", "mask")
+        for kind in KINDS.values()
     ]
-    words = [Column(title, left=True) for title in ("method", "budget", "of")]
-    all_numbers = Table([*words, *(Column(name, ".1f") for name in NUMBERS)], rows)
+    columns = [Column(title, left=True) for title in ("method", "budget", "of")]
+    all_numbers = Table([*columns, *(Column(name, ".1f") for name in NUMBERS)], rows)
     return f"{reports.text(report, QUALITY)}\n\n{all_numbers.text()}"
 
 

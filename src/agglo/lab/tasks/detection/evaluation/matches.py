@@ -59,16 +59,12 @@ class _Category(NamedTuple):
         if len(np.unique(self.run)) < len(self.run):
             copies = _copies(self.run, weight)
             weight, right, counts = np.ones(len(copies), np.int64), right[:, copies], counts[:, copies]
-        same = bool((counts == counts[:1]).all())
         found = np.zeros(THRESHOLDS)
         for number in range(THRESHOLDS):
-            if number == 0 or not same:
-                seen = np.cumsum(weight * counts[number])
             # The best precision at a recall is reached where something is right, and by the last of its copies.
             at = np.flatnonzero(right[number])
-            hits = np.cumsum(weight[at])
-            curve = hits / np.maximum(seen[at], 1)
-            curve = np.maximum.accumulate(curve[::-1])[::-1]
+            hits, seen = np.cumsum(weight[at]), np.cumsum(weight * counts[number])[at]
+            curve = np.maximum.accumulate((hits / np.maximum(seen, 1))[::-1])[::-1]
             reached = np.searchsorted(hits / total, RECALLS, side="left")
             found[number] = curve[reached[reached < len(curve)]].sum() / len(RECALLS)
         return found
@@ -113,13 +109,11 @@ class Matches:
     def load(cls, path: Path) -> Matches:
         """Read what `save` wrote."""
         with np.load(path) as arrays:
-            return cls(
-                tuple(arrays["image_ids"].tolist()),
-                {
-                    number: _Category(*(arrays[f"{number}.{name}"] for name in _Category._fields))
-                    for number in arrays["categories"].tolist()
-                },
-            )
+            categories = {
+                number: _Category(*(arrays[f"{number}.{name}"] for name in _Category._fields))
+                for number in arrays["categories"].tolist()
+            }
+            return cls(tuple(arrays["image_ids"].tolist()), categories)
 
 
 def match(ground_truth: Mapping[str, Any], detections: Sequence[Mapping[str, Any]], kind: str = "segm") -> Matches:
@@ -136,10 +130,8 @@ def match(ground_truth: Mapping[str, Any], detections: Sequence[Mapping[str, Any
     states = [one.__getstate__() for one in evaluation._evalImgs_cpp]
     parts = [(matched, scores, objects, ignored) for matched, _, scores, objects, ignored, *_ in states]
     count = len(image_ids)
-    return Matches(
-        tuple(image_ids),
-        {number: _joined(parts[i * count : (i + 1) * count]) for i, number in enumerate(categories)},
-    )
+    joined = {number: _joined(parts[i * count : (i + 1) * count]) for i, number in enumerate(categories)}
+    return Matches(tuple(image_ids), joined)
 
 
 def _joined(parts: Sequence[tuple[list[int], list[float], list[bool], list[bool]]]) -> _Category:
@@ -163,9 +155,9 @@ def bootstrap(systems: Mapping[str, Matches], *, resamples: int = 1000, seed: in
     images = {system.image_ids for system in systems.values()}
     if len(images) != 1:
         raise ValueError(f"systems must be judged on the same images, got {len(images)} different sets of them")
-    [ids] = images
+    count = len(images.pop())
     draws = np.random.default_rng(derived_seed(seed, "bootstrap"))
-    weights = [np.bincount(draws.integers(len(ids), size=len(ids)), minlength=len(ids)) for _ in range(resamples)]
+    weights = [np.bincount(draws.integers(count, size=count), minlength=count) for _ in range(resamples)]
     samples = {}
     for name, system in systems.items():
         found = [system.average_precision(some) for some in weights]
@@ -175,7 +167,5 @@ def bootstrap(systems: Mapping[str, Matches], *, resamples: int = 1000, seed: in
 
 def interval(samples: Floats, level: float = 0.95) -> tuple[float, float]:
     """Return the ends of the middle `level` of the samples, leaving out nan."""
-    if not 0 < level < 1:
-        raise ValueError(f"level={level} must lie in (0, 1)")
     low, high = np.nanquantile(samples, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -15,14 +15,12 @@ from torch.utils.data import DataLoader
 
 from agglo.lab.tasks.detection.data import DetectionData, collate
 from agglo.lab.tasks.detection.data.base import Transform
-from agglo.lab.tasks.detection.evaluation.average_precision import as_coco_results, average_precision
+from agglo.lab.tasks.detection.evaluation.average_precision import KINDS, as_coco_results, average_precision
 from agglo.utils.randomness import seed_everything
 from agglo.utils.timing import timed_pass
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-KINDS = {"bbox": "box", "segm": "mask"}
 
 
 class Images:
@@ -40,26 +38,24 @@ class Images:
         workers: int = 0,
         accelerator: Accelerator | None = None,
     ) -> None:
-        self.data, self.workers = data, workers
-        self._prepared = data.prepared(transform, annotated=False)
+        self.data = data
         process, processes = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
-        starts = range(0, len(data), batch_size)
-        batches = [list(range(start, min(start + batch_size, len(data)))) for start in starts]
-        self._own = list(enumerate(batches))[process::processes]
+        batches = [range(len(data))[start : start + batch_size] for start in range(0, len(data), batch_size)]
+        self._numbers = range(len(batches))[process::processes]
+        self._loader = DataLoader(
+            data.prepared(transform, annotated=False),
+            batch_sampler=[list(batches[number]) for number in self._numbers],
+            num_workers=workers,
+            collate_fn=collate,
+        )
 
     def __len__(self) -> int:
         """Return the number of batches of this process."""
-        return len(self._own)
+        return len(self._numbers)
 
     def __iter__(self) -> Iterator[tuple[int, list[Tensor], list[dict[str, Any]]]]:
         """Yield the number of each batch, its images (3, h, w), and their targets without objects."""
-        loader = DataLoader(
-            self._prepared,
-            batch_sampler=[indices for _, indices in self._own],
-            num_workers=self.workers,
-            collate_fn=collate,
-        )
-        for (number, _), (images, targets) in zip(self._own, loader, strict=True):
+        for number, (images, targets) in zip(self._numbers, self._loader, strict=True):
             yield number, images, targets
 
 
@@ -87,7 +83,7 @@ def evaluate(
         COCO's twelve numbers in percent, "box_AP" to "mask_ARl", None where there is no object to find; "images", and
         "images_per_second" of the detector alone: no decoding, no transfer.
     """
-    like = next(model.parameters())
+    like, data = next(model.parameters()), images.data
     was_training = model.training
     model.eval()
     speeds: list[float] = []
@@ -101,36 +97,24 @@ def evaluate(
                 with nullcontext() if accelerator is None else accelerator.autocast():
                     spent, found = timed_pass(run, inputs)
                 speeds.append(len(inputs) / spent)
-            image_ids = [target["image_id"] for target in targets]
-            results += as_coco_results(found, image_ids, images.data.category_ids)
+            results += as_coco_results(found, [target["image_id"] for target in targets], data.category_ids)
             if advance is not None:
                 advance()
     finally:
         model.train(was_training)
     speed = median(speeds[1:] or [0.0])
     if accelerator is not None:
-        speed = float(accelerator.reduce(torch.tensor([speed], device=like.device), "sum"))
-    numbers = _numbers(results, images.data, accelerator, keep)
-    return {**numbers, "images": len(images.data), "images_per_second": speed}
-
-
-def _numbers(
-    results: list[dict[str, Any]],
-    data: DetectionData,
-    accelerator: Accelerator | None,
-    keep: Callable[[list[dict[str, Any]]], None] | None,
-) -> dict[str, float | None]:
-    """Return the numbers of all processes' detections."""
-    if accelerator is not None:
         from accelerate.utils import gather_object
 
+        speed = float(accelerator.reduce(torch.tensor([speed], device=like.device), "sum"))
         results = gather_object(results)
-    index = {image_id: index for index, image_id in enumerate(data.image_ids)}
-    results = sorted(results, key=lambda result: index[result["image_id"]])
+    order = {image_id: index for index, image_id in enumerate(data.image_ids)}
+    results.sort(key=lambda result: order[result["image_id"]])
     if keep is not None and (accelerator is None or accelerator.is_main_process):
         keep(results)
-    return {
+    numbers = {
         f"{KINDS[kind]}_{name}": None if math.isnan(value) else 100 * value
-        for kind, numbers in average_precision(data.ground_truth, results).items()
-        for name, value in numbers.items()
+        for kind, found in average_precision(data.ground_truth, results).items()
+        for name, value in found.items()
     }
+    return {**numbers, "images": len(data), "images_per_second": speed}

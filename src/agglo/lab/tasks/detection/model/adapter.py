@@ -1,15 +1,15 @@
 """ViT-Adapter (Chen et al., ICLR 2023): a plain ViT that gives the four maps a detector needs.
 
 A small convolutional network makes a pyramid of maps. Before every few blocks of the ViT, features of the pyramid are
-injected into its tokens, and after these blocks the pyramid is updated from the tokens. With global attention in every
-block it is the backbone of the study's detectors; the original attends within windows in three of four.
+injected into its tokens, and after these blocks the pyramid is updated from the tokens. Every block attends to all
+tokens, as in the study's detectors; the original's windows do not go with token reduction.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,6 @@ from agglo.lab.tasks.detection.model.adapter_layers import (
     Interaction,
     Shape,
     SpatialPrior,
-    windowed_block,
 )
 from agglo.lab.tasks.detection.model.vit import prepare_vit, resized_positions
 
@@ -48,8 +47,6 @@ class ViTAdapter(nn.Module):
         drop_path: Of the extractors; the blocks of the ViT have their own.
         class_token: Keep the class token of the ViT, for methods that need its attention. Injectors and extractors
             leave prefix tokens alone.
-        windowed: Attend within windows of `window` x `window` tokens, except in the last block of each interaction.
-        window: See `windowed`.
         padding: How tokens that show nothing but a batch's padding are merged: "apart", never with tokens of the image;
             "merge", like all others, as in the released detectors.
         nominal_size: (height, width) of the image that `agglo.report` describes, and for which methods are built whose
@@ -58,7 +55,7 @@ class ViTAdapter(nn.Module):
 
     def __init__(
         self,
-        vit: nn.Module,
+        vit: Any,
         *,
         interactions: int = 4,
         deform_heads: int = 6,
@@ -67,38 +64,27 @@ class ViTAdapter(nn.Module):
         ffn_ratio: float = 0.25,
         drop_path: float = 0.1,
         class_token: bool = False,
-        windowed: bool = False,
-        window: int = 14,
         padding: str = "apart",
         nominal_size: tuple[int, int] = (800, 1344),
     ) -> None:
         super().__init__()
         patch = prepare_vit(vit, class_token)
-        depth = len(vit.blocks)  # type: ignore[arg-type]
+        depth = len(vit.blocks)
         if interactions < 1 or depth % interactions:
             raise ValueError(f"interactions={interactions!r} must divide the ViT's {depth} blocks into equal parts")
         choice("padding", padding, PADDING)
         self.strides = (patch // 4, patch // 2, patch, 2 * patch)
-        self.prefix: int = vit.num_prefix_tokens  # type: ignore[assignment]
-        if windowed and self.prefix:
-            raise ValueError(f"windowed=True does not go with the {self.prefix} prefix tokens of this ViT")
-        self.windowed, self.window, self.padding = windowed, window, padding
-        self.nominal_size = nominal_size
-        self.out_channels = width = int(vit.embed_dim)  # type: ignore[arg-type]
+        self.prefix: int = vit.num_prefix_tokens
+        self.padding, self.nominal_size = padding, nominal_size
+        self.out_channels = width = int(vit.embed_dim)
         self.blocks_each = depth // interactions
-        self.vit = vit
+        self.vit: Any = vit
         self.prior = SpatialPrior(prior_width, width, stride=self.strides[0])
         self.level_embedding = nn.Parameter(torch.randn(PYRAMID, width))
+        ffn = {"ffn_ratio": ffn_ratio, "drop_path": drop_path}
+        extractors = [1] * (interactions - 1) + [1 + EXTRA_EXTRACTORS]
         self.interactions = nn.ModuleList(
-            Interaction(
-                width,
-                heads=deform_heads,
-                points=points,
-                ffn_ratio=ffn_ratio,
-                drop_path=drop_path,
-                extractors=1 + EXTRA_EXTRACTORS * (index == interactions - 1),
-            )
-            for index in range(interactions)
+            Interaction(width, extractors=n, heads=deform_heads, points=points, **ffn) for n in extractors
         )
         self.up = nn.ConvTranspose2d(width, width, 2, 2)
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in self.strides)
@@ -116,17 +102,10 @@ class ViTAdapter(nn.Module):
             raise ValueError(f"an image of {height} x {width} pixels; needed: multiples of {multiple}, pad it")
         return height // patch, width // patch
 
-    def is_global(self, block: int) -> bool:
-        """Return whether a block attends to all tokens."""
-        return not self.windowed or block % self.blocks_each == self.blocks_each - 1
-
     def begin(self, images: Tensor, sizes: Sequence[tuple[int, int]] | None = None) -> ForwardState:
         """Begin a forward pass, whose blocks the caller runs."""
         if isinstance(self.vit, ReducedModule):
-            raise UnsupportedModelError(
-                "agglo.apply was called on the ViT inside a ViTAdapter, which does not run it by itself: "
-                "agglo.remove it there, and apply to the adapter or the detector"
-            )
+            raise UnsupportedModelError("the ViT inside is reduced by itself: remove that, and apply to the adapter")
         return ForwardState(self, images, sizes)
 
     def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]] | None = None) -> list[Tensor]:
@@ -139,15 +118,11 @@ class ViTAdapter(nn.Module):
         state = self.begin(images, sizes)
         x = state.embedded.tokens
         call = checkpointed if self.vit.grad_checkpointing else directly
-        for index, block in enumerate(self.vit.blocks):  # type: ignore[arg-type]
+        for index, block in enumerate(self.vit.blocks):
             interaction, place = divmod(index, self.blocks_each)
             if place == 0:
                 x = x + F.pad(state.inject(interaction, x[:, self.prefix :]), (0, 0, self.prefix, 0))
-            table = state.embedded.table(index)
-            if self.is_global(index):
-                x = call(PARTS.whole, block, x, table)
-            else:
-                x = call(windowed_block, block, x, table, state.grid, self.window)
+            x = call(PARTS.whole, block, x, state.embedded.table(index))
             if place == self.blocks_each - 1:
                 state.extract(interaction, x[:, self.prefix :])
         return state.maps(x[:, self.prefix :])
@@ -163,7 +138,8 @@ class ForwardState:
         self.grid = adapter.grid_of(int(images.shape[-2]), int(images.shape[-1]))
         self.adapter = adapter
         self.embedded: Embedded = embed(adapter.vit, images, resized_positions(adapter.vit, self.grid))
-        self.real = real_patches(sizes, images, self.grid, adapter.strides[-2])
+        real = real_patches(sizes, self.grid, adapter.strides[-2])
+        self.real = None if real is None else real.to(images.device)
         self.finest, *pyramid = adapter.prior(images)
         self.shapes: list[Shape] = [(int(each.shape[-2]), int(each.shape[-1])) for each in pyramid]
         levels = zip(pyramid, adapter.level_embedding, strict=True)
@@ -172,8 +148,7 @@ class ForwardState:
     def inject(self, interaction: int, patches: Tensor) -> Tensor:
         """Return what the patches (B, N, C) gain from the pyramid before an interaction's blocks."""
         module: Any = self.adapter.interactions[interaction]
-        gain: Tensor = module.injector(patches, self.grid, self.pyramid, self.shapes)
-        return gain
+        return cast(Tensor, module.injector(patches, self.grid, self.pyramid, self.shapes))
 
     def extract(self, interaction: int, patches: Tensor) -> None:
         """Update the pyramid from the patches (B, N, C) after an interaction's blocks."""
@@ -191,22 +166,17 @@ class ForwardState:
         return [norm(a + b) for a, b, norm in zip(maps, sized, self.adapter.norms, strict=True)]
 
 
-def real_patches(sizes: Sequence[tuple[int, int]] | None, images: Tensor, grid: Shape, patch: int) -> Tensor | None:
-    """Return which patches (B, N) of a padded batch (B, 3, H, W) show some of their image; None if all do."""
+def real_patches(sizes: Sequence[tuple[int, int]] | None, grid: Shape, patch: int) -> Tensor | None:
+    """Return which patches (B, N) of a padded batch show some of their image, whose (height, width) is in sizes.
+
+    None if all do.
+    """
     if sizes is None:
         return None
-    height, width = images.shape[-2:]
-    if len(sizes) != len(images):
-        raise ValueError(f"{len(sizes)} sizes are given for {len(images)} images")
-    for size in sizes:
-        if not (1 <= size[0] <= height and 1 <= size[1] <= width):
-            raise ValueError(f"an image of size {tuple(size)} does not fit into the batch's {height} x {width} pixels")
-    covered = [(-(-int(h) // patch), -(-int(w) // patch)) for h, w in sizes]
-    if all(rows >= grid[0] and columns >= grid[1] for rows, columns in covered):
-        return None
-    rows, columns = torch.tensor(covered, device=images.device).unbind(1)
-    row, column = (torch.arange(n, device=images.device) for n in grid)
-    return ((row < rows[:, None])[:, :, None] & (column < columns[:, None])[:, None, :]).flatten(1)
+    heights, widths = torch.tensor(sizes).unbind(1)
+    top, left = (patch * torch.arange(n) for n in grid)
+    real = ((top < heights[:, None])[:, :, None] & (left < widths[:, None])[:, None, :]).flatten(1)
+    return None if real.all() else real
 
 
 def _initialise(module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""The layers of ViT-Adapter: spatial prior, deformable attention, injector and extractor, windowed attention.
+"""The layers of ViT-Adapter: spatial prior, deformable attention, injector and extractor.
 
 An `Injector` adds features of the pyramid to the tokens before some blocks of the ViT; an `Extractor` updates the
 pyramid from the tokens after these blocks. Both use multi-scale deformable attention (Zhu et al., Deformable DETR, ICLR
@@ -15,14 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
-
-from agglo.hosts.timm.host import PARTS
 
 Shape = tuple[int, int]
 
@@ -104,10 +102,6 @@ class DeformableAttention(nn.Module):
             maps: (B, S, C), all maps row by row, one after the other.
             shapes: (height, width) of each map.
         """
-        if len(shapes) != self.levels or sum(h * w for h, w in shapes) != maps.shape[1]:
-            raise ValueError(
-                f"shapes={list(shapes)} do not fit {maps.shape[1]} values; needed: {self.levels} maps that hold them"
-            )
         dtype = self.value.weight.dtype
         with torch.autocast(queries.device.type, enabled=False):
             queries, maps = queries.to(dtype), maps.to(dtype)
@@ -117,8 +111,7 @@ class DeformableAttention(nn.Module):
             weights = self.weights(queries).float().view(batch, n_queries, self.heads, -1).softmax(dim=-1)
             extents = offsets.new_tensor([(w, h) for h, w in shapes])[:, None]
             found = sample(value, shapes, positions.float().view(1, -1, 1, 1, 1, 2) + offsets / extents, weights)
-            out: Tensor = self.out(found.to(dtype))
-            return out
+            return cast(Tensor, self.out(found.to(dtype)))
 
 
 def sample(value: Tensor, shapes: Sequence[Shape], points: Tensor, weights: Tensor) -> Tensor:
@@ -209,35 +202,7 @@ class Extractor(nn.Module):
 class Interaction(nn.Module):
     """An injector before some blocks of the ViT, and one or several extractors after them."""
 
-    def __init__(
-        self, width: int, *, heads: int, points: int, ffn_ratio: float, drop_path: float, extractors: int
-    ) -> None:
+    def __init__(self, width: int, *, extractors: int, heads: int, points: int, **ffn: float) -> None:
         super().__init__()
         self.injector = Injector(width, heads=heads, points=points)
-        self.extractors = nn.ModuleList(
-            Extractor(width, heads=heads, points=points, ffn_ratio=ffn_ratio, drop_path=drop_path)
-            for _ in range(extractors)
-        )
-
-
-def windowed_block(block: Any, x: Tensor, rotary: Tensor | None, grid: Shape, window: int) -> Tensor:
-    """Run a block of the ViT on tokens x (B, N, C) of a grid, each attending to those of the same window.
-
-    Where windows reach beyond the grid, queries, keys and values are zero and not masked: a token in such a window
-    gives every missing position the weight exp(0), as in the released code.
-    """
-    projected = PARTS.project(block, x, rotary)
-    rows, columns = grid
-    down, across = -(-rows // window), -(-columns // window)
-
-    def to_windows(x: Tensor) -> Tensor:
-        """(B, H, N, d) -> (B * windows, H, window * window, d)."""
-        x = F.pad(x.unflatten(2, grid), (0, 0, 0, -columns % window, 0, -rows % window))
-        x = x.unflatten(3, (across, window)).unflatten(2, (down, window))  # (B, H, down, window, across, window, d)
-        return x.permute(0, 2, 4, 1, 3, 5, 6).flatten(4, 5).flatten(0, 2)
-
-    q, k, v = (to_windows(tensor) for tensor in (projected.q, projected.k, projected.v))
-    attended = F.scaled_dot_product_attention(q, k, v, dropout_p=projected.dropout, scale=projected.scale)
-    attended = attended.unflatten(2, (window, window)).unflatten(0, (len(x), down, across))
-    attended = attended.permute(0, 3, 1, 4, 2, 5, 6).flatten(4, 5).flatten(2, 3)[:, :, :rows, :columns].flatten(2, 3)
-    return PARTS.feed(block, PARTS.join(block, x, attended, projected))
+        self.extractors = nn.ModuleList(Extractor(width, heads=heads, points=points, **ffn) for _ in range(extractors))

@@ -24,7 +24,6 @@ from agglo.lab.tasks.detection.model.settings import Assignment
 LARGEST_LOG_SCALE = math.log(1000 / 16)
 NO_DEVIATIONS = (1.0, 1.0, 1.0, 1.0)
 BACKGROUND, NEITHER = -1, -2
-_PAIRS_AT_ONCE = 2**23  # a thousand objects against all anchors of a large image would take gigabytes
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[None]:
@@ -58,7 +57,7 @@ def decode(
 
 
 def level_anchors(
-    stride: int, grid: tuple[int, int], scale: float, ratios: Sequence[float], device: torch.device
+    stride: int, grid: Sequence[int], scale: float, ratios: Sequence[float], device: torch.device
 ) -> Tensor:
     """Return the anchors (height * width * ratios, 4) of a level, row by row, all ratios of a position together.
 
@@ -92,31 +91,21 @@ def match(candidates: Tensor, objects: Tensor, rules: Assignment) -> Tensor:
 
     The best candidates of an object, all that tie included, come last and overwrite: a later object wins.
     """
-    n = len(candidates)
-    best_iou = candidates.new_zeros(n)
-    best_object = torch.zeros(n, dtype=torch.int64, device=candidates.device)
-    claimed_by = torch.full_like(best_object, BACKGROUND)
-    at_once = max(_PAIRS_AT_ONCE // max(n, 1), 1)
-    for start in range(0, len(objects) if n else 0, at_once):
-        iou = box_iou(objects[start : start + at_once], candidates)
-        number = torch.arange(start, start + len(iou), device=iou.device)
-        iou_here, object_here = iou.max(dim=0)
-        better = iou_here > best_iou
-        best_iou = torch.where(better, iou_here, best_iou)
-        best_object = torch.where(better, object_here + start, best_object)
-        of_object = iou.amax(dim=1, keepdim=True)
-        claims = (iou == of_object) & (of_object >= rules.minimum)
-        claimed_by = torch.maximum(claimed_by, torch.where(claims, number[:, None], BACKGROUND).amax(dim=0))
-    matched = torch.full_like(best_object, NEITHER)
-    matched[best_iou < rules.negative] = BACKGROUND
-    if len(objects):
-        matched = torch.where(best_iou >= rules.positive, best_object, matched)
+    if not len(objects) or not len(candidates):
+        return torch.full((len(candidates),), BACKGROUND, device=candidates.device)
+    iou = box_iou(objects, candidates)
+    best, nearest = iou.max(dim=0)
+    matched = torch.where(best >= rules.positive, nearest, torch.where(best < rules.negative, BACKGROUND, NEITHER))
+    of_object = iou.amax(dim=1, keepdim=True)
+    claims = (iou == of_object) & (of_object >= rules.minimum)
+    numbers = torch.arange(len(objects), device=iou.device)[:, None]
+    claimed_by = torch.where(claims, numbers, BACKGROUND).amax(dim=0)
     return torch.where(claimed_by >= 0, claimed_by, matched)
 
 
 def sample(matched: Tensor, rules: Assignment) -> Sample:
     """Draw from matched candidates (n,) positives up to their share, and negatives for the rest."""
-    positive = _draw((matched >= 0).nonzero()[:, 0], rules.most_positive)
+    positive = _draw((matched >= 0).nonzero()[:, 0], int(rules.samples * rules.positive_share))
     negative = _draw((matched == BACKGROUND).nonzero()[:, 0], rules.samples - len(positive))
     return Sample(positive, negative, matched[positive])
 

@@ -54,9 +54,9 @@ class RPN(nn.Module):
             hidden = F.relu(self.conv(features))
             logits = self.objectness(hidden).permute(0, 2, 3, 1).flatten(1).float()
             deltas = self.differences(hidden).permute(0, 2, 3, 1).flatten(1).unflatten(1, (-1, 4)).float()
-            height, width = features.shape[-2:]
             scale, ratios = self.settings.anchor_scale, self.settings.anchor_ratios
-            levels.append(Level(level_anchors(stride, (height, width), scale, ratios, features.device), logits, deltas))
+            anchors = level_anchors(stride, features.shape[-2:], scale, ratios, features.device)
+            levels.append(Level(anchors, logits, deltas))
         return levels
 
     def losses(self, levels: Sequence[Level], padded: Sequence[Size], objects: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -76,8 +76,7 @@ class RPN(nn.Module):
                 matched[inside] = match(anchors[inside], boxes, rules)
                 positive, negative, stands_for = sample(matched, rules)
                 seen = torch.cat([positive, negative])
-                is_object = torch.zeros(len(seen), device=anchors.device)
-                is_object[: len(positive)] = 1
+                is_object = (matched[seen] >= 0).float()
                 entropy = entropy + F.binary_cross_entropy_with_logits(logits[i, seen], is_object, reduction="sum")
                 wanted = encode(boxes[stands_for], anchors[positive])
                 distance = distance + F.l1_loss(deltas[i, positive], wanted, reduction="sum")
@@ -101,7 +100,7 @@ class RPN(nn.Module):
                 parts.append((boxes, score[: settings.per_level], torch.full_like(order, number)))
             box, score, number_of = (torch.cat(part) for part in zip(*parts, strict=True))
             has_area = (box[:, 2:] > box[:, :2]).all(dim=1)
-            box, score, number_of = box[has_area], score[has_area], number_of[has_area]
+            box, score, number_of = (values[has_area] for values in (box, score, number_of))
             with full_precision(box.device):
                 found.append(box[batched_nms(box, score, number_of, settings.iou)[: settings.kept]])
         return found
@@ -119,27 +118,6 @@ def level_of(boxes: Tensor, finest_scale: float, levels: int) -> Tensor:
     """Return the pyramid level (n,) int64 that each box (n, 4) is read from, by its size."""
     side = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1).sqrt()
     return (side / finest_scale + 1e-6).log2().floor().clamp(0, levels - 1).long()
-
-
-def pool(
-    pyramid: Sequence[Tensor], strides: Sequence[int], boxes: Sequence[Tensor], side: int, finest_scale: float
-) -> Tensor:
-    """Return features (sum of n, width, side, side) of the boxes [(n, 4), ...] of a batch, in the pyramid's dtype.
-
-    RoIAlign in float32, aligned and with as many samples per cell as it has pixels, which torchvision's
-    MultiScaleRoIAlign does not offer.
-    """
-    rois = torch.cat([torch.cat([torch.full_like(b[:, :1], i), b], dim=1) for i, b in enumerate(boxes)])
-    level = level_of(rois[:, 1:], finest_scale, len(strides))
-    by_level = level.argsort(stable=True)
-    counts = level.bincount(minlength=len(strides)).tolist()
-    parts = [rois.new_zeros(0, pyramid[0].shape[1], side, side)]
-    with full_precision(rois.device):
-        for features, stride, part in zip(pyramid, strides, rois[by_level].split(counts), strict=True):
-            if len(part):
-                parts.append(roi_align(features.float(), part, side, 1 / stride, sampling_ratio=0, aligned=True))
-    pooled = torch.cat(parts)[by_level.argsort()]
-    return pooled.to(pyramid[0].dtype)
 
 
 class BoxHead(nn.Module):
@@ -194,15 +172,28 @@ class RoIHeads(nn.Module):
         self.box = BoxHead(n_classes, settings)
         self.mask = MaskHead(n_classes, settings)
 
-    def _pool(self, pyramid: Sequence[Tensor], boxes: Sequence[Tensor], side: int) -> Tensor:
-        return pool(pyramid[: len(self.strides)], self.strides, boxes, side, self.settings.finest_scale)
+    def pool(self, pyramid: Sequence[Tensor], boxes: Sequence[Tensor], side: int) -> Tensor:
+        """Return features (sum of n, width, side, side) of the boxes [(n, 4), ...] of a batch, in the pyramid's dtype.
+
+        RoIAlign in float32, aligned and with as many samples per cell as it has pixels, which torchvision's
+        MultiScaleRoIAlign does not offer.
+        """
+        rois = torch.cat([torch.cat([torch.full_like(b[:, :1], i), b], dim=1) for i, b in enumerate(boxes)])
+        level = level_of(rois[:, 1:], self.settings.finest_scale, len(self.strides))
+        pooled = rois.new_zeros(len(rois), pyramid[0].shape[1], side, side)
+        with full_precision(rois.device):
+            for number, (features, stride) in enumerate(zip(pyramid, self.strides, strict=False)):
+                here = level == number
+                part = roi_align(features.float(), rois[here], side, 1 / stride, sampling_ratio=0, aligned=True)
+                pooled[here] = part
+        return pooled.to(pyramid[0].dtype)
 
     def losses(
         self, pyramid: Sequence[Tensor], proposals: Sequence[Tensor], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
         """Return cross entropy of classes and masks, and L1 of boxes, over sampled proposals (n, 4) of each image."""
         rules, deviations, side = self.settings.box_assignment, self.settings.box_deviations, self.settings.mask_pool
-        seen, labels, positives, positive_labels, wanted, wanted_masks = ([] for _ in range(6))
+        seen, positives, labels, wanted, wanted_masks = ([] for _ in range(5))
         with full_precision(pyramid[0].device):
             for boxes, target in zip(proposals, targets, strict=True):
                 # Each object is a candidate of its own: there is something to learn before proposals are any good.
@@ -210,23 +201,23 @@ class RoIHeads(nn.Module):
                 matched = torch.cat([own, match(boxes, target.boxes, rules)])
                 boxes = torch.cat([target.boxes, boxes])
                 positive, negative, objects = sample(matched, rules)
-                label = target.labels[objects]
+                background = torch.full_like(negative, self.n_classes)
                 seen.append(torch.cat([boxes[positive], boxes[negative]]))
-                labels.append(torch.cat([label, label.new_full((len(negative),), self.n_classes)]))
                 positives.append(boxes[positive])
-                positive_labels.append(label)
+                labels.append(torch.cat([target.labels[objects], background]))
                 wanted.append(encode(target.boxes[objects], boxes[positive], deviations))
                 wanted_masks.append(targets_in_boxes(target.masks, objects, boxes[positive], 2 * side))
-        logits, deltas = self.box(self._pool(pyramid, seen, self.settings.box_pool))
-        masks = self.mask(self._pool(pyramid, positives, side))
+        logits, deltas = self.box(self.pool(pyramid, seen, self.settings.box_pool))
+        masks = self.mask(self.pool(pyramid, positives, side))
         with full_precision(logits.device):
-            label, of_class, count = torch.cat(labels), torch.cat(positive_labels), max(len(logits), 1)
+            label, count = torch.cat(labels), max(len(logits), 1)
+            [positive] = (label < self.n_classes).nonzero(as_tuple=True)
+            of_class = label[positive]
             masks = masks[torch.arange(len(masks), device=masks.device), of_class]
-            deltas = deltas[(label < self.n_classes).nonzero()[:, 0], of_class]
             mask_loss = F.binary_cross_entropy_with_logits(masks, torch.cat(wanted_masks), reduction="sum")
             return {
                 "loss_cls": F.cross_entropy(logits, label, reduction="sum") / count,
-                "loss_bbox": F.l1_loss(deltas, torch.cat(wanted), reduction="sum") / count,
+                "loss_bbox": F.l1_loss(deltas[positive, of_class], torch.cat(wanted), reduction="sum") / count,
                 "loss_mask": mask_loss / max(masks.numel(), 1),
             }
 
@@ -241,13 +232,13 @@ class RoIHeads(nn.Module):
             proposals: (n, 4) of each image.
             sizes: (height, width) of each image without padding, as original is the one that detections are wanted in.
         """
-        logits, deltas = self.box(self._pool(pyramid, proposals, self.settings.box_pool))
+        logits, deltas = self.box(self.pool(pyramid, proposals, self.settings.box_pool))
         counts = [len(boxes) for boxes in proposals]
         with full_precision(logits.device):
             parts = zip(logits.split(counts), deltas.split(counts), proposals, sizes, original, strict=True)
             found = [self._best(*part) for part in parts]
         read = [boxes * _scales(boxes, old, new) for (boxes, *_), old, new in zip(found, original, sizes, strict=True)]
-        squares = self.mask(self._pool(pyramid, read, self.settings.mask_pool)).sigmoid().split(list(map(len, read)))
+        squares = self.mask(self.pool(pyramid, read, self.settings.mask_pool)).sigmoid().split(list(map(len, read)))
         results = []
         for (boxes, scores, labels), square, size in zip(found, squares, original, strict=True):
             square = square[torch.arange(len(labels), device=labels.device), labels]
@@ -280,12 +271,8 @@ def targets_in_boxes(masks: Tensor, objects: Tensor, boxes: Tensor, side: int) -
     Of masks (m, h, w), that of the box's object (n,) is averaged over each cell; the cell is 1 from one half on.
     """
     boxes = clip_boxes_to_image(boxes, (masks.shape[-2], masks.shape[-1]))
-    shares = boxes.new_zeros(len(boxes), side, side)
-    # Object by object: float copies of all masks of a crowded image would take gigabytes.
-    for number in objects.unique().tolist():
-        of_it = objects == number
-        mask = masks[number].to(boxes.dtype)[None, None]
-        shares[of_it] = roi_align(mask, [boxes[of_it]], side, sampling_ratio=0, aligned=True)[:, 0]
+    rois = torch.cat([objects[:, None].to(boxes.dtype), boxes], dim=1)
+    shares = roi_align(masks[:, None].to(boxes.dtype), rois, side, sampling_ratio=0, aligned=True)[:, 0]
     return (shares >= 0.5).float()
 
 

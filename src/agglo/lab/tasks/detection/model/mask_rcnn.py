@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork
@@ -42,24 +42,18 @@ class Detector(nn.Module):
             each with `backbone.out_channels` channels.
         n_classes: Without background.
         settings: Every number of the heads.
-
-    Attributes:
-        left_out: Names in the file of weights that a detector has no use for.
     """
 
-    left_out: tuple[str, ...] = ()
-
-    def __init__(self, backbone: nn.Module, *, n_classes: int, settings: HeadSettings | None = None) -> None:
+    def __init__(self, backbone: Any, *, n_classes: int, settings: HeadSettings | None = None) -> None:
         super().__init__()
         if n_classes < 1:
             raise ValueError(f"n_classes={n_classes} must be at least 1; background is not counted")
-        settings = settings or HeadSettings()
-        strides = tuple(cast("Sequence[int]", backbone.strides))
-        self.n_classes, self.settings, self.strides = n_classes, settings, strides
-        self.backbone = backbone
-        self.neck = FPN(cast(int, backbone.out_channels), len(strides), settings.width)
-        self.rpn = RPN((*strides, 2 * strides[-1]), settings)
-        self.roi = RoIHeads(strides, n_classes, settings)
+        self.settings = settings = settings or HeadSettings()
+        self.n_classes, self.strides = n_classes, tuple(backbone.strides)
+        self.backbone: Any = backbone
+        self.neck = FPN(backbone.out_channels, len(self.strides), settings.width)
+        self.rpn = RPN((*self.strides, 2 * self.strides[-1]), settings)
+        self.roi = RoIHeads(self.strides, n_classes, settings)
 
     def forward(
         self,
@@ -67,7 +61,7 @@ class Detector(nn.Module):
         targets: Sequence[Mapping[str, Any]] | None = None,
         *,
         original_sizes: Sequence[Size] | None = None,
-    ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
+    ) -> Any:
         """Return in training mode the losses, else the detections of each image.
 
         Args:
@@ -80,8 +74,9 @@ class Detector(nn.Module):
             Losses: scalars loss_rpn_cls, loss_rpn_bbox, loss_cls, loss_bbox, loss_mask, whose sum is minimised.
             Detections: boxes (n, 4), scores (n,) falling, labels (n,), masks (n, height, width) bool.
         """
-        if self.training and targets is None:
-            raise ValueError("targets=None in training mode; call eval() for detections")
+        targets = targets or ()
+        if self.training and len(targets) != len(images):
+            raise ValueError(f"{len(targets)} targets for {len(images)} images to train on; eval() gives detections")
         for i, image in enumerate(images):
             if image.ndim != 3 or image.shape[0] != 3 or 0 in image.shape or not image.is_floating_point():
                 found = f"{image.dtype} of shape {tuple(image.shape)}"
@@ -98,7 +93,7 @@ class Detector(nn.Module):
         if not self.training:
             proposals = self.rpn.proposals(levels, sizes, self.settings.test_proposals)
             return self.roi.detect(pyramid, proposals, sizes, original_sizes or sizes)
-        objects = checked(targets or (), images, self.n_classes)
+        objects = checked(targets, images, self.n_classes)
         losses = self.rpn.losses(levels, padded, [target.boxes for target in objects])
         proposals = self.rpn.proposals(levels, sizes, self.settings.training_proposals)
         return losses | self.roi.losses(pyramid, proposals, objects)
@@ -106,23 +101,17 @@ class Detector(nn.Module):
 
 def checked(targets: Sequence[Mapping[str, Any]], images: Sequence[Tensor], n_classes: int) -> list[Target]:
     """Return the targets of images (3, h, w) as plain tensors on their device; ValueError names the first wrong one."""
-    if len(targets) != len(images):
-        raise ValueError(f"{len(targets)} targets for {len(images)} images; each image needs one")
     found = []
     for i, (target, image) in enumerate(zip(targets, images, strict=True)):
-        form = getattr(target["boxes"], "format", None)
-        if form is not None and getattr(form, "value", form) != "XYXY":
-            raise ValueError(f"target {i}: boxes are {form}; accepted: XYXY")
         # Without the class of torchvision's tv_tensors, which follows through every operation.
         boxes, labels, masks = (target[name].as_subclass(Tensor).to(image.device) for name in Target._fields)
-        boxes, labels = boxes.float(), labels.long()
-        n = len(boxes)
+        boxes, labels, n = boxes.float(), labels.long(), len(boxes)
         if boxes.shape != (n, 4) or labels.shape != (n,) or masks.shape != (n, *image.shape[-2:]):
             shapes = ", ".join(str(tuple(part.shape)) for part in (boxes, labels, masks))
             raise ValueError(f"target {i}: boxes, labels and masks of shapes {shapes} in an image {tuple(image.shape)}")
-        if n and not 0 <= labels.min() <= labels.max() < n_classes:
+        if ((labels < 0) | (labels >= n_classes)).any():
             raise ValueError(f"target {i}: labels {sorted(set(labels.tolist()))}; accepted: 0 to {n_classes - 1}")
-        bad = ~(boxes.isfinite().all(dim=1) & (boxes[:, 2:] > boxes[:, :2]).all(dim=1))
+        bad = ~(boxes[:, 2:] > boxes[:, :2]).all(dim=1)
         if bad.any():
             raise ValueError(f"target {i}: box {boxes[bad][0].tolist()} has no area; leave such objects out")
         found.append(Target(boxes, labels, masks))

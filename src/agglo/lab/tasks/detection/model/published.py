@@ -1,4 +1,4 @@
-"""The checkpoints that ViT-Adapter's, SViT's and ATC's authors publish, under MMDetection's names, and back.
+"""The checkpoints that ViT-Adapter's, SViT's and ATC's authors publish, under MMDetection's names.
 
 Three kinds exist. Dense detectors name a block's layers as timm does. SViT's are PyTorch's encoder layers
 (`self_attn.in_proj_weight`, `linear1`, ...), whose layer norms have another epsilon, and hold the gates besides. ATC's
@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 ENCODER_LAYER = "TransformerEncoderLayer"
 ENCODER_LAYER_EPS = 1e-5  # of SViT's layer norms; DeiT's have 1e-6
-_POSITIONS, _CLASS_POSITION = "backbone.pos_embed", "backbone.pos_embed[:, :1]"
-_UNUSED = re.compile(r"^backbone\.(norm|fc_norm|head)\.(weight|bias)$")
-_CLASS_TOKEN = "backbone.cls_token"
+_POSITIONS = "backbone.pos_embed"
+_UNUSED = re.compile(r"^backbone\.((norm|fc_norm|head)\.(weight|bias)|cls_token)$")
 
 _Replacement = str | Callable[[re.Match[str]], str]
 
@@ -31,7 +28,6 @@ def _shifted(text: str, by: int) -> Callable[[re.Match[str]], str]:
 # Ours to theirs, in order: every rule that is found applies.
 _RULES: tuple[tuple[str, _Replacement], ...] = (
     (r"^backbone\.vit\.", "backbone."),
-    (r"^(backbone\.blocks\.\d+\.)ls([12])\.gamma$", r"\1gamma\2"),
     (r"^backbone\.level_embedding$", "backbone.level_embed"),
     (r"^backbone\.prior\.stem\.", "backbone.spm.stem."),
     (r"^backbone\.prior\.stages\.(\d)\.", _shifted("backbone.spm.conv#.", 2)),
@@ -72,24 +68,14 @@ _GATES = (("agglo_method.gates", "selective_modules"), ("decide.0", "mlp.fc1"), 
 _GATE = re.compile(r"^backbone\.selective_modules\.(\d+)\.(norm|mlp\.fc1|mlp\.fc2)\.(weight|bias)$")
 
 
-@dataclass(frozen=True)
-class Published:
-    """A published checkpoint in the detector's names.
-
-    Attributes:
-        model: The detector's state dict; a tensor that it does not have keeps its published name.
-        left_out: Under the published names, what a detector has no use for.
-        encoder_layers: Whether the blocks were PyTorch's encoder layers.
-    """
-
-    model: dict[str, Tensor]
-    left_out: dict[str, Tensor]
-    encoder_layers: bool
-
-
 def is_published(state: Mapping[str, Tensor]) -> bool:
     """Return whether these are the names of an MMDetection detector on a ViT-Adapter."""
     return "rpn_head.rpn_conv.weight" in state and "backbone.level_embed" in state
+
+
+def has_encoder_layers(state: Mapping[str, Tensor]) -> bool:
+    """Return whether the blocks of a published detector are PyTorch's encoder layers."""
+    return any(ENCODER_LAYER in name for name in state)
 
 
 def gates(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -103,50 +89,23 @@ def gates(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def from_published(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Published:
+def from_published(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename a published state dict for the detector whose state dict is `own`.
 
-    Where the detector has no class token, the token and the first position embedding are left out.
+    A tensor that the detector does not have keeps its published name. What no detector has a use for is left out: a
+    last norm, a head, and, unless the detector has one, the class token with its position.
     """
-    encoder_layers = any(ENCODER_LAYER in name for name in state)
-    ours_of = {_published_name(name, encoder_layers): name for name in own if "agglo_method" not in name.split(".")}
-    left_out = {name: value for name, value in state.items() if _UNUSED.match(name)}
-    if _CLASS_TOKEN not in ours_of and _CLASS_TOKEN in state:
-        left_out[_CLASS_TOKEN] = state[_CLASS_TOKEN]
-    used = {name: value for name, value in state.items() if name not in left_out and not _GATE.match(name)}
-    if _POSITIONS in used and _POSITIONS in ours_of:
-        extra = used[_POSITIONS].shape[1] - own[ours_of[_POSITIONS]].shape[1]
-        if extra == 1:
-            left_out[_CLASS_POSITION], used[_POSITIONS] = used[_POSITIONS].tensor_split([1], dim=1)
-    return Published({ours_of.get(name, name): value for name, value in used.items()}, left_out, encoder_layers)
+    encoder_layers = has_encoder_layers(state)
+    ours_of = {published_name(name, encoder_layers): name for name in own if "agglo_method" not in name.split(".")}
+    unused = {name for name in state if name not in ours_of and (_UNUSED.match(name) or _GATE.match(name))}
+    found = {ours_of.get(name, name): value for name, value in state.items() if name not in unused}
+    if (positions := ours_of.get(_POSITIONS)) in found and found[positions].shape[1] == own[positions].shape[1] + 1:
+        found[positions] = found[positions][:, 1:]
+    return found
 
 
-def to_published(
-    state: Mapping[str, Tensor], *, encoder_layers: bool = False, left_out: Mapping[str, Tensor] | None = None
-) -> dict[str, Tensor]:
-    """Return a detector's state dict under the names of the authors' code, whose strict loading accepts it.
-
-    Args:
-        state: The detector's, with the gates of SViT if it is applied.
-        encoder_layers: Name the blocks as SViT does.
-        left_out: Of `from_published`, to get back what was read; without it the position embedding of the class token,
-            which dense detectors have and do not use, is zero.
-    """
-    extra = dict(left_out or {})
-    class_position = extra.pop(_CLASS_POSITION, None)
-    published = {_published_name(name, encoder_layers): value for name, value in state.items()}
-    positions = published.get(_POSITIONS)
-    if positions is not None and _CLASS_TOKEN not in published:
-        first = torch.zeros_like(positions[:, :1]) if class_position is None else class_position
-        published[_POSITIONS] = torch.cat([first, positions], dim=1)
-    return published | extra
-
-
-def _published_name(name: str, encoder_layers: bool) -> str:
-    if ".agglo_method." in name:
-        for ours, theirs in _GATES:
-            name = name.replace(ours, theirs)
-        return name
+def published_name(name: str, encoder_layers: bool = False) -> str:
+    """Return the authors' name of a tensor; encoder_layers names the blocks as SViT does."""
     for pattern, replacement in _RULES:
         name = re.sub(pattern, replacement, name)
     if encoder_layers and name.startswith("backbone.blocks."):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from agglo.checks import choice
 
 
 @dataclass(frozen=True)
@@ -22,16 +26,6 @@ class Assignment:
     minimum: float
     samples: int
     positive_share: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.negative <= self.positive <= 1 or not 0 <= self.minimum <= 1:
-            raise ValueError(f"{self} needs 0 <= negative <= positive <= 1, and minimum in 0 to 1")
-        if self.samples < 1 or not 0 < self.positive_share <= 1:
-            raise ValueError(f"{self} needs samples >= 1, and positive_share above 0 and at most 1")
-
-    @property
-    def most_positive(self) -> int:
-        return int(self.samples * self.positive_share)
 
 
 @dataclass(frozen=True)
@@ -74,9 +68,17 @@ class HeadSettings:
     detections: int = 100
     mask_threshold: float = 0.5
 
-    def __post_init__(self) -> None:
-        for name in ("width", "box_pool", "mask_pool", "box_width", "mask_convolutions", "detections"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if not self.anchor_ratios or min(self.anchor_ratios) <= 0 or self.anchor_scale <= 0 or self.finest_scale <= 0:
-            raise ValueError("anchor_ratios, anchor_scale and finest_scale must be above 0")
+
+def head_settings(options: Mapping[str, Any]) -> HeadSettings:
+    """Return the usual settings of the heads with some of them changed; a table changes some of a group.
+
+    >>> head_settings({"width": 64, "test_proposals": {"kept": 100}}).test_proposals
+    ProposalSettings(per_level=1000, kept=100, iou=0.7)
+    """
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        choice("head_options", name, [each.name for each in fields(HeadSettings)])
+        if isinstance(value, Mapping):
+            value = replace(getattr(HeadSettings, name), **value)
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return HeadSettings(**values)

@@ -21,7 +21,7 @@ from agglo.models.checkpoints import load_exactly
 MINIATURE = "miniature"  # the name of the detector on the embedded classifier
 ENLARGED = 4
 MINIATURE_SIDE = 28 * ENLARGED  # pixels of its images: as many patches as the embedded classifier has
-_AFTER_THE_BLOCKS = ("head.", "head_dist.", "norm.", "fc_norm.", "pre_logits.")
+_AFTER_THE_BLOCKS = ("head.", "head_dist.", "norm.", "fc_norm.", "pre_logits.", "attn_pool.")
 
 
 class Size(NamedTuple):
@@ -35,16 +35,10 @@ class Size(NamedTuple):
 SIZES = {"tiny": Size(192, 3, 0.1), "small": Size(384, 6, 0.2)}
 
 
-def plain_vit(
-    size: str = "tiny", *, class_token: bool = False, drop_path: float | None = None, layer_scale: bool = False
-) -> nn.Module:
+def plain_vit(size: str = "tiny", *, class_token: bool = False, drop_path: float | None = None) -> nn.Module:
     """Return DeiT-Tiny or -Small without last norm and head.
 
-    Args:
-        size: "tiny" or "small".
-        class_token: Whether it has one.
-        drop_path: Of the last block, rising to it from 0 at the first; None takes that of the size.
-        layer_scale: As the original ViT-Adapter has; the detectors of the study have none.
+    drop_path: Of the last block, rising to it from 0 at the first; None takes that of the size.
     """
     width, heads, usual_drop_path = SIZES[choice("size", size, tuple(SIZES))]
     return VisionTransformer(
@@ -56,7 +50,6 @@ def plain_vit(
         num_classes=0,
         final_norm=False,
         dynamic_img_size=True,
-        init_values=1.0 if layer_scale else None,
     )
 
 
@@ -64,18 +57,15 @@ def prepare_vit(vit: Any, class_token: bool) -> int:
     """Strip a timm model of all but what an adapter runs; returns the width of its patches."""
     host = TimmViT()
     if not host.recognises(vit):
-        raise UnsupportedModelError(
-            f"{type(vit).__name__} cannot be the ViT of an adapter; accepted: {', '.join(host.model_classes)}"
-        )
+        accepted = ", ".join(host.model_classes)
+        raise UnsupportedModelError(f"{type(vit).__name__} cannot be the ViT of an adapter; accepted: {accepted}")
     host.check(vit)
     embedding = vit.patch_embed
-    if type(embedding).__name__ != "PatchEmbed":
-        raise UnsupportedModelError(f"the ViT embeds patches by {type(embedding).__name__}; supported: PatchEmbed")
     patch = embedding.patch_size
-    if patch[0] != patch[1] or patch[0] not in (4, 8, 16):
+    if type(embedding).__name__ != "PatchEmbed" or patch[0] != patch[1] or patch[0] not in (4, 8, 16):
         raise UnsupportedModelError(
-            f"patches of {patch[0]} x {patch[1]} pixels; supported: 4, 8 and 16 squared (timm's set_input_size with "
-            "patch_size=16 resamples the embedding of others)"
+            f"{type(embedding).__name__} of {patch[0]} x {patch[1]} pixels; supported: PatchEmbed of 4, 8 and 16 "
+            "squared (timm's set_input_size with patch_size=16 resamples the embedding of others)"
         )
     if getattr(vit, "rope", None) is not None and not vit.dynamic_img_size:
         raise UnsupportedModelError("this rotary ViT has tables for one image size: make it with dynamic_img_size=True")
@@ -124,28 +114,25 @@ def is_vit(state: Mapping[str, Tensor]) -> bool:
     return "patch_embed.proj.weight" in state and any(name.startswith("blocks.0.") for name in state)
 
 
-def load_vit(vit: Any, state: Mapping[str, Tensor], source: str) -> list[str]:
-    """Load a timm checkpoint (DeiT, AugReg) into a plain ViT; returns the names of what was left out.
+def load_vit(vit: Any, state: Mapping[str, Tensor], source: str) -> None:
+    """Load a timm checkpoint (DeiT, AugReg) into a plain ViT.
 
-    What comes after the blocks is left out, and without a class token also that token and its position. A checkpoint of
-    another image size brings its own grid of positions, which the ViT takes over.
+    What comes after the blocks is left out, and prefix tokens that the ViT does not have, with their positions. A
+    checkpoint of another image size brings its own grid of positions, which the ViT takes over.
     """
-    keeps_token = getattr(vit, "cls_token", None) is not None
-    prefix_tokens = ("dist_token",) if keeps_token else ("cls_token", "dist_token")
-    left_out = [name for name in state if name.startswith(_AFTER_THE_BLOCKS) or name in prefix_tokens]
-    kept = {name: value for name, value in state.items() if name not in left_out}
+    tokens = [name for name in ("cls_token", "dist_token") if getattr(vit, name, None) is None]
+    kept = {k: value for k, value in state.items() if not k.startswith(_AFTER_THE_BLOCKS) and k not in tokens}
     positions = kept.get("pos_embed")
-    if positions is not None and positions.ndim == 3:
+    if positions is not None and vit.pos_embed is not None:
         side = math.isqrt(positions.shape[1])
         prefix = positions.shape[1] - side**2
+        own = min(prefix, vit.pos_embed.shape[1] - math.prod(vit.patch_embed.grid_size))
         if tuple(vit.patch_embed.grid_size) != (side, side):
             vit.set_input_size(img_size=tuple(side * patch for patch in vit.patch_embed.patch_size))
-        wanted = min(prefix, int(keeps_token))
-        if prefix > wanted:
-            left_out.append("pos_embed of prefix tokens")
-        kept["pos_embed"] = torch.cat([positions[:, :wanted], positions[:, prefix:]], dim=1)
+        # The class token is the first one, and goes if the ViT has none; the distillation token follows it.
+        first = 0 if vit.cls_token is not None else prefix - own
+        kept["pos_embed"] = torch.cat([positions[:, first : first + own], positions[:, prefix:]], dim=1)
     load_exactly(vit, kept, source)
-    return left_out
 
 
 def miniature_vit(*, pretrained: bool = True, drop_path: float = 0.0) -> nn.Module:
@@ -153,7 +140,8 @@ def miniature_vit(*, pretrained: bool = True, drop_path: float = 0.0) -> nn.Modu
 
     The classifier takes grey images of 28 x 28 pixels in patches of 2 x 2. Here images are four times as large, have
     three channels, and are normalised as a detector's are; the patch embedding is changed so that a grey image,
-    enlarged pixel by pixel, gives the very same tokens.
+    enlarged pixel by pixel, gives the very same tokens: each channel carries a third of the grey value, each small
+    pixel its share of the large one.
     """
     import timm
 
@@ -166,17 +154,9 @@ def miniature_vit(*, pretrained: bool = True, drop_path: float = 0.0) -> nn.Modu
     state = small.state_dict()
     weight, bias = "patch_embed.proj.weight", "patch_embed.proj.bias"
     [mean], [std] = embedded.default_cfgs[embedded.NAME].default.mean, embedded.default_cfgs[embedded.NAME].default.std
-    state[weight], state[bias] = _for_detectors(state[weight], state[bias], mean, std)
+    spread = state[weight].repeat_interleave(ENLARGED, 2).repeat_interleave(ENLARGED, 3) / (3 * ENLARGED**2)
+    channel_mean, channel_std = (torch.tensor(values).view(1, 3, 1, 1) / 255 for values in (MEAN, STD))
+    state[weight] = spread * channel_std / std
+    state[bias] = state[bias] + (spread * (channel_mean - mean) / std).sum((1, 2, 3))
     large.load_state_dict(state)
     return nn.Module.train(large)
-
-
-def _for_detectors(weight: Tensor, bias: Tensor, mean: float, std: float) -> tuple[Tensor, Tensor]:
-    """Convert a patch embedding (C, 1, p, p) of grey pixels, normalised by mean and std, for a detector's RGB.
-
-    Each channel carries a third of the grey value, each small pixel its share of the large one.
-    """
-    large = weight.repeat_interleave(ENLARGED, 2).repeat_interleave(ENLARGED, 3) / (3 * ENLARGED**2)
-    of_channel = torch.tensor(STD).view(1, 3, 1, 1) / 255
-    shift = torch.tensor(MEAN).view(1, 3, 1, 1) / 255 - mean
-    return large * of_channel / std, bias + (large * shift / std).sum((1, 2, 3))

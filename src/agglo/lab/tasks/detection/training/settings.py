@@ -19,9 +19,7 @@ class DetectionSettings(ReductionSettings, DropSettings):
 
     # What is trained
     model: str = option("tiny", "tiny, small (DeiT's shapes), miniature (the embedded classifier's), or a timm ViT")
-    checkpoint: str | None = option(
-        None, "starting weights: a file of a timm ViT (DeiT, AugReg), of a detector, or a published one"
-    )
+    checkpoint: str | None = option(None, "starting weights: a file of a timm ViT, of a detector, or a published one")
     from_scratch: bool = option(
         False, "start without a file: from random weights, or for miniature from the embedded classifier"
     )
@@ -36,23 +34,18 @@ class DetectionSettings(ReductionSettings, DropSettings):
     dataset: Literal["coco", "scenes"] = option(
         "coco", "coco: COCO's layout, or any JSON of instances; scenes: made from Fashion-MNIST's files"
     )
-    image_size: int | None = option(
+    image_size: AtLeastOne | None = option(
         None, "make every image a square of this side; none is the paper's way: many scales and crops"
     )
     flip: Fraction = option(0.5, "probability of mirroring an image")
     held_out: Fraction = option(
-        0.0,
-        "fraction of the training images kept for validation, for data without such a split; 0 takes the split",
+        0.0, "fraction of the training images kept for validation, for data without such a split; 0 takes the split"
     )
-    images: int | None = option(
-        None,
-        "only so many, evenly spread, and without held_out judged by the same: to overfit a dozen; none is all",
+    images: AtLeastOne | None = option(
+        None, "only so many, evenly spread, and without held_out judged by the same: to overfit a dozen; none is all"
     )
     scenes: AtLeastOne = option(4000, "training scenes")
     validation_scenes: AtLeastOne = 200
-    skip_bad: bool = option(
-        False, "leave out bad images and annotations and count them; every process reads all images once to find them"
-    )
 
     # Optimisation, where it is not as for every task
     epochs: AtLeastOne = 36
@@ -75,13 +68,8 @@ class DetectionSettings(ReductionSettings, DropSettings):
         if self.from_scratch == (self.checkpoint is not None):
             problem = "weights and from_scratch=true exclude each other" if self.from_scratch else "no starting weights"
             raise ValueError(f"{problem}: give one of checkpoint=F and from_scratch=true")
-        for name in ("image_size", "images"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1, or none")
-        if self.held_out == 1:
-            raise ValueError("held_out=1 leaves no image to train on; below 1 is accepted")
-        if self.held_out and self.dataset == "scenes":
-            raise ValueError(f"held_out={self.held_out:g} is for files; scenes have a split of their own")
+        if self.held_out and (self.held_out == 1 or self.dataset == "scenes"):
+            raise ValueError(f"held_out={self.held_out:g}: below 1 is accepted, and for files only")
         self.require_rates()
 
     def spec(self, classes: list[str]) -> DetectorSpec:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from agglo.lab.tasks.detection.data import DetectionData, collate, make_scenes, open_coco, transforms_for
+from agglo.lab.tasks.detection.evaluation.average_precision import KINDS, NUMBERS
 from agglo.lab.tasks.detection.evaluation.one_pass import Images, evaluate
 from agglo.lab.tasks.detection.model.adapter_layers import SpatialPrior
 from agglo.lab.tasks.detection.specs import method_weights
@@ -23,7 +23,6 @@ from agglo.models.checkpoints import fingerprint, load_method
 from agglo.patch import apply
 from agglo.utils.randomness import seed_everything
 
-_LOGGED = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 _NORMS = (nn.LayerNorm, nn.modules.batchnorm._BatchNorm)
 _EMBEDDINGS = ("pos_embed", "level_embedding")
 
@@ -35,8 +34,7 @@ def train_detector(settings: DetectionSettings, data: Path, output: Path, *, cpu
 
     Args:
         settings: What is trained, and how.
-        data: Folder of the data set, or a JSON file.
-        output: Folder of the run.
+        data, output: Folder of the data set, or a JSON file, and folder of the run.
         cpu: Train on the CPU even where there is a GPU.
     """
     return train(
@@ -58,42 +56,28 @@ class Detection(TrainingTask):
 
     def __init__(self, settings: DetectionSettings, data: Path, accelerator: Any, share: Share) -> None:
         self.settings, self.accelerator = settings, accelerator
-        self.splits = open_splits(settings, data)
-        self._tell(self.splits.remarks)
-        if all(entry["iscrowd"] for entry in self.splits.validation.ground_truth["annotations"]):
+        self.train_data, validation = open_splits(settings, data)
+        if all(entry["iscrowd"] for entry in validation.ground_truth["annotations"]):
             raise ValueError(f"data={str(data)!r}: no validation image has an object, so that nothing can be judged")
-        self.spec = settings.spec(self.splits.train.classes)
-        self.model = self._synchronised(build_model(settings, self.splits.train.classes))
+        self.spec = settings.spec(self.train_data.classes)
+        self.model = self._synchronised(build_model(settings, self.train_data.classes))
         self.start = {} if settings.from_scratch else {"weights": fingerprint(self.model.state_dict())}
         training, evaluation = transforms_for(settings.image_size, flip=settings.flip)
-        self.data = ImageBatches(
-            self.splits.train.prepared(training),
-            share,
-            seed=settings.seed,
-            workers=settings.workers,
-            collate=_collated,
-        )
+        prepared, seed, workers = self.train_data.prepared(training), settings.seed, settings.workers
+        self.data = ImageBatches(prepared, share, seed=seed, workers=workers, collate=_collated)
         self.groups = parameter_groups(self.model, weight_decay=settings.weight_decay)
         self.ranked_by = settings.ranked_by
-        self.validation = Images(
-            self.splits.validation,
-            evaluation,
-            batch_size=settings.evaluation_batch_size,
-            workers=settings.workers,
-            accelerator=accelerator,
-        )
-
-    def _tell(self, notes: Sequence[str]) -> None:
-        if self.accelerator.is_main_process:
-            for note in notes:
-                print(f"agglo: {note}", file=sys.stderr)
+        size = settings.evaluation_batch_size
+        self.validation = Images(validation, evaluation, batch_size=size, workers=workers, accelerator=accelerator)
 
     def _synchronised(self, model: nn.Module) -> nn.Module:
         """Synchronise batch norms between processes, as in the released training."""
         if self.accelerator.num_processes == 1:
             return model
         if self.accelerator.device.type == "cpu":
-            self._tell(["batch norms see one process's images each: torch synchronises them between GPUs only"])
+            if self.accelerator.is_main_process:
+                text = "agglo: batch norms see one process's images each: torch synchronises them between GPUs only"
+                print(text, file=sys.stderr)
             return model
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
 
@@ -106,7 +90,7 @@ class Detection(TrainingTask):
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         found = evaluate(model, self.validation, accelerator=self.accelerator)
-        numbers = {f"{kind}_{name}": found[f"{kind}_{name}"] for kind in ("box", "mask") for name in _LOGGED}
+        numbers = {f"{kind}_{name}": found[f"{kind}_{name}"] for kind in KINDS.values() for name in NUMBERS[:6]}
         # Where no object has a size there is no AP of that size: the column is left out.
         return {name: value for name, value in numbers.items() if value is not None}
 
@@ -116,10 +100,7 @@ class Detection(TrainingTask):
         return {**what, "keep_rate": str(settings.keep_rate), **self.spec.about()}
 
     def fingerprints(self) -> dict[str, str]:
-        return {**self.start, "training images": self.splits.train.fingerprint()}
-
-    def skipped(self) -> Sequence[str]:
-        return self.splits.skipped
+        return {**self.start, "training images": self.train_data.fingerprint()}
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
@@ -142,48 +123,27 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
     return groups
 
 
-@dataclass(frozen=True)
-class Splits:
-    """The data of a run, not transformed."""
-
-    train: DetectionData
-    validation: DetectionData
-
-    @property
-    def skipped(self) -> list[str]:
-        """A sentence for everything left out; once, where both splits are of one file."""
-        return list(dict.fromkeys([*self.train.skipped, *self.validation.skipped]))
-
-    @property
-    def remarks(self) -> list[str]:
-        return list(dict.fromkeys([*self.train.remarks, *self.validation.remarks]))
-
-
-def open_splits(settings: DetectionSettings, root: Path) -> Splits:
-    """Open both splits. Images without objects are not trained on, but are evaluated."""
+def open_splits(settings: DetectionSettings, root: Path) -> tuple[DetectionData, DetectionData]:
+    """Open the training and the validation data. Images without objects are not trained on, but are evaluated."""
     if settings.dataset == "scenes":
         side = settings.image_size or 112
-        return Splits(
+        return (
             make_scenes(root, settings.images or settings.scenes, settings.seed, "train", side),
             make_scenes(root, settings.images or settings.validation_scenes, 0, "val", side),
         )
-    train: Any = open_coco(root, "train", skip_bad=settings.skip_bad, with_objects=True)
+    train: Any = open_coco(root, "train", with_objects=True)
     if settings.held_out:
         every = [math.floor((index + 1) * settings.held_out) for index in range(len(train))]
         held = [index for index, count in enumerate(every) if count > (every[index - 1] if index else 0)]
         if not held:
             raise ValueError(f"held_out={settings.held_out:g} of {len(train)} images is not one image")
         train, validation = train.part(sorted(set(range(len(train))) - set(held))), train.part(held)
-    elif settings.images is not None:
-        # To overfit: judged by the very images that are learned.
-        validation = train
-    else:
-        validation = open_coco(root, "val", skip_bad=settings.skip_bad)
-    train, validation = train.spread(settings.images), validation.spread(settings.images)
+    else:  # to overfit some images, the very ones that are learned judge
+        validation = train if settings.images is not None else open_coco(root, "val")
     if train.classes != validation.classes:
         one_sided = sorted(set(train.classes) ^ set(validation.classes)) or ["the order of the classes"]
         raise ValueError(f"the splits of data={str(root)!r} differ in their classes: {', '.join(one_sided[:5])}")
-    return Splits(train, validation)
+    return train.spread(settings.images), validation.spread(settings.images)
 
 
 def build_model(settings: DetectionSettings, classes: list[str]) -> nn.Module:
