@@ -14,7 +14,6 @@ from agglo.lab.paper.compare import DENSE
 from agglo.lab.paper.detectors import BOX_AND_MASK, HeldImages, is_kept, keeping, samples_in
 from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings
 from agglo.lab.tasks.detection.data import make_scenes, transforms_for
-from agglo.lab.tasks.detection.evaluation.average_precision import KINDS
 from agglo.lab.tasks.detection.evaluation.matches import interval
 from agglo.lab.tasks.detection.evaluation.one_pass import Images, evaluate
 from agglo.lab.tasks.detection.specs import open_detector

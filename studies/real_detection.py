@@ -30,7 +30,6 @@ from agglo.lab.paper.detectors import (
 )
 from agglo.lab.paper.study import Cell, Need, Result, RunCell, Section, Settings
 from agglo.lab.tasks.detection.data import transforms_for
-from agglo.lab.tasks.detection.evaluation.average_precision import KINDS
 from agglo.lab.tasks.detection.evaluation.matches import interval
 from agglo.lab.tasks.detection.training.settings import RECIPES, DetectionSettings
 from agglo.lab.tasks.detection.training.trainer import open_splits, train_detector
