@@ -1,4 +1,4 @@
-"""Order and augmentation depend on the seed, the epoch and the place in it alone."""
+"""Order and augmentation depend on the seed, the epoch and the position in it alone."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from agglo.utils.randomness import derived_seed, seed_everything
 @given(st.integers(1, 7), st.integers(1, 4), st.integers(1, 5), st.integers(0, 9))
 def test_processes_share_a_step_without_rest(batch: int, accumulation: int, processes: int, step: int) -> None:
     shares = [Share(batch, accumulation, processes, process) for process in range(processes)]
-    places = [place for share in shares for part in share.positions(step) for place in part]
+    positions = [position for share in shares for part in share.positions(step) for position in part]
     total = batch * accumulation * processes
-    assert sorted(places) == list(range(step * total, (step + 1) * total))
+    assert sorted(positions) == list(range(step * total, (step + 1) * total))
     assert all(len(part) == batch for share in shares for part in share.positions(step))
     # The first batch of all processes is the first batch of one process that takes as many images at once.
-    together = [place for share in shares for place in share.positions(step)[0]]
+    together = [position for share in shares for position in share.positions(step)[0]]
     assert sorted(together) == list(Share(batch * processes, accumulation).positions(step)[0])
 
 
@@ -60,26 +60,17 @@ def memory(share: Share, **options: Any) -> MemoryBatches:
     draws = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (20, 1, 6, 6), generator=draws, dtype=torch.uint8)
 
-    def erase(image: Tensor) -> None:
-        image[:, :2] = torch.rand(2, 6)
-
-    settings: dict[str, Any] = {
-        "prepare": Normalise((0.5,), (0.25,)),
-        "seed": 3,
-        "shift": 2,
-        "flip": 0.5,
-        "erase": erase,
-    }
+    settings: dict[str, Any] = {"prepare": Normalise((0.5,), (0.25,)), "seed": 3, "shift": 2, "flip": 0.5}
     return MemoryBatches(images, torch.arange(20), share, **{**settings, **options})
 
 
 def test_unaugmented_batches_are_the_images() -> None:
-    data = memory(Share(5), shift=0, flip=0.0, erase=None)
+    data = memory(Share(5), shift=0, flip=0.0)
     seen = list(data.batches(0, 0, 4))
     assert sorted(torch.cat([targets for _, targets in seen]).tolist()) == list(range(20))
     for inputs, targets in seen:
         assert torch.equal(inputs, (data.images[targets].float() / 255 - 0.5) / 0.25)
-    mirrored = memory(Share(5), shift=0, flip=1.0, erase=None)
+    mirrored = memory(Share(5), shift=0, flip=1.0)
     assert torch.equal(next(mirrored.batches(0, 0, 4))[0], seen[0][0].flip(-1))
 
 

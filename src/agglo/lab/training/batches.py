@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -52,16 +52,6 @@ def epoch_order(n_images: int, seed: int, epoch: int, repeats: int = 1) -> list[
     return list(sampler)
 
 
-class TrainingData(Protocol):
-    """Training data that gives an epoch's batches from any step on."""
-
-    def __len__(self) -> int: ...
-
-    def batches(self, epoch: int, first_step: int, n_steps: int) -> Iterator[Batch]:
-        """Yield this process's batches of steps first_step to n_steps - 1, `accumulation` for each."""
-        ...
-
-
 class _Seeded(Dataset[Any]):
     """A dataset indexed by (image, position in the epoch), which seeds the augmentations by the position."""
 
@@ -74,26 +64,22 @@ class _Seeded(Dataset[Any]):
         return self.data[index]
 
 
+@dataclass(frozen=True)
 class ImageBatches:
     """Images of a dataset one by one, through its transform, in worker processes; collate None stacks them."""
 
-    def __init__(
-        self,
-        data: Dataset[Any],
-        share: Share,
-        *,
-        seed: int,
-        repeats: int = 1,
-        workers: int = 0,
-        collate: Callable[[list[Any]], Batch] | None = None,
-    ) -> None:
-        self.data, self.share, self.seed, self.repeats, self.workers = data, share, seed, repeats, workers
-        self.collate = collate
+    data: Dataset[Any]
+    share: Share
+    seed: int
+    repeats: int = 1
+    workers: int = 0
+    collate: Callable[[list[Any]], Batch] | None = None
 
     def __len__(self) -> int:
         return len(cast(Sized, self.data))
 
     def batches(self, epoch: int, first_step: int, n_steps: int) -> Iterator[Batch]:
+        """Yield this process's batches of steps first_step to n_steps - 1, `accumulation` for each."""
         order = epoch_order(len(self), self.seed, epoch, self.repeats)
         sampler = (
             [(order[position], position) for position in positions]
@@ -110,10 +96,11 @@ class ImageBatches:
         return iter(loader)
 
 
+@dataclass(frozen=True)
 class MemoryBatches:
-    """Small images of one size, all in memory; whole batches are shifted, flipped and erased.
+    """Small images of one size, all in memory; whole batches are shifted and flipped.
 
-    Args:
+    Attributes:
         images: (N, C, H, W) uint8.
         targets: (N,) or (N, classes).
         share: This process's share of a step.
@@ -122,30 +109,22 @@ class MemoryBatches:
         repeats: Number of copies in repeated augmentation.
         shift: Pixels an image moves at most, along each axis; what comes in is black.
         flip: Probability of a horizontal flip.
-        erase: timm's RandomErasing on the CPU, or anything that changes an image (C, H, W) in place.
     """
 
-    def __init__(
-        self,
-        images: Tensor,
-        targets: Tensor,
-        share: Share,
-        *,
-        prepare: Callable[[Tensor], Tensor],
-        seed: int,
-        repeats: int = 1,
-        shift: int = 0,
-        flip: float = 0.0,
-        erase: Callable[[Tensor], Any] | None = None,
-    ) -> None:
-        self.images, self.targets, self.share = images, targets, share
-        self.prepare = prepare
-        self.seed, self.repeats, self.shift, self.flip, self.erase = seed, repeats, shift, flip, erase
+    images: Tensor
+    targets: Tensor
+    share: Share
+    prepare: Callable[[Tensor], Tensor]
+    seed: int
+    repeats: int = 1
+    shift: int = 0
+    flip: float = 0.0
 
     def __len__(self) -> int:
         return len(self.images)
 
     def batches(self, epoch: int, first_step: int, n_steps: int) -> Iterator[Batch]:
+        """Yield batches as `ImageBatches` does."""
         order = torch.tensor(epoch_order(len(self), self.seed, epoch, self.repeats))
         draws = generator(self.seed, "shift and flip", epoch)
         offsets = torch.randint(0, 2 * self.shift + 1, (len(self), 2), generator=draws)
@@ -155,12 +134,10 @@ class MemoryBatches:
                 at = torch.tensor(positions)
                 images = shifted(self.images[order[at]], offsets[at], self.shift)
                 images = torch.where(mirrored[at].view(-1, 1, 1, 1), images.flip(-1), images)
-                inputs = self.prepare(images)
-                if self.erase is not None:
-                    for position, image in zip(positions, inputs, strict=True):
-                        seed_everything(self.seed, "erase", epoch, position)
-                        self.erase(image)
-                yield inputs, self.targets[order[at]]
+                yield self.prepare(images), self.targets[order[at]]
+
+
+TrainingData: TypeAlias = ImageBatches | MemoryBatches
 
 
 def shifted(images: Tensor, offsets: Tensor, pad: int) -> Tensor:

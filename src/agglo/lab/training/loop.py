@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
 from agglo.lab.training.batches import Batch, Share, TrainingData
 from agglo.lab.training.optimisation import LoopSettings, optimiser_and_schedule
@@ -88,14 +87,13 @@ def train(
     output: Path,
     prepare: Callable[[Any, Share], TrainingTask],
     *,
-    defaults: LoopSettings,
     may_differ: frozenset[str],
     name: str,
     loss_scale: float | None = None,
     some_unused: bool = False,
     cpu: bool = False,
 ) -> dict[str, Any]:
-    """Train, or resume where an earlier call with the same settings stopped.
+    """Train, or resume where an earlier call with the same settings stopped; return the best row of the log.
 
     Started by `accelerate launch` or `torchrun`, all processes call this.
 
@@ -104,32 +102,26 @@ def train(
         data: Folder of the data set.
         output: Folder of the run.
         prepare: Makes the task, given the accelerator and this process's share of a batch.
-        defaults: Values of settings that did not exist yet when a run began.
         may_differ: Names of settings that decide nothing about the weights.
         name: Title of the progress bar.
         loss_scale: The scale that fp16 starts with; None is torch's own.
         some_unused: Whether a step may leave some parameters out (DDP's find_unused_parameters).
         cpu: Train on the CPU even where there is a GPU.
-
-    Returns:
-        The best row of the log.
     """
     accelerator = _accelerator(settings, output, loss_scale, some_unused, cpu)
     folder = RunFolder(output)
-    values = asdict(settings)
-    processes = accelerator.num_processes
-    folder.require_same(values, processes, defaults=asdict(defaults), may_differ=may_differ)
+    values, processes = asdict(settings), accelerator.num_processes
+    folder.require_same(values, processes, may_differ)
     share = Share(settings.batch_size, settings.accumulation, processes, accelerator.process_index)
     task = prepare(accelerator, share)
-    loop = Loop(settings, accelerator, folder, task, share, name)
+    loop = Loop(settings, accelerator, folder, task, share)
     # Every process has looked into the folder before the first one writes to it.
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        folder.start(values, processes, data, task.skipped())
-        folder.require_same_start(task.fingerprints())
+        folder.start(values, processes, data, task.skipped(), task.fingerprints())
     if settings.tracker != "none":
         accelerator.init_trackers("agglo", {key: str(value) for key, value in values.items()})
-    best = loop.run()
+    best = loop.run(name)
     if accelerator.is_main_process:
         folder.finish(best)
     for tracker in accelerator.trackers:
@@ -144,10 +136,8 @@ def _accelerator(settings: LoopSettings, output: Path, loss_scale: float | None,
 
     has_device = torch.accelerator.is_available() and not cpu
     if settings.precision == "fp16" and not has_device:
-        raise ValueError(
-            "precision='fp16' needs a GPU: Accelerate would train in float32; a CPU can do 'bf16' and 'no'"
-        )
-    # Of the machine, so not part of what the settings say.
+        raise ValueError("precision='fp16' needs a GPU; a CPU can do 'bf16' and 'no'")
+    # "auto" depends on the machine, so it is resolved here and not in the settings.
     automatic = "fp16" if has_device and torch.cuda.is_available() else "no"
     accelerator = new_accelerator(
         # By default Accelerate takes each of several processes without a GPU for a separate run.
@@ -162,8 +152,8 @@ def _accelerator(settings: LoopSettings, output: Path, loss_scale: float | None,
     )
     kind = accelerator.distributed_type.value
     if kind != "NO" and not kind.startswith("MULTI_"):
-        # Checkpoints and exports take the weights to be whole in every process.
-        raise ValueError(f"Accelerate is set to {kind}, which shards weights; data parallel runs are what this can do")
+        # Checkpoints and exports need all weights in every process.
+        raise ValueError(f"Accelerate is set to {kind}, which shards weights; only data parallel runs are supported")
     return accelerator
 
 
@@ -173,23 +163,21 @@ class Position:
 
     Attributes:
         step: Number of optimiser steps done.
-        loss_sum: Sum of the losses since the latest evaluation.
+        sums: Sums of the losses since the latest evaluation: "loss" and, if it has any, its parts.
         rows: Rows of the log, one per evaluation; the first may be of epoch 0, before training.
-        part_sums: Sums of the loss's parts likewise, if it has any.
     """
 
     step: int = 0
-    loss_sum: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
-    part_sums: dict[str, float] = field(default_factory=dict)
 
     @property
     def evaluated(self) -> int:
         """Latest epoch that was evaluated; -1 if none."""
         return self.rows[-1]["epoch"] if self.rows else -1
 
-    def best_row(self, lower_is_better: bool = False) -> dict[str, Any]:
-        """Return the first of the best rows after training began, by the weights or their average."""
+    def best_row(self, lower_is_better: bool) -> dict[str, Any]:
+        """Return the first of the best rows after training began."""
         sign = -1 if lower_is_better else 1
         return max((row for row in self.rows if row["epoch"] > 0), key=lambda row: sign * row[BEST])
 
@@ -198,16 +186,15 @@ class Loop:
     """One run, from its last checkpoint to its end."""
 
     def __init__(
-        self, settings: LoopSettings, accelerator: Any, folder: RunFolder, task: TrainingTask, share: Share, name: str
+        self, settings: LoopSettings, accelerator: Any, folder: RunFolder, task: TrainingTask, share: Share
     ) -> None:
         from timm.utils import ModelEmaV3
 
-        self.settings, self.accelerator, self.folder, self.task, self.name = settings, accelerator, folder, task, name
+        self.settings, self.accelerator, self.folder, self.task = settings, accelerator, folder, task
         self.steps_per_epoch = len(task.data) // share.total
         if self.steps_per_epoch == 0:
             n_images = len(task.data)
             raise ValueError(f"{n_images} training images do not fill one step of {share.total}: lower batch_size")
-        self.total_steps = settings.epochs * self.steps_per_epoch
         self.model = model = task.model
         # The average is copied before Accelerate wraps the model's forward: a copy of that would run the original.
         self.average = (
@@ -220,24 +207,22 @@ class Loop:
         for other in (*task.companions, *([] if self.average is None else [self.average])):
             other.to(accelerator.device)
         self.position = Position()
-        self._restore()
+        if (state := folder.load()) is not None:
+            self._restore(state)
 
-    def run(self) -> dict[str, Any]:
+    def run(self, name: str) -> dict[str, Any]:
         """Train to the end; return the best row of the log."""
         self.saved_at = time.monotonic()
-        quiet = not self.accelerator.is_main_process
-        with progress(
-            self.total_steps, self.name, start=self.position.step, every_seconds=10, quiet=quiet
-        ) as self.advance:
+        total, quiet = self.settings.epochs * self.steps_per_epoch, not self.accelerator.is_main_process
+        with progress(total, name, start=self.position.step, every_seconds=10, quiet=quiet) as advance:
             while True:
-                epoch, within = divmod(self.position.step, self.steps_per_epoch)
-                if within == 0 and self._is_evaluation_due(epoch):
+                epoch, first_step = divmod(self.position.step, self.steps_per_epoch)
+                if first_step == 0 and self._is_evaluation_due(epoch):
                     self._evaluate(epoch)
-                elif self.position.step < self.total_steps:
-                    self._train(epoch, within)
+                elif self.position.step < total:
+                    self._train(epoch, first_step, advance)
                 else:
-                    break
-        return self.position.best_row(self.task.lower_is_better)
+                    return self.position.best_row(self.task.lower_is_better)
 
     def _is_evaluation_due(self, epoch: int) -> bool:
         if epoch == 0:
@@ -245,99 +230,84 @@ class Loop:
         in_turn = epoch % self.settings.evaluate_every == 0 or epoch == self.settings.epochs
         return in_turn and self.position.evaluated < epoch
 
-    def _train(self, epoch: int, first: int) -> None:
-        """Train the rest of an epoch, from step `first` of it on."""
+    def _train(self, epoch: int, first_step: int, advance: Callable[[str], None]) -> None:
+        """Train the rest of an epoch."""
         self.wrapped.train()
         self.task.begin_epoch(epoch)
-        batches = self.task.data.batches(epoch, first, self.steps_per_epoch)
-        for _ in range(first, self.steps_per_epoch):
-            loss, parts = self._step(epoch, batches)
+        batches = self.task.data.batches(epoch, first_step, self.steps_per_epoch)
+        for _ in range(first_step, self.steps_per_epoch):
+            losses = self._step(epoch, batches)
             self.position.step += 1
-            self.position.loss_sum += loss
-            for name, value in parts.items():
-                self.position.part_sums[name] = self.position.part_sums.get(name, 0.0) + value
-            self.advance(f"epoch {epoch + 1}/{self.settings.epochs} loss {loss:.3f}")
+            for name, value in losses.items():
+                self.position.sums[name] = self.position.sums.get(name, 0.0) + value
+            advance(f"epoch {epoch + 1}/{self.settings.epochs} loss {losses['loss']:.3f}")
             if time.monotonic() - self.saved_at >= 60 * self.settings.checkpoint_minutes:
                 self._save()
         if not self._is_evaluation_due(epoch + 1):
             self._save()
 
-    def _step(self, epoch: int, batches: Iterator[Batch]) -> tuple[float, dict[str, float]]:
+    def _step(self, epoch: int, batches: Iterator[Batch]) -> dict[str, float]:
         """Take one optimiser step; return its loss and the loss's parts, means over all processes."""
         from accelerate.utils import send_to_device
 
         self.scheduler.step_update(self.position.step)
         self.task.begin_step(epoch, self.optimiser.param_groups)
-        total = torch.zeros((), device=self.accelerator.device)
+        accumulation = self.settings.accumulation
         sums: dict[str, Tensor] = {}
-        for part in range(self.settings.accumulation):
+        for part in range(accumulation):
             inputs, targets = send_to_device(next(batches), self.accelerator.device, non_blocking=True)
             # Batches draw too where no worker processes do: seed after them.
             seed_everything(self.settings.seed, "step", self.position.step, part, self.accelerator.process_index)
-            last = part == self.settings.accumulation - 1
-            with nullcontext() if last else self.accelerator.no_sync(self.wrapped):
+            with nullcontext() if part == accumulation - 1 else self.accelerator.no_sync(self.wrapped):
                 with self.accelerator.autocast():
                     found = self.task.loss(self.wrapped, inputs, targets)
                     parts = {} if isinstance(found, Tensor) else found
-                    whole = found if isinstance(found, Tensor) else torch.stack(list(found.values())).sum()
-                    loss = whole / self.settings.accumulation
-                self.accelerator.backward(loss)
-            total += loss.detach()
-            for name, value in parts.items():
-                sums[name] = sums.get(name, 0.0) + value.detach().float() / self.settings.accumulation
+                    loss = found if isinstance(found, Tensor) else torch.stack(list(found.values())).sum()
+                self.accelerator.backward(loss / accumulation)
+            for name, value in {"loss": loss, **parts}.items():
+                sums[name] = sums.get(name, 0.0) + value.detach().float() / accumulation
         # A non-finite loss of one process spoils the gradients of all: all of them stop.
-        means = self.accelerator.reduce(torch.stack([total, *sums.values()]), "mean").tolist()
+        means = self.accelerator.reduce(torch.stack(list(sums.values())), "mean").tolist()
         self._require_finite("loss", means[0], epoch)
-        self._require_finite("gradient's norm", self._clipped_norm(), epoch)
+        norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.clip_grad or math.inf)
+        if self.accelerator.scaler is None:  # which skips steps that overflow
+            self._require_finite("gradient's norm", float(norm), epoch)
         self.stepper.step()
         self.stepper.zero_grad()
         if self.average is not None:
             self.average.update(self.model, step=self.position.step + 1 if self.settings.ema_warmup else None)
-        return means[0], dict(zip(sums, means[1:], strict=True))
-
-    def _clipped_norm(self) -> float:
-        """Clip the gradient; return its norm before, or 0 under a scaler, which skips steps that overflow."""
-        if self.settings.clip_grad:
-            norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.clip_grad)
-        else:
-            norm = get_total_norm(p.grad for p in self.model.parameters() if p.grad is not None)
-        return 0.0 if self.accelerator.scaler is not None else float(norm)
+        return dict(zip(sums, means, strict=True))
 
     def _require_finite(self, what: str, value: float, epoch: int) -> None:
         """Raise before a step that would spoil the weights, and with them the next checkpoint."""
         if not math.isfinite(value):
-            last = self.folder.last / "state.pt"
-            left = (
-                f"the last checkpoint, {str(last)!r}, is from before" if last.exists() else "no checkpoint was due yet"
-            )
             raise NonFiniteLossError(
-                f"the {what} is {value} in epoch {epoch + 1}, step {self.position.step}: {left}; "
-                "try a lower lr, clip_grad=1 or precision=no"
+                f"the {what} is {value} in epoch {epoch + 1}, step {self.position.step}; checkpoints in "
+                f"{str(self.folder.last)!r} are from before; try a lower lr, clip_grad=1 or precision=no"
             )
 
     def _evaluate(self, epoch: int) -> None:
         """Add a row to the log, keep the weights if they are the best so far, and write a checkpoint."""
         row: dict[str, Any] = {"epoch": epoch}
         if epoch:
-            groups = self.optimiser.param_groups
             steps = (epoch - max(self.position.evaluated, 0)) * self.steps_per_epoch
-            row |= {"train_loss": self.position.loss_sum / steps, "lr": max(group["lr"] for group in groups)}
-            row |= {f"train_{name}": value / steps for name, value in self.position.part_sums.items()}
+            row |= {f"train_{name}": value / steps for name, value in self.position.sums.items()}
+            row["lr"] = max(group["lr"] for group in self.optimiser.param_groups)
         candidates = [("", self.model)] + ([] if self.average is None else [("ema_", self.average.module)])
         for prefix, model in candidates:
             self._share_buffers(model)
             row |= {prefix + name: value for name, value in self.task.evaluate(model).items()}
         choose = min if self.task.lower_is_better else max
         prefix, model = choose(candidates, key=lambda candidate: row[candidate[0] + self.task.ranked_by])
-        row |= {BEST: row[prefix + self.task.ranked_by]}
+        row[BEST] = row[prefix + self.task.ranked_by]
         self.position.rows.append(row)
-        better = epoch > 0 and self.position.best_row(self.task.lower_is_better) is row
-        self.position.loss_sum, self.position.part_sums = 0.0, {}
+        self.position.sums = {}
         self.accelerator.log({name: value for name, value in row.items() if name != "epoch"}, step=epoch)
         if self.accelerator.is_main_process:
-            if better:
-                self.folder.save_best(model.state_dict(), self.task.about(), {**row, "average": prefix == "ema_"})
-            self.folder.save_last(self.model.state_dict(), self.task.about())
+            about = self.task.about()
+            if epoch > 0 and self.position.best_row(self.task.lower_is_better) is row:
+                self.folder.save_best(model.state_dict(), about, {**row, "average": prefix == "ema_"})
+            self.folder.save_last(self.model.state_dict(), about)
             self.folder.save_log(self.position.rows)
         # Last, so that a run killed before this does all of the above again.
         self._save()
@@ -364,10 +334,7 @@ class Loop:
                 }
             )
 
-    def _restore(self) -> None:
-        state = self.folder.load()
-        if state is None:
-            return
+    def _restore(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         if self.average is not None:
             self.average.module.load_state_dict(state["average"])

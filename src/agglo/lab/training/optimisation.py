@@ -5,12 +5,11 @@ from __future__ import annotations
 from argparse import BooleanOptionalAction
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch.optim import AdamW, Optimizer
 
 from agglo.lab.options import Amount, AtLeastOne, Fraction, Whole, option
-from agglo.lab.training.settings import Precision
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,9 @@ class LoopSettings:
     ema_decay: Fraction = option(0.0, "of the average of the weights; 0 is none")
     ema_warmup: bool = option(False, "let the average forget faster at first")
     seed: Whole = option(0, "of all that is drawn")
-    precision: Precision = option("no", "mixed precision: no, bf16, fp16, or auto: fp16 on GPUs and none on CPUs")
+    precision: Literal["no", "bf16", "fp16", "auto"] = option(
+        "no", "mixed precision: no, bf16, fp16, or auto: fp16 on GPUs and none on CPUs"
+    )
     evaluate_first: bool = option(
         False, "before training too: a row of the log, never the best one", action=BooleanOptionalAction
     )
@@ -91,11 +92,8 @@ class DropSettings(LoopSettings):
 
     def require_rates(self) -> None:
         """Raise ValueError for a drop that never comes."""
-        late = [epoch for epoch in self.lr_drops if not 0 < epoch < self.epochs]
-        if late:
-            raise ValueError(
-                f"lr_drops={self.lr_drops}: {late[0]:g} must lie in 0 to epochs={self.epochs}, without both"
-            )
+        if any(not 0 < epoch < self.epochs for epoch in self.lr_drops):
+            raise ValueError(f"lr_drops={self.lr_drops} must lie between 0 and epochs={self.epochs}")
 
     def lr_schedule(self, optimiser: Optimizer, steps_per_epoch: int) -> Any:
         """Return a constant rate that drops, with a linear warm-up."""

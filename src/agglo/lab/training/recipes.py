@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from types import NoneType, UnionType
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from agglo.lab.options import help_texts
 from agglo.lab.training.reduction import BUDGETS, OF_METHOD, ReductionSettings
-from agglo.lab.training.settings import checked
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,8 +22,7 @@ else:
 
 
 S = TypeVar("S", bound=ReductionSettings)
-_IN_CASE = {"when": dict, "unless": dict, "set": dict, "note": str, "refuse": str}
-_TOML_TYPES: dict[type, str] = {str: "text", dict: "a table: { name = value }", list: "an array of tables: [[case]]"}
+_TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a table", list: "a list"}
 
 
 @dataclass(frozen=True)
@@ -30,22 +30,29 @@ class Case:
     """Settings that apply where others have certain values.
 
     Attributes:
-        when: Values of which every named setting must have one.
-        unless: Values of which no named setting may have one.
-        values: The settings.
+        when: Values by setting, of which every setting must have one.
+        unless: Values by setting, of which no setting may have one.
+        set: The settings.
         note: Shown to the user.
-        refusal: Why there is no run in this case.
+        refuse: Why there is no run in this case.
     """
 
-    when: Mapping[str, Sequence[Any]]
-    unless: Mapping[str, Sequence[Any]]
-    values: Mapping[str, Any]
-    note: str | None
-    refusal: str | None
+    when: dict[str, Any] = field(default_factory=dict)
+    unless: dict[str, Any] = field(default_factory=dict)
+    set: dict[str, Any] = field(default_factory=dict)
+    note: str | None = None
+    refuse: str | None = None
 
     def holds(self, settings: Mapping[str, Any]) -> bool:
         wanted = all(settings[name] in values for name, values in self.when.items())
         return wanted and not any(settings[name] in values for name, values in self.unless.items())
+
+
+@dataclass(frozen=True)
+class _File:
+    about: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    case: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -59,24 +66,21 @@ class Recipe(Generic[S]):
     cases: Sequence[Case]
 
     def resolve(self, choices: Mapping[str, Any]) -> tuple[S, list[str]]:
-        """Return the settings for what a user chose, and notes on the cases that apply and on overridden settings."""
+        """Return the settings for what a user chose, and the notes of the cases that apply."""
         chosen = checked(self.task.settings, choices, "command line")
-        chosen = {**self.task.implied(chosen), **chosen}
+        chosen = {**self.task.implied(chosen), **self.task.excluded_by(chosen), **chosen}
         values: dict[str, Any] = {**self.task.start, **self.values}
         values = {**values, **self.task.of_data({**values, **chosen}), **self.values}
         notes = []
-        yielding = self.task.giving_way(chosen)
         for case in self.cases:
-            settled = {**values, **yielding, **chosen}
+            settled = {**values, **chosen}
             if case.holds(settled):
-                if case.refusal:
+                if case.refuse:
                     these = ", ".join(f"{name}={settled[name]!r}" for name in {**case.when, **case.unless})
-                    raise ValueError(f"recipe {self.name} with {these}: {case.refusal}")
-                values.update(case.values)
-                if case.note:
-                    notes.append(case.note)
-        notes += _notes_on(yielding, values, chosen)
-        return self.task.settings(**{**values, **yielding, **chosen}), notes
+                    raise ValueError(f"recipe {self.name} with {these}: {case.refuse}")
+                values.update(case.set)
+                notes += [case.note] if case.note else []
+        return self.task.settings(**{**values, **chosen}), notes
 
 
 @dataclass(frozen=True)
@@ -103,45 +107,31 @@ class Recipes(Generic[S]):
 
     def names(self) -> list[str]:
         """Return the names of the package's recipes."""
-        names = (path.name for path in self._folder().iterdir())
+        names = (path.name for path in (files(self.package) / "recipes").iterdir())
         return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
     def load(self, name: str) -> Recipe[S]:
         """Load a recipe of the package by name, or any other by the path of its .toml file."""
-        if name.endswith(".toml"):
-            path = Path(name)
-            if not path.is_file():
-                raise ValueError(f"recipe={name!r} is not a file")
-            try:
-                return self.parse(path.read_text(encoding="utf-8"), path.stem)
-            except UnicodeDecodeError as error:
-                raise ValueError(f"recipe={name!r} is not text in UTF-8: {error}") from error
-        if name not in self.names():
+        if not name.endswith(".toml") and name not in self.names():
             raise ValueError(f"recipe={name!r} is none of {', '.join(self.names())}, and no .toml file")
-        return self.parse((self._folder() / f"{name}.toml").read_text(encoding="utf-8"), name)
+        path = Path(name) if name.endswith(".toml") else files(self.package) / "recipes" / f"{name}.toml"
+        if not path.is_file():
+            raise ValueError(f"recipe={name!r} is not a file")
+        return self.parse(path.read_text(encoding="utf-8"), Path(name).stem)
 
     def parse(self, text: str, name: str) -> Recipe[S]:
         """Parse the text of a recipe; ValueError names what it cannot hold."""
         source = f"recipe {name}"
         try:
-            content = tomllib.loads(text)
+            file = _File(**checked(_File, tomllib.loads(text), source))
         except tomllib.TOMLDecodeError as error:
             raise ValueError(f"{source} is not TOML: {error}") from error
-        _require(content, {"about": str, "settings": dict, "case": list}, source)
         cases = []
-        for number, case in enumerate(content.get("case", []), 1):
-            _require(case, _IN_CASE, where := f"{source}: case {number}")
-            cases.append(
-                Case(
-                    self._alternatives(case.get("when", {}), where),
-                    self._alternatives(case.get("unless", {}), where),
-                    checked(self.settings, case.get("set", {}), where),
-                    case.get("note"),
-                    case.get("refuse"),
-                )
-            )
-        values = checked(self.settings, content.get("settings", {}), source)
-        return Recipe(self, name, content.get("about", ""), values, cases)
+        for number, table in enumerate(file.case, 1):
+            case = Case(**checked(Case, table, where := f"{source}: case {number}"))
+            when, unless = self._alternatives(case.when, where), self._alternatives(case.unless, where)
+            cases.append(replace(case, when=when, unless=unless, set=checked(self.settings, case.set, where)))
+        return Recipe(self, name, file.about, checked(self.settings, file.settings, source), cases)
 
     def _alternatives(self, table: Mapping[str, Any], source: str) -> dict[str, list[Any]]:
         each = {name: values if isinstance(values, list) else [values] for name, values in table.items()}
@@ -150,8 +140,8 @@ class Recipes(Generic[S]):
             for name, values in each.items()
         }
 
-    def giving_way(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of a recipe that what a user chose excludes, with the values they get."""
+    def excluded_by(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that what a user chose excludes, with their defaults, which replace a recipe's."""
         names: set[str] = set()
         if any(chosen.get(name) is not None for name in BUDGETS):
             names.update(BUDGETS)
@@ -159,34 +149,31 @@ class Recipes(Generic[S]):
             names.update(self.of_method)
         elif chosen.get("method") is not None:
             names.update(self.beside_no_method)
-        return {name: self.start[name] for name in self.start if name in names and name not in chosen}
-
-    def _folder(self) -> Any:
-        return files(self.package) / "recipes"
+        return {name: self.start[name] for name in names}
 
 
-def _notes_on(yielding: Mapping[str, Any], values: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
-    """Return a line for each setting of a recipe that was overridden; for a dense model none is needed."""
-    if chosen.get("method") == "none":
-        return []
-    budget = next((name for name in BUDGETS if chosen.get(name) is not None), "")
-    causes = {name: budget if name in BUDGETS else "method" for name in yielding}
-    return [
-        f"the recipe's {name} gives way to {cause}={chosen[cause]!r}"
-        for name, cause in causes.items()
-        if values[name] != yielding[name]
-    ]
+def checked(settings: type[Any], values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return values by name with the types of a dataclass; ValueError names what is not a field or has another type."""
+    types = get_type_hints(settings)
+    for name in values:
+        if name not in types:
+            close = difflib.get_close_matches(name, types, n=3) or sorted(types)
+            raise ValueError(f"{source}: {name!r} is not a setting; close to it: {', '.join(close)}")
+    return {name: _as_type(types[name], value, f"{source}: {name}") for name, value in values.items()}
 
 
-def _require(content: Any, accepted: Mapping[str, type], source: str) -> None:
-    """Raise ValueError unless a TOML table has only these keys, with values of these types."""
-    if not isinstance(content, dict):
-        raise ValueError(f"{source}: {content!r} must be a table")
-    for key, value in content.items():
-        if key not in accepted:
-            raise ValueError(f"{source}: {key!r} is unknown; accepted: {', '.join(accepted)}")
-        if not isinstance(value, accepted[key]):
-            raise ValueError(f"{source}: {key}={value!r} must be {_TOML_TYPES[accepted[key]]}")
+def _as_type(hint: Any, value: Any, name: str) -> Any:
+    hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = {str if get_origin(each) is Literal else get_origin(each) or each: each for each in hints}
+    if NoneType in kinds and value in (None, "none"):
+        return None
+    if float in kinds and type(value) is int:
+        return float(value)
+    if type(value) not in kinds:
+        raise ValueError(f"{name}={value!r} must be {' or '.join(_TYPES.get(kind, 'none') for kind in kinds)}")
+    if isinstance(value, list):
+        return [_as_type(get_args(kinds[list])[0], item, name) for item in value]
+    return value
 
 
 def shown(settings: Any, notes: Sequence[str]) -> str:
@@ -194,14 +181,14 @@ def shown(settings: Any, notes: Sequence[str]) -> str:
     lines = [f"# {note}" for note in notes]
     meanings = help_texts(type(settings))
     for name, value in asdict(settings).items():
-        assigned = f"{name} = {_toml('none' if value is None else value)}"
+        assigned = f"{name} = {_as_toml('none' if value is None else value)}"
         lines.append(f"{assigned:<40} # {meanings[name]}" if name in meanings else assigned)
     return "\n".join(lines)
 
 
-def _toml(value: Any) -> str:
+def _as_toml(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name} = {_toml(item)}" for name, item in value.items()) + "}"
+        return "{" + ", ".join(f"{name} = {_as_toml(item)}" for name, item in value.items()) + "}"
     return json.dumps(value)
 
 
@@ -211,37 +198,21 @@ def assignment(text: str) -> tuple[str, Any]:
     >>> assignment("lr=1e-3"), assignment("tracker=tensorboard"), assignment("method_options={k = 5}")
     (('lr', 0.001), ('tracker', 'tensorboard'), ('method_options', {'k': 5}))
     """
-    name, value = _halves(text)
-    return name, tomllib.loads(f"value = {value}")["value"] if _is_toml(value) else value.strip()
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ValueError(f"{text!r} is not of the form name=value")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value.strip()
 
 
 def assignments(text: str) -> tuple[str, list[Any]]:
-    """Parse `name=value,value`, each value as `assignment` does; commas inside of lists, tables or quotes do not split.
+    """Parse `name=value,value`: the values are read as a TOML array, and one by one if they are none.
 
     >>> assignments("patch_drop_rates=[0.5,0.5],[]"), assignments("linkage=single,none")
     (('patch_drop_rates', [[0.5, 0.5], []]), ('linkage', ['single', 'none']))
     """
-    name, rest = _halves(text)
-    pieces, values = rest.split(","), []
-    while pieces:
-        # Up to the first comma where TOML is complete; where it never is, a plain word ends at the next one.
-        ends = (end for end in range(1, len(pieces) + 1) if _is_toml(",".join(pieces[:end])))
-        end = next(ends, 1)
-        values.append(assignment(f"{name}={','.join(pieces[:end])}")[1])
-        pieces = pieces[end:]
-    return name, values
-
-
-def _halves(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise ValueError(f"{text!r} is not of the form name=value")
-    return name.strip(), value
-
-
-def _is_toml(value: str) -> bool:
-    try:
-        tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
-        return False
-    return True
+    name, _, value = text.partition("=")
+    name, values = assignment(f"{name}=[{value}]" if value else text)
+    return name, values if isinstance(values, list) else [assignment(f"{name}={word}")[1] for word in value.split(",")]

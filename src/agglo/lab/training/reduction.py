@@ -43,25 +43,17 @@ class ReductionSettings:
         """The reduction applied while the run trains; None for the dense model."""
         if self.method == "none":
             return None
-        named = ("keep_rate", "threshold", "schedule", "linkage", "proportional")
-        given = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
-        return ReductionConfig.of(self.method, **given, **self.method_options)
+        named = {name: getattr(self, name) for name in OF_METHOD[:-1] if getattr(self, name) is not None}
+        return ReductionConfig.of(self.method, **named, **self.method_options)
 
     def require_reduction(self, of_method: Sequence[str] = OF_METHOD) -> None:
-        """Raise a ValueError unless there is a method with a budget it can have, or neither.
-
-        Args:
-            of_method: The settings that mean nothing without a method.
-        """
+        """Raise ValueError unless there is a method with a budget, or neither it nor any setting `of_method`."""
         if self.method == "none":
             for name in of_method:
                 if getattr(self, name):
                     raise ValueError(f"{name}={getattr(self, name)!r} needs a method, such as --method atc")
         elif all(getattr(self, name) is None for name in BUDGETS):
-            raise ValueError(
-                f"method={self.method!r} needs one of keep_rate, threshold and schedule, such as --keep-rate 0.5 or "
-                "--schedule linear:16"
-            )
+            raise ValueError(f"method={self.method!r} needs one of keep_rate, threshold and schedule")
         _ = self.config  # raises for what does not go together
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -24,49 +23,48 @@ class RunFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.last, self.best = path / "last", path / "best"
-        self._start = path / "start.json"
+        self.path, self.last, self.best = path, path / "last", path / "best"
+        self._settings, self._start = path / "settings.json", path / "start.json"
 
-    def require_same(
-        self, settings: Mapping[str, Any], processes: int, *, defaults: Mapping[str, Any], may_differ: Collection[str]
-    ) -> None:
-        """Raise ValueError if the folder belongs to a run with other settings; see `train` for the arguments."""
-        path = self.path / "settings.json"
-        if not path.exists():
+    def require_same(self, settings: Mapping[str, Any], processes: int, may_differ: Collection[str]) -> None:
+        """Raise ValueError if the folder belongs to a run with other settings than those that may differ."""
+        if not self._settings.exists():
             return
         try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-            then = {**defaults, **before["settings"], "processes": before["processes"]}
+            before = json.loads(self._settings.read_text(encoding="utf-8"))
+            then = {**before["settings"], "processes": before["processes"]}
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{str(path)!r} is not the settings of a run; choose another output folder") from error
+            raise ValueError(f"{str(self._settings)!r} is not the settings of a run; choose another folder") from error
         now = {**settings, "processes": processes}
-        require_same(path, then, now, [name for name in now if name not in may_differ])
+        require_same(self._settings, then, now, [name for name in now if name not in may_differ])
 
-    def start(self, settings: Mapping[str, Any], processes: int, data: Path, skipped: Sequence[str] = ()) -> None:
-        """Make the folder and write its settings, in one process only.
+    def start(
+        self,
+        settings: Mapping[str, Any],
+        processes: int,
+        data: Path,
+        skipped: Sequence[str],
+        fingerprints: Mapping[str, str],
+    ) -> None:
+        """Make the folder and write how the run began, in one process only.
 
         Call it once settings and data are known to be right: a run that never began must not block the folder.
+
+        Raises:
+            ValueError: The run started from something else, which a file of the same name may hold by now.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.path)
-        record = {"settings": dict(settings), "processes": processes, "data": str(data), "skipped": list(skipped)}
-        if not (self.path / "settings.json").exists():
-            write_json(self.path / "settings.json", {**record, "machine": machine()})
-
-    def require_same_start(self, fingerprints: Mapping[str, str]) -> None:
-        """Raise ValueError if the run started from something else, which a file of the same name may hold by now.
-
-        Fingerprints that the folder lacks are not compared.
-        """
+        if not self._settings.exists():
+            record = {"settings": dict(settings), "processes": processes, "data": str(data), "skipped": list(skipped)}
+            write_json(self._settings, {**record, "machine": machine()})
         if not self._start.exists():
             write_json(self._start, dict(fingerprints))
-        before = self.started_from()
-        require_same(self._start, before, fingerprints, [name for name in fingerprints if name in before])
+        require_same(self._start, self.started_from(), fingerprints, fingerprints)
 
     def started_from(self) -> dict[str, str]:
-        """Return the fingerprints that `require_same_start` noted."""
-        found: dict[str, str] = json.loads(self._start.read_text(encoding="utf-8")) if self._start.exists() else {}
+        """Return the fingerprints that `start` noted."""
+        found: dict[str, str] = json.loads(self._start.read_text(encoding="utf-8"))
         return found
 
     def load(self) -> dict[str, Any] | None:
@@ -74,7 +72,6 @@ class RunFolder:
         return load_state(self.last / "state.pt")
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint."""
         save_state(self.last / "state.pt", state)
 
     def finish(self, best: Mapping[str, Any]) -> None:
@@ -83,12 +80,13 @@ class RunFolder:
 
     def save_log(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write all rows of the log anew: a resumed run repeats none and loses none."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(dict.fromkeys(name for row in rows for name in row)))
-        writer.writeheader()
-        writer.writerows(rows)
-        with replacing(self.path / "log.csv") as unfinished:
-            unfinished.write_text(text.getvalue(), encoding="utf-8")
+        with (
+            replacing(self.path / "log.csv") as unfinished,
+            unfinished.open("w", encoding="utf-8", newline="") as file,
+        ):
+            writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(name for row in rows for name in row)))
+            writer.writeheader()
+            writer.writerows(rows)
 
     def save_last(self, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
         """Write the current weights, for other programs."""

@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("runs")
     data = write_fashion(folder / "data", n_train=16, n_validation=21)
     common: dict[str, Any] = {"epochs": 1, "warmup_epochs": 0.0, "evaluate_first": True, "repeated_augmentation": 1}
-    common |= {"shift": 2, "flip": 0.5, "erasing": 0.5, "lr_batch": 16, "model": embedded.NAME}
+    common |= {"shift": 2, "flip": 0.5, "lr_batch": 16, "model": embedded.NAME}
     finetune(plain(batch_size=16, **common), data, folder / "one")
     launch(plain(batch_size=8, **common), data, folder / "two")
     return folder / "one", folder / "two"

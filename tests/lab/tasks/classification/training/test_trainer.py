@@ -25,7 +25,6 @@ from agglo.lab.tasks.classification.data.transforms import Inputs
 from agglo.lab.tasks.classification.evaluation.metrics import TopK, evaluate
 from agglo.lab.tasks.classification.training.objective import Objective
 from agglo.lab.tasks.classification.training.settings import RECIPES, TrainingSettings
-from agglo.lab.tasks.classification.training.sweep import sweep, table
 from agglo.lab.tasks.classification.training.trainer import (
     build_models,
     finetune,
@@ -91,7 +90,7 @@ def test_the_loop_is_adamw_with_a_cosine_and_an_average(data: Path, tmp_path: Pa
 
 def test_accumulated_batches_are_one_large_batch(data: Path, tmp_path: Path) -> None:
     for name, changes in (("large", {"batch_size": 16}), ("small", {"batch_size": 4, "accumulation": 4})):
-        finetune(plain(epochs=1, shift=2, erasing=0.5, **changes), data, tmp_path / name)
+        finetune(plain(epochs=1, shift=2, flip=0.5, **changes), data, tmp_path / name)
     large, small = last(tmp_path / "large"), last(tmp_path / "small")
     assert large["position"]["step"] == small["position"]["step"] == 3
     assert large["position"]["rows"][0]["train_loss"] == pytest.approx(small["position"]["rows"][0]["train_loss"], 1e-4)
@@ -179,9 +178,9 @@ def test_dynamic_vit_trains_with_its_starting_weights_as_teacher(data: Path, tmp
     settings = plain(epochs=1, method="dynamicvit", keep_rate=0.7, distill=True, checkpoint=weights, from_scratch=False)
     finetune(settings, data, tmp_path / "run")
     assert any("agglo_method.predictors" in name for name in last(tmp_path / "run")["model"])
-    with pytest.raises(ValueError, match=r"teacher .* 7 classes .* 10"):
+    with pytest.raises(ValueError, match="teacher"):
         build_models(settings, 7)
-    with pytest.raises(ValueError, match="the starting weights know none"):
+    with pytest.raises(ValueError, match="teacher"):
         build_models(plain(method="dynamicvit", keep_rate=0.7, distill=True), 10)
 
 
@@ -195,7 +194,7 @@ def test_several_labels_take_the_asymmetric_loss() -> None:
         q = min(1 - p + 0.05, 1)
         total -= math.log(p) if y else math.log(q) * (1 - q) ** 4
     assert float(found) == pytest.approx(total / 3, rel=1e-5)
-    with pytest.raises(ValueError, match=r"mixup=.* cutmix="):
+    with pytest.raises(ValueError, match="mixup="):
         Objective(quick(), model, 4, True)
 
 
@@ -274,25 +273,6 @@ def test_evaluation_every_so_many_epochs_and_a_checkpoint_after_each(
     assert float(rows[0]["train_loss"]) > float(rows[1]["train_loss"]) > 1  # means a step, of two epochs and of one
 
 
-def test_mixup_needs_an_even_batch(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="batch_size=15 must be even with mixup"):
-        finetune(quick(batch_size=15), data, tmp_path / "odd")
-
-
-def test_images_in_memory_must_be_what_the_model_takes(data: Path) -> None:
-    images = open_split("fashion-mnist", data, "train")
-    with pytest.raises(ValueError, match=r"\(3, 224, 224\), as the model does; fashion-mnist has \[\(1, 28, 28\)\]"):
-        in_memory(images, Inputs((224, 224), (0.5,) * 3, (0.5,) * 3))
-
-
-def test_both_splits_must_have_the_same_classes(tmp_path: Path) -> None:
-    for place in ("train/ant", "train/bee", "train/cat", "val/ant", "val/cat"):
-        (tmp_path / place).mkdir(parents=True)
-        Image.new("RGB", (8, 8)).save(tmp_path / place / "0.png")
-    with pytest.raises(ValueError, match=r"only one of the splits .*: bee"):
-        open_splits(plain(dataset="folder", in_memory=False, shift=None), tmp_path)
-
-
 def test_what_a_method_learned_is_where_training_starts(data: Path, tmp_path: Path) -> None:
     settings = plain(method="dynamicvit", keep_rate=0.5, epochs=1, warmup_epochs=0.0)
     finetune(settings, data, tmp_path / "first")
@@ -302,34 +282,6 @@ def test_what_a_method_learned_is_where_training_starts(data: Path, tmp_path: Pa
     assert learned
     for name, value in learned.items():
         assert torch.equal(model.state_dict()[name], value)
-
-
-def test_a_run_does_not_go_on_from_other_weights_of_the_same_name(data: Path, tmp_path: Path) -> None:
-    weights = tmp_path / "weights.pt"
-    settings = plain(checkpoint=str(weights), from_scratch=False, epochs=1, warmup_epochs=0.0)
-    for seed in range(2):
-        torch.manual_seed(seed)
-        torch.save(build(ModelSpec("agglo_test_vit")).state_dict(), weights)
-        if seed == 0:
-            finetune(settings, data, tmp_path / "run")
-    with pytest.raises(ValueError, match="weights: "):
-        finetune(settings, data, tmp_path / "run")
-
-
-def test_what_never_began_does_not_stand_in_the_way(data: Path, tmp_path: Path) -> None:
-    settings = plain(epochs=1, warmup_epochs=0.0)
-    with pytest.raises(ValueError, match=r"48 .* 64: .*batch_size"):
-        finetune(replace(settings, batch_size=64), data, tmp_path / "run")
-    with pytest.raises(ValueError, match="not known to timm"):
-        finetune(replace(settings, model="vit_nowhere"), data, tmp_path / "run")
-    assert finetune(settings, data, tmp_path / "run")["epoch"] == 1
-
-
-def test_a_folder_that_is_no_run_is_told(data: Path, tmp_path: Path) -> None:
-    for content in ("", "{}", "[]", '{"settings": 3, "processes": 1}'):
-        (tmp_path / "settings.json").write_text(content)
-        with pytest.raises(ValueError, match=r"settings\.json"):
-            finetune(plain(), data, tmp_path)
 
 
 def test_the_untrained_model_is_never_the_best(data: Path, tmp_path: Path) -> None:
@@ -343,27 +295,13 @@ def test_the_untrained_model_is_never_the_best(data: Path, tmp_path: Path) -> No
     assert json.loads((tmp_path / "spoilt" / "best" / "result.json").read_text())["epoch"] == 1
 
 
-def test_half_precision_needs_a_device_that_has_it(data: Path, tmp_path: Path) -> None:
-    if torch.accelerator.is_available():
-        pytest.skip("this machine has such a device")
-    with pytest.raises(ValueError, match="precision='fp16' needs a GPU"):
-        finetune(plain(precision="fp16"), data, tmp_path)
-
-
-def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
-    settings = plain(epochs=1, warmup_epochs=0.0)
-    finetune(settings, write_fashion(tmp_path / "data"), tmp_path / "run")
-    with pytest.raises(ValueError, match="training images: "):
-        finetune(settings, write_fashion(tmp_path / "data", n_train=47), tmp_path / "run")
-
-
 def test_bad_images_stop_a_run_or_are_counted(tmp_path: Path) -> None:
     for split in ("train", "val"):
         for name in ("ant", "bee"):
             (tmp_path / split / name).mkdir(parents=True)
             for number in range(5):
                 Image.new("L", (28, 28), 20 * number).save(tmp_path / split / name / f"{number}.png")
-    (tmp_path / "train" / "bee" / "3.png").write_bytes(b"no picture")
+    (tmp_path / "train" / "bee" / "3.png").write_bytes(b"no image")
     chosen = {"dataset": "folder", "in_memory": False, "shift": None, "epochs": 1, "warmup_epochs": 0.0}
     settings = plain(**chosen, batch_size=3, erasing=0.1)
     with pytest.raises(BadImageError, match=r"bee/3\.png"):
@@ -375,31 +313,64 @@ def test_bad_images_stop_a_run_or_are_counted(tmp_path: Path) -> None:
     assert "bee/3.png" in skipped
 
 
-def test_a_sweep_does_not_take_cells_of_other_settings(data: Path, tmp_path: Path) -> None:
-    recipe = RECIPES.parse('[settings]\nmodel = "agglo_test_vit"', "mine")
-    common = {key: value for key, value in vars(plain(epochs=1, warmup_epochs=0.0)).items() if key != "lr"}
-    sweep(recipe, common, {"lr": [1e-3]}, data, tmp_path)
-    with pytest.raises(ValueError, match="weight_decay: "):
-        sweep(recipe, {**common, "weight_decay": 0.3}, {"lr": [1e-3]}, data, tmp_path)
+def test_runs_that_cannot_be_are_refused_and_leave_nothing(data: Path, tmp_path: Path) -> None:
+    settings, run = plain(epochs=1, warmup_epochs=0.0), tmp_path / "run"
+    for changes, message in (
+        ({"batch_size": 64}, "batch_size"),
+        ({"batch_size": 15, "mixup": 0.8}, "batch_size=15"),
+        ({"model": "vit_nowhere"}, "vit_nowhere"),
+        ({"model": "test_vit"}, "in_memory"),
+        ({"precision": "fp16"}, "precision='fp16'"),
+    ):
+        if changes != {"precision": "fp16"} or not torch.accelerator.is_available():
+            with pytest.raises(ValueError, match=message):
+                finetune(replace(settings, **changes), data, run)  # type: ignore[arg-type]
+    assert not run.exists()
+    run.mkdir()
+    (run / "settings.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"settings\.json"):
+        finetune(settings, data, run)
+    for place in ("train/ant", "train/bee", "val/ant"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / place / "0.png")
+    with pytest.raises(ValueError, match="bee"):
+        open_splits(plain(dataset="folder", in_memory=False, shift=None), tmp_path)
 
 
-def test_sweep_ranks_goes_on_and_survives_a_run_that_does_not(data: Path, tmp_path: Path) -> None:
-    text = "\n".join(
-        f"{name} = {json.dumps('none' if value is None else value)}"
-        for name, value in vars(plain(epochs=1, warmup_epochs=0.0, checkpoint_minutes=60.0)).items()
-    )
-    recipe = RECIPES.parse(f"[settings]\n{text}", "own")
-    ranked = sweep(recipe, {"batch_size": 16}, {"lr": [1e-3, 1e30]}, data, tmp_path)
-    assert [row["lr"] for row in ranked] == [1e-3, 1e30]
-    assert ranked[1]["best_metric"] is None and "try a lower lr" in ranked[1]["note"]
-    assert json.loads((tmp_path / "sweep.json").read_text())["ranked"] == ranked
-    weights = tmp_path / "lr=0.001" / "best" / "model.safetensors"
-    before = weights.stat().st_mtime_ns
-    assert sweep(recipe, {"batch_size": 16}, {"lr": [1e-3, 1e30]}, data, tmp_path) == ranked
-    assert weights.stat().st_mtime_ns == before
-    assert table(ranked).splitlines()[2].split() == ["1e+30", "diverged", "diverged"]
-    with pytest.raises(ValueError, match="frozen_epochs=-1 must be at least 0"):
-        sweep(recipe, {}, {"frozen_epochs": [0, -1]}, data, tmp_path / "never")
-    with pytest.raises(ValueError, match="one process has one precision"):
-        sweep(recipe, {}, {"precision": ["no", "bf16"]}, data, tmp_path / "never")
-    assert not (tmp_path / "never").exists()
+def test_a_run_does_not_go_on_from_other_weights_or_images_of_the_same_name(tmp_path: Path) -> None:
+    weights, data = tmp_path / "weights.pt", write_fashion(tmp_path / "data")
+    settings = plain(checkpoint=str(weights), from_scratch=False, epochs=1, warmup_epochs=0.0)
+    torch.save(build(ModelSpec("agglo_test_vit")).state_dict(), weights)
+    finetune(settings, data, tmp_path / "run")
+    torch.save(build(ModelSpec("agglo_test_vit")).state_dict(), weights)
+    with pytest.raises(ValueError, match=r"weights: "):
+        finetune(settings, data, tmp_path / "run")
+    finetune(plain(epochs=1, warmup_epochs=0.0), data, tmp_path / "other")
+    with pytest.raises(ValueError, match="training images: "):
+        finetune(plain(epochs=1, warmup_epochs=0.0), write_fashion(data, n_train=47), tmp_path / "other")
+
+
+@pytest.mark.parametrize("budget", [{"keep_rate": 0.5}, {"threshold": 0.2}, {"schedule": "counts:30,20,10"}])
+def test_the_model_is_reduced_as_the_settings_say(budget: dict[str, Any]) -> None:
+    model, _ = build_models(plain(method="atc", linkage="single", **budget), 10)
+    images = torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+
+    def class_token() -> torch.Tensor:  # the head of an untrained model answers 0 to everything
+        with torch.inference_mode():
+            return model.eval().forward_features(images)[:, 0]  # type: ignore[operator, no-any-return]
+
+    found = class_token()
+    agglo.apply(agglo.remove(model), "atc", linkage="single", **budget)
+    assert torch.equal(found, class_token())
+    agglo.remove(model)
+    assert not torch.allclose(found, class_token())
+
+
+@pytest.mark.parametrize("budget", [{"threshold": 0.2}, {"schedule": "linear:5"}])
+def test_a_reduced_run_learns_and_belongs_to_its_budget(budget: dict[str, Any], data: Path, tmp_path: Path) -> None:
+    settings = plain(method="atc", epochs=8, evaluate_every=8, warmup_epochs=0.0, **budget)
+    finetune(settings, data, tmp_path / "run")
+    [row] = log(tmp_path / "run")
+    assert float(row["train_loss"]) < 2.1 < math.log(10), "less than by guessing"
+    with pytest.raises(ValueError, match="schedule: "):
+        finetune(replace(settings, threshold=None, schedule="linear:4"), data, tmp_path / "run")

@@ -75,7 +75,7 @@ class TrainingSettings(ReductionSettings, CosineSettings):
         3, "times an image comes in one epoch, which sees fewer images then; in runs of several processes"
     )
     in_memory: bool = option(
-        False, "keep small images of one size in memory, and shift, mirror and erase whole batches of them"
+        False, "keep small images of one size in memory, and shift and mirror whole batches of them"
     )
 
     # Running
@@ -93,8 +93,8 @@ class TrainingSettings(ReductionSettings, CosineSettings):
             )
         if any(not 0 <= rate < 1 for rate in self.patch_drop_rates):
             raise ValueError(f"patch_drop_rates={self.patch_drop_rates} must lie in 0 to 1, without 1")
-        if self.in_memory and (self.randaugment or self.colour_jitter or self.cutout or self.shift is None):
-            raise ValueError("in_memory=true needs a shift, and goes without randaugment, colour_jitter and cutout")
+        if self.in_memory and (self.randaugment or self.colour_jitter or self.erasing or self.cutout):
+            raise ValueError("in_memory=true goes without randaugment, colour_jitter, erasing and cutout")
         if self.checkpoint is not None and self.pretrained:
             raise ValueError(f"give either pretrained=true or checkpoint={self.checkpoint!r}, not both")
         if self.from_scratch == (self.pretrained or self.checkpoint is not None):

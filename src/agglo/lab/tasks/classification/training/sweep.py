@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +15,6 @@ from agglo.lab.training.recipes import Recipe
 from agglo.utils.files import write_json
 from agglo.utils.tables import Column, Table
 
-_LONGEST_NAME = 120  # characters; file systems take 255 bytes
-_NOT_SAFE = re.compile(r"[^A-Za-z0-9_.,=+\[\]-]")
 # Those of the paper's search that it selected somewhere: warm-up, backbone rate, frozen epochs.
 PAPER: dict[str, list[Any]] = {"warmup_epochs": [5, 20], "backbone_lr_scale": [0.01, 1.0], "frozen_epochs": [0, 5]}
 
@@ -54,49 +50,31 @@ def sweep(
 
     if len(set(over.get("precision", []))) > 1:
         raise ValueError(f"precision={list(over['precision'])}: one process has one precision; sweep each by itself")
-    planned: list[tuple[dict[str, Any], TrainingSettings]] = []
-    for cell in cells(over):
-        settings, _ = recipe.resolve({**choices, **cell})  # all of them, so that a bad value raises before any run
-        planned.append((cell, settings))
+    # All of them are resolved first, so that a bad value raises before any run.
+    planned = [(cell, recipe.resolve({**choices, **cell})[0]) for cell in cells(over)]
     rows = []
     for cell, settings in planned:
         folder = output / cell_name(cell)
-        rows.append({**cell, **_outcome(settings, data, folder), "folder": folder.name})
+        try:
+            # A run that is done returns at once, after a look at whether it was this one.
+            best = finetune(settings, data, folder)
+            found = {name: best[name] for name in (BEST, "epoch")}
+        except NonFiniteLossError as error:
+            found = {BEST: None, "epoch": None, "note": str(error)}
+        rows.append({**cell, **found, "folder": folder.name})
         ranked = sorted(rows, key=lambda row: (row[BEST] is not None, row[BEST]), reverse=True)
         if PartialState().is_main_process:
             write_json(output / "sweep.json", {"over": dict(over), "cells": len(planned), "ranked": ranked})
     return ranked
 
 
-def _outcome(settings: TrainingSettings, data: Path, folder: Path) -> dict[str, Any]:
-    try:
-        # A run that is done returns at once, after a look at whether it was this one.
-        best = finetune(settings, data, folder)
-    except NonFiniteLossError as error:
-        return {BEST: None, "epoch": None, "note": str(error)}
-    return {name: best[name] for name in (BEST, "epoch")}
-
-
 def cell_name(cell: Mapping[str, Any]) -> str:
-    """Return the name of a cell's folder: its settings.
+    """Return the name of a cell's folder: its settings, without characters that some file systems refuse.
 
-    Characters that some file systems refuse, such as the slashes of a path, are replaced, long names are cut, and a
-    hash then distinguishes the folder.
-
-    >>> cell_name({"warmup_epochs": 5, "backbone_lr_scale": 0.01})
-    'warmup_epochs=5,backbone_lr_scale=0.01'
-    >>> cell_name({"checkpoint": "w1/m.safetensors"})
-    'checkpoint=w1_m.safetensors-64152ee5'
+    >>> cell_name({"warmup_epochs": 5, "checkpoint": "w1/m.safetensors"})
+    'warmup_epochs=5,checkpoint=w1_m.safetensors'
     """
-    written = {
-        name: json.dumps(value, separators=(",", ":")) if isinstance(value, list | dict) else value
-        for name, value in cell.items()
-    }
-    whole = ",".join(f"{name}={value}" for name, value in written.items())
-    safe = _NOT_SAFE.sub("_", whole)
-    if safe == whole and len(safe) <= _LONGEST_NAME:
-        return whole
-    return f"{safe[:_LONGEST_NAME]}-{hashlib.sha256(whole.encode(errors='surrogatepass')).hexdigest()[:8]}"
+    return re.sub(r"[^A-Za-z0-9_.,=+\[\]-]", "_", ",".join(f"{name}={value}" for name, value in cell.items()))
 
 
 def table(ranked: Sequence[Mapping[str, Any]]) -> str:

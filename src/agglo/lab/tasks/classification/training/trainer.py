@@ -41,9 +41,7 @@ from agglo.utils.randomness import seed_everything
 def finetune(
     settings: TrainingSettings, data: Path, output: Path, model: nn.Module | None = None, *, cpu: bool = False
 ) -> dict[str, Any]:
-    """Train as the settings say, or continue where an earlier call with the same settings stopped.
-
-    Started by `accelerate launch` or `torchrun`, all processes call this.
+    """Train as the settings say, or continue where an earlier call with the same settings stopped; see `train`.
 
     Args:
         settings: Settings of the run.
@@ -51,20 +49,12 @@ def finetune(
         output: Folder of the run.
         model: A model that is trained instead of the one that settings name.
         cpu: Train on the CPU even where there is a GPU.
-
-    Returns:
-        The best row of the log.
     """
-    return train(
-        settings,
-        data,
-        output,
-        lambda accelerator, share: Classification(settings, data, accelerator, share, model),
-        defaults=TrainingSettings(from_scratch=True),
-        may_differ=MAY_DIFFER,
-        name="finetune",
-        cpu=cpu,
-    )
+
+    def prepare(accelerator: Any, share: Share) -> TrainingTask:
+        return Classification(settings, data, accelerator, share, model)
+
+    return train(settings, data, output, prepare, may_differ=MAY_DIFFER, name="finetune", cpu=cpu)
 
 
 class Classification(TrainingTask):
@@ -79,7 +69,9 @@ class Classification(TrainingTask):
         checkpoint = starting_weights(settings)
         self.model, teacher = build_models(settings, classes, checkpoint, given)
         self.companions = () if teacher is None else (teacher,)
-        self.start = {} if settings.from_scratch else _fingerprints(self.model)
+        # The method's weights apart: other methods start from the same model.
+        parts = zip(("weights", "weights of the method"), split_method(self.model.state_dict()), strict=True)
+        self.start = {} if settings.from_scratch else {name: fingerprint(part) for name, part in parts if part}
         fresh = [] if checkpoint is None else checkpoint.fresh_names(self.model)
         if fresh and accelerator.is_main_process:
             print(f"not in {settings.checkpoint}, so started afresh: {', '.join(fresh)}", file=sys.stderr)
@@ -111,9 +103,7 @@ class Classification(TrainingTask):
             freeze_backbone(groups)
 
     def about(self) -> dict[str, str]:
-        settings = self.settings
-        what = {"model": settings.model, "dataset": settings.dataset, "method": settings.method}
-        return {**what, "keep_rate": str(settings.keep_rate)}
+        return {name: str(getattr(self.settings, name)) for name in ("model", "dataset", "method", "keep_rate")}
 
     def fingerprints(self) -> dict[str, str]:
         return {**self.start, "training images": self.train.fingerprint()}
@@ -122,14 +112,7 @@ class Classification(TrainingTask):
         return [*self.train.skipped, *self.validation.skipped]
 
 
-def _fingerprints(model: nn.Module) -> dict[str, str]:
-    """Return fingerprints of the starting weights, the method's apart: other methods start from the same model."""
-    own, learned = split_method(model.state_dict())
-    return {"weights": fingerprint(own), **({"weights of the method": fingerprint(learned)} if learned else {})}
-
-
 def starting_weights(settings: TrainingSettings) -> Checkpoint | None:
-    """Return the checkpoint that training starts from; None if there is none."""
     return None if settings.checkpoint is None else Checkpoint.read(Path(settings.checkpoint))
 
 
@@ -146,7 +129,10 @@ def build_models(
     """
     seed_everything(settings.seed, "model")
     checkpoint = starting_weights(settings) if checkpoint is None else checkpoint
-    known, model = _of_object(given, classes) if given is not None else _of_settings(settings, classes, checkpoint)
+    if given is None:
+        known, model = _named_model(settings, classes, checkpoint)
+    else:
+        known, model = _given_model(given, classes)
     if settings.head_std is not None and known != classes and (name := head_name(model)) is not None:
         head: Any = model.get_submodule(name)
         nn.init.trunc_normal_(head.weight, std=settings.head_std)
@@ -158,10 +144,10 @@ def build_models(
     return model, teacher
 
 
-def _of_settings(
+def _named_model(
     settings: TrainingSettings, classes: int, checkpoint: Checkpoint | None
 ) -> tuple[int | None, nn.Module]:
-    """Return the number of classes of the starting weights, None without a head, and the model with them."""
+    """Return the number of classes that the starting weights know, None without a head, and the model with them."""
     options: dict[str, Any] = {"drop_path_rate": settings.drop_path}
     if any(settings.patch_drop_rates):
         options["patch_drop_rate"] = max(settings.patch_drop_rates)
@@ -183,7 +169,7 @@ def _of_settings(
     return library.num_pretrained_classes(model) if settings.pretrained and library is not None else None, model
 
 
-def _of_object(model: nn.Module, classes: int) -> tuple[int | None, nn.Module]:
+def _given_model(model: nn.Module, classes: int) -> tuple[int | None, nn.Module]:
     """Return the same for a model object, which gets a new head where its own has other classes."""
     if applied_modules(model):
         raise ValueError(
@@ -203,13 +189,13 @@ def _teacher(settings: TrainingSettings, model: nn.Module, known: int | None, cl
     if settings.teacher is not None:
         pool = {} if settings.global_pool is None else {"global_pool": settings.global_pool}
         teacher = build(ModelSpec(settings.model, Path(settings.teacher), num_classes=classes, options=pool))
-    else:
-        if known != classes:
-            raise ValueError(
-                f"distill=true needs a teacher that knows the {classes} classes of the data; the starting weights "
-                f"know {known or 'none'}: give teacher=F, the dense model trained on this data"
-            )
+    elif known == classes:
         teacher = deepcopy(model)
+    else:
+        raise ValueError(
+            f"distill=true needs a teacher that knows the {classes} classes of the data; the starting weights "
+            f"know {known or 'none'}: give teacher=F, the dense model trained on this data"
+        )
     return teacher.eval().requires_grad_(False)
 
 
@@ -227,28 +213,15 @@ def open_splits(settings: TrainingSettings, root: Path) -> tuple[ClassificationD
 
 def training_data(settings: TrainingSettings, data: ClassificationData, model: nn.Module, share: Share) -> TrainingData:
     """Return augmented batches for a model."""
-    from timm.data.random_erasing import RandomErasing
-
     # Only sizes and colours are the model's: crops are random here.
     inputs = inputs_for(model, settings.dataset, STUDY)
-    repeats = settings.repeated_augmentation if share.processes > 1 else 1
+    seed, repeats = settings.seed, settings.repeated_augmentation if share.processes > 1 else 1
     if settings.in_memory:
-        images, targets = in_memory(data, inputs)
-        erase = RandomErasing(settings.erasing, mode="pixel", device="cpu") if settings.erasing else None
-        return MemoryBatches(
-            images,
-            targets,
-            share,
-            prepare=Normalise(inputs.mean, inputs.std),
-            seed=settings.seed,
-            repeats=repeats,
-            shift=settings.shift or 0,
-            flip=settings.flip,
-            erase=erase,
-        )
+        normalise, shift = Normalise(inputs.mean, inputs.std), settings.shift or 0
+        return MemoryBatches(*in_memory(data, inputs), share, normalise, seed, repeats, shift, settings.flip)
     chosen = {name: getattr(settings, name) for name in AUGMENTATION_SETTINGS}
     data.transform = train_transform(inputs, replace(dataset_named(settings.dataset).augmentation, **chosen))
-    return ImageBatches(data, share, seed=settings.seed, repeats=repeats, workers=settings.workers)
+    return ImageBatches(data, share, seed, repeats, settings.workers)
 
 
 def validation_loader(settings: TrainingSettings, split: ClassificationData, model: nn.Module) -> DataLoader[Any]:
@@ -265,14 +238,10 @@ def validation_loader(settings: TrainingSettings, split: ClassificationData, mod
 
 def in_memory(data: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Return all images (N, C, H, W) uint8 and targets of a data set whose images have the model's size."""
-    images, targets = [], []
-    for index in range(len(data)):
-        image, target = data[index]
-        pixels = torch.from_numpy(np.array(image))
-        images.append(pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1))
-        targets.append(torch.as_tensor(target))
+    images, targets = zip(*(data[index] for index in range(len(data))), strict=True)
+    pixels = [torch.from_numpy(np.array(image)) for image in images]
+    pixels = [image[None] if image.ndim == 2 else image.permute(2, 0, 1) for image in pixels]
     wanted = (len(inputs.mean), *inputs.image_size)
-    others = sorted({tuple(image.shape) for image in images} - {wanted})
-    if others:
+    if others := sorted({tuple(image.shape) for image in pixels} - {wanted}):
         raise ValueError(f"in_memory=true needs images of {wanted}, as the model does; {data.name} has {others[:3]}")
-    return torch.stack(images), torch.stack(targets)
+    return torch.stack(pixels), torch.stack([torch.as_tensor(target) for target in targets])

@@ -42,7 +42,6 @@ def train_detector(settings: DetectionSettings, data: Path, output: Path, *, cpu
         data,
         output,
         lambda accelerator, share: Detection(settings, data, accelerator, share),
-        defaults=DetectionSettings(from_scratch=True),
         may_differ=MAY_DIFFER,
         name="detect train",
         loss_scale=settings.loss_scale,

@@ -65,7 +65,6 @@ def train_generator(settings: GeneratorSettings, data: Path, output: Path) -> di
         data,
         output,
         lambda accelerator, share: Generation(settings, data, share),
-        defaults=GeneratorSettings(),
         may_differ=MAY_DIFFER,
         name="train-generator",
     )
