@@ -84,25 +84,20 @@ class Reducible:
         about: dict[str, Any] = {"name": name, "config": config.to_dict()}
         try:
             self.apply(config)
-            found = report(self.model, tokens)
+            found: Any = report(self.model, tokens)
         except ValueError as error:
             return Cell(about, config, str(error))
-        assert found is not None
-        counted = {"counts": found.counts, "varies": found.varies, "gflops": found.gflops_after}
-        return Cell({**about, **counted}, config)
+        return Cell({**about, "counts": found.counts, "varies": found.varies, "gflops": found.gflops_after}, config)
 
     def _dense(self, tokens: int | None) -> Cell:
-        about = {"name": "dense", "config": None}
+        about: dict[str, Any] = {"name": "dense", "config": None, "counts": None, "varies": "no", "gflops": None}
         remove(self.model)
         try:
             # What keeps every token costs what the dense model costs, and says how many there are.
-            apply(self.model, "atc", keep_rate=1.0)
-        except UnsupportedModelError:
-            # It can be evaluated as it is, all the same.
-            return Cell({**about, "counts": None, "varies": "no", "gflops": None})
-        found = report(self.model, tokens)
-        assert found is not None
-        return Cell({**about, "counts": found.counts, "varies": "no", "gflops": found.gflops_before})
+            found: Any = report(apply(self.model, "atc", keep_rate=1.0), tokens)
+        except UnsupportedModelError:  # it can be evaluated as it is, all the same
+            return Cell(about)
+        return Cell({**about, "counts": found.counts, "gflops": found.gflops_before})
 
 
 def one_of_several(device: str) -> Accelerator | None:

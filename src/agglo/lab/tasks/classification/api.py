@@ -6,12 +6,9 @@ from collections.abc import Iterable
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from agglo.lab.tasks.classification.training.settings import TrainingSettings
 
 # Settings of a training run that decide how a model is built; a model that a person has built has them already.
 _OF_BUILDING: dict[str, Any] = {"drop_path": 0.0, "global_pool": None, "patch_drop_rates": []}
@@ -55,36 +52,37 @@ def evaluate(
     >>> sorted(agglo.lab.evaluate(model, batches, quiet=True))
     ['images', 'images_per_second', 'top1']
     """
-    from agglo.lab.tasks.classification.evaluation.metrics import evaluate as one_pass
-    from agglo.lab.tasks.classification.evaluation.metrics import metric_for
+    from agglo.lab.tasks.classification.data import detect, open_split
+    from agglo.lab.tasks.classification.data.transforms import Normalise, evaluation_transform, inputs_for
+    from agglo.lab.tasks.classification.evaluation import grid, metrics
     from agglo.models.opening import ModelSpec, build
     from agglo.utils.progress import progress
 
-    built = build(ModelSpec(model, pretrained=True)) if isinstance(model, str) else model
-    if not isinstance(built, nn.Module):
-        raise ValueError(f"model={built!r} must be a torch.nn.Module or a name")
+    built = _require_module(build(ModelSpec(model, pretrained=True)) if isinstance(model, str) else model)
+    prepare = None
     if isinstance(data, (str, PathLike)):
-        loader, multi_label, prepare = _of_folder(
-            built, Path(data), images, dataset, frame, skip_bad, batch_size, workers
-        )
+        folder = Path(data)
+        name = detect(folder) if dataset is None else dataset
+        opened = open_split(name, folder, "val", skip_bad=skip_bad)
+        grid.require_same_classes(built, opened)
+        inputs = inputs_for(built, name, frame)
+        opened.transform = evaluation_transform(inputs, normalise=False)
+        prepare = Normalise(inputs.mean, inputs.std)
+        loader: Any = grid.ImageStore(grid.spread(opened, images), batch_size, workers=workers).loader()
     else:
         if images is not None or dataset is not None or frame is not None or skip_bad:
             raise ValueError("images, dataset, frame and skip_bad go with a folder; batches are taken as they are")
-        if not isinstance(data, Iterable):
-            raise ValueError(f"data={data!r} must be a folder, or batches of images and labels (a DataLoader)")
-        loader, multi_label, prepare = data, None, None
+        loader = data
     total = len(loader) if hasattr(loader, "__len__") else 0
     with progress(total, "evaluate", every_seconds=10, quiet=quiet or not total) as advance:
-        pairs = map(_pair, loader)
-        first = next(pairs, None)
+        batches = iter(loader)
+        first = next(batches, None)
         if first is None:
-            raise ValueError("there are no images")
-        if multi_label is None:
-            multi_label = first[1].dim() == 2
-        return one_pass(
+            raise ValueError("data has no images")
+        return metrics.evaluate(
             built,
-            chain([first], pairs),
-            metric_for(multi_label),
+            chain([first], batches),
+            metrics.metric_for(multi_label=first[1].dim() == 2),
             prepare=prepare,
             advance=lambda count: advance(f"{count} images"),
         )
@@ -139,25 +137,21 @@ def finetune(
     if isinstance(model, str):
         found, _ = RECIPES.load(str(recipe)).resolve({"model": model, **chosen})
         return train(found, folder, run)
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model={model!r} must be a torch.nn.Module or a name")
-    found = _for_object(model, str(recipe), chosen)
+    kind = type(_require_module(model))
+    for name in ("model", "checkpoint", "pretrained", "from_scratch", "teacher", *_OF_BUILDING):
+        if name in chosen:
+            raise ValueError(f"{name}={chosen[name]!r} goes with a model by name; this one is built already")
+    of_object = {"model": f"{kind.__module__}.{kind.__qualname__}", "pretrained": True, "from_scratch": False}
+    found, _ = RECIPES.load(str(recipe)).resolve({**_OF_BUILDING, **of_object, **chosen})
     best = train(found, folder, run, model)
     _take_best(model, run)
     return best
 
 
-def _for_object(model: nn.Module, recipe: str, chosen: dict[str, Any]) -> TrainingSettings:
-    """Return the settings of a run that starts from a model object."""
-    from agglo.lab.tasks.classification.training.settings import RECIPES
-
-    for name in ("model", "checkpoint", "pretrained", "from_scratch", "teacher", *_OF_BUILDING):
-        if name in chosen:
-            raise ValueError(f"{name}={chosen[name]!r} goes with a model by name; this one is built already")
-    cls = type(model)
-    of_object = {"model": f"{cls.__module__}.{cls.__qualname__}", "pretrained": True, "from_scratch": False}
-    settings: TrainingSettings = RECIPES.load(recipe).resolve({**_OF_BUILDING, **of_object, **chosen})[0]
-    return settings
+def _require_module(model: Any) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model={model!r} must be a torch.nn.Module or a name")
+    return model
 
 
 def _take_best(model: nn.Module, run: Path) -> None:
@@ -169,37 +163,3 @@ def _take_best(model: nn.Module, run: Path) -> None:
     extract_model_from_parallel(model, keep_fp32_wrapper=False)
     model.load_state_dict(read_checkpoint(run / "best" / "model.safetensors"))
     model.eval()
-
-
-def _of_folder(
-    model: nn.Module,
-    folder: Path,
-    images: int | None,
-    dataset: str | None,
-    frame: str | None,
-    skip_bad: bool,
-    batch_size: int,
-    workers: int,
-) -> tuple[Any, bool, Any]:
-    """Return batches of a data set as bytes, whether images have several labels, and the normalisation."""
-    from agglo.lab.data.image_store import ImageStore
-    from agglo.lab.tasks.classification.data import detect, open_split
-    from agglo.lab.tasks.classification.data.transforms import Normalise, evaluation_transform, inputs_for
-    from agglo.lab.tasks.classification.evaluation.grid import require_same_classes, spread
-
-    for name, value, least in (("images", images, 1), ("batch_size", batch_size, 1), ("workers", workers, 0)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise ValueError(f"{name}={value!r} must be a whole number, at least {least}")
-    name = detect(folder) if dataset is None else dataset
-    opened = open_split(name, folder, "val", skip_bad=skip_bad)
-    inputs = inputs_for(model, name, frame)
-    require_same_classes(model, opened)
-    opened.transform = evaluation_transform(inputs, normalise=False)
-    store = ImageStore(spread(opened, images), batch_size, workers=workers)
-    return store.loader(), opened.multi_label, Normalise(inputs.mean, inputs.std)
-
-
-def _pair(batch: Any) -> tuple[Tensor, Tensor]:
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
-        raise ValueError(f"a batch of {type(batch).__name__}: (images, labels), two tensors, is accepted")
-    return batch[0], batch[1]

@@ -61,16 +61,14 @@ def prepare(settings: FolderSettings, *, quiet: bool = False) -> Prepared:
     model: Any = build(prompted(settings.model, data))
     wanted = inputs_for(model, name)
     data.transform = evaluation_transform(wanted, normalise=False)
-    chosen = spread(data, settings.images)
-    store = ImageStore(chosen, settings.batch_size, workers=settings.workers)
-    pixels: list[Tensor] = []
-    targets: list[Tensor] = []
+    store = ImageStore(spread(data, settings.images), settings.batch_size, workers=settings.workers)
+    batches = []
     with progress(len(store.loader()), "reading images", every_seconds=10, quiet=quiet) as advance:
         for images, labels in store.loader():
             # What workers send lies in shared memory, with open files for as long as it is kept.
-            pixels.append(images.clone())
-            targets.append(labels.clone())
+            batches.append((images.clone(), labels.clone()))
             advance(f"{len(images)} images")
+    pixels, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
     known = not data.multi_label and len(data.classes) == class_count(model)
     normalise = Normalise(wanted.mean, wanted.std)
 
@@ -78,7 +76,7 @@ def prepare(settings: FolderSettings, *, quiet: bool = False) -> Prepared:
         # Bytes until here: they take a quarter of the memory.
         return features_in(model(normalise(images).to(dtype)))
 
-    return Prepared(model.to(device, dtype), torch.cat(pixels), torch.cat(targets) if known else None, output)
+    return Prepared(model.to(device, dtype), pixels, targets if known else None, output)
 
 
 def tune_on_folder(folder: FolderSettings, *, settings: TuneSettings | None = None, **how: Any) -> Tuned:

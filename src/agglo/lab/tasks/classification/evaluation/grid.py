@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,7 @@ class Evaluation(Grid):
         checkpoint = None if spec.checkpoint is None else Checkpoint.read(spec.checkpoint)
         self.model = build(spec, checkpoint)
         require_same_classes(self.model, self.data)
-        # What a method learned; None where the model's own weights are random too.
+        # Weights that a method learned; None where the model's own weights are random too.
         learned = None if spec.has_random_weights else {} if checkpoint is None else dict(checkpoint.method)
         own = "pretrained" if spec.takes_own_weights else str(spec.checkpoint)
         self.source = "random" if spec.has_random_weights else own
@@ -97,6 +96,8 @@ class Evaluation(Grid):
             self.inputs = replace(self.inputs, crop=settings.crop, squash=False)
         self.data.transform = evaluation_transform(self.inputs, normalise=False)
         self.images = spread(self.data, settings.images)
+        size, workers = settings.batch_size, settings.workers
+        self.store = ImageStore(self.images, size, workers=workers, accelerator=self.accelerator)
 
     def evaluate(self, cells: Sequence[Cell], journal: Journal) -> None:
         if not cells:
@@ -110,23 +111,12 @@ class Evaluation(Grid):
             for cell in cells:
                 journal.add(cell.key, {**cell.about, **self._measured(cell, advance)})
 
-    @cached_property
-    def store(self) -> ImageStore:
-        size, workers = self.settings.batch_size, self.settings.workers
-        return ImageStore(self.images, size, workers=workers, accelerator=self.accelerator)
-
     @property
     def fits_in_memory(self) -> bool:
         return self.store.bytes_needed <= self.settings.cache_gigabytes * GIGABYTE
 
     def one(self, config: ReductionConfig | None) -> dict[str, Any]:
-        """Return the result of one cell, for callers who keep results themselves; None is the dense model.
-
-        Images stay in memory for the next cell, if they fit.
-
-        Raises:
-            ValueError: The reduction cannot run.
-        """
+        """Return the result of one cell, for callers who keep results themselves; None is the dense model."""
         reduced = {} if config is None else {config: config.method}
         cell = self.reducible.cells(reduced, dense=config is None)[0]
         if self.fits_in_memory and not self.store.kept:
@@ -145,13 +135,13 @@ class Evaluation(Grid):
         )
 
     def about(self) -> dict[str, Any]:
-        settings = self.settings
+        settings, prompts = self.settings, self.spec.prompts
         chosen = "found by its files" if settings.dataset is None else "as asked"
-        prompts = self.spec.prompts
-        asked = {} if prompts is None else {"classes": prompts.class_names, "templates": prompts.templates}
-        model = {"name": settings.model.name, "weights": self.source, "fingerprint": self.weights}
+        model: dict[str, Any] = {"name": settings.model.name, "weights": self.source, "fingerprint": self.weights}
+        if prompts is not None:
+            model["prompts"] = {"classes": prompts.class_names, "templates": prompts.templates}
         return {
-            "model": {**model, **({"prompts": asked} if asked else {})},
+            "model": model,
             "data": about_data(self.data, chosen=chosen, root=settings.data, images=len(self.images)),
             "inputs": {**asdict(self.inputs), "in_words": str(self.inputs)},
         }
@@ -185,15 +175,9 @@ def prompted(spec: ModelSpec, data: ClassificationData) -> ModelSpec:
     if spec.prompts is None:
         return spec
     names = spec.prompts.class_names
-    if names is None:
-        names = tuple(class_words(data))
+    if names is None:  # words instead of ImageNet's WordNet ids, and of names with underscores
+        plain = (" ".join(name.replace("_", " ").split()) for name in data.classes)
+        names = tuple(imagenet_names() if data.name == "imagenet" else plain)
     if len(names) != len(data.classes):
         raise ValueError(f"{len(names)} class names for the {len(data.classes)} classes of {data.name}: one each")
     return replace(spec, prompts=replace(spec.prompts, class_names=names))
-
-
-def class_words(data: ClassificationData) -> list[str]:
-    """Return names of the classes: ImageNet's instead of WordNet ids, others without underscores."""
-    if data.name == "imagenet":
-        return imagenet_names()
-    return [" ".join(name.replace("_", " ").split()) for name in data.classes]

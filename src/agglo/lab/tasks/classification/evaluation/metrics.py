@@ -7,6 +7,7 @@ batch happens to have values outside of 0 to 1, which makes large logits equal.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from statistics import median
@@ -29,7 +30,7 @@ class TopK:
     """
 
     def __init__(self) -> None:
-        self._right: dict[int, int] = {}
+        self._correct: Counter[int] = Counter()
         self._total = 0
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
@@ -38,16 +39,14 @@ class TopK:
         own = logits.gather(1, targets[:, None])
         before = torch.arange(classes, device=logits.device) < targets[:, None]
         rank = ((logits > own) | ((logits == own) & before)).sum(dim=1)
-        # Not a number beats nothing and nothing beats it: without this it would be right.
+        # NaN beats nothing and nothing beats it: without this it would be correct.
         rank = rank.masked_fill(own.isnan()[:, 0], classes)
         for k in (1, 5) if classes > 5 else (1,):
-            self._right[k] = self._right.get(k, 0) + int((rank < k).sum())
+            self._correct[k] += int((rank < k).sum())
         self._total += len(targets)
 
     def compute(self) -> dict[str, float]:
-        if not self._total:
-            raise ValueError("no image was evaluated")
-        return {f"top{k}": 100 * right / self._total for k, right in self._right.items()}
+        return {f"top{k}": 100 * correct / self._total for k, correct in self._correct.items()}
 
 
 class MeanAveragePrecision:
@@ -67,15 +66,10 @@ class MeanAveragePrecision:
         self._logits.append(logits.detach().float().cpu())
         self._targets.append(targets.detach().bool().cpu())
 
-    def per_class(self) -> Tensor:
-        """Return the average precisions (classes,) in 0 to 1; NaN for a class that no image shows."""
-        if not self._logits:
-            raise ValueError("no image was evaluated")
-        logits, targets = torch.cat(self._logits), torch.cat(self._targets)
-        return torch.stack([average_precision(*column) for column in zip(logits.T, targets.T, strict=True)])
-
     def compute(self) -> dict[str, float]:
-        return {"mAP": 100 * float(self.per_class().nan_to_num(0).mean())}
+        columns = zip(torch.cat(self._logits).T, torch.cat(self._targets).T, strict=True)
+        per_class = torch.stack([average_precision(*column) for column in columns])
+        return {"mAP": 100 * float(per_class.nan_to_num(0).mean())}
 
 
 def average_precision(scores: Tensor, positive: Tensor) -> Tensor:
