@@ -98,18 +98,7 @@ def test_keep_rate_1_is_dense_and_removal_exact(vlm: VLM) -> None:
     assert torch.equal(logits(model, inputs), dense)
 
 
-@every_vlm
-def test_generate_works_unchanged(vlm: VLM) -> None:
-    model, processor = applied(vlm)
-    settings = {"max_new_tokens": 3, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
-    images = [[image(1)], [image(2), image(3)]]
-    batch = torch.stack(model.generate(**vlm.inputs(processor, images), **settings).logits)
-    for row, each in enumerate(images):
-        alone = model.generate(**vlm.inputs(processor, [each]), **settings)
-        torch.testing.assert_close(torch.stack(alone.logits)[:, 0], batch[:, row], atol=2e-4, rtol=0)
-
-
-@pytest.mark.parametrize("method", ["random", "tome", "pool", "evit", "sinkhorn"])
+@pytest.mark.parametrize("method", ["pool", "evit", "sinkhorn"])
 def test_other_methods_leave_the_tower_merged_too(method: str) -> None:
     model, processor = applied(VLMS[0], method=method)
     n_tokens = agglo.image_tokens(model)
@@ -162,7 +151,7 @@ def test_apply_replaces_what_was_applied_before() -> None:
     inputs = vlm.inputs(agglo.adapt_processor(processor, model), [[image(1)]])
     assert int((inputs["input_ids"] == 4).sum()) == 64
     logits(model, inputs)
-    with pytest.raises(ValueError, match="as many tokens as ever"):
+    with pytest.raises(ValueError, match="output='merged'"):
         agglo.image_tokens(model)
 
 

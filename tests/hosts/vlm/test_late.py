@@ -193,11 +193,11 @@ def test_generate_works_unchanged(vlm: VLM) -> None:
 def test_a_prompt_of_the_dense_model_is_told_what_helps(vlm: VLM) -> None:
     model, processor = vlm.model(), vlm.processor()
     agglo.apply(model, keep_rate=KEEP_RATE, output="merged_late")
-    with pytest.raises(ValueError, match=r"agglo\.adapt_processor\(processor, model\)"):
+    with pytest.raises(ValueError, match="adapt_processor"):
         logits(model, vlm.inputs(processor, [[image(1)]]))
 
 
-@every_vlm
+@pytest.mark.parametrize("vlm", [VLMS[0], VLMS[-1]], ids=lambda vlm: vlm.name)
 def test_random_dropping_hands_on_some_of_the_tokens_as_they_are(vlm: VLM) -> None:
     model, processor = applied(vlm, method="random", seed=3)
     inputs = vlm.inputs(processor, [[image(1), image(2)]])
@@ -223,7 +223,7 @@ def test_copies_and_pickles_are_reduced_too(vlm: VLM) -> None:
     assert torch.equal(logits(model, inputs), expected)
 
 
-@every_vlm
+@pytest.mark.parametrize("vlm", [VLMS[0], VLMS[-1]], ids=lambda vlm: vlm.name)
 def test_a_trace_shows_the_groups(vlm: VLM) -> None:
     model, processor = applied(vlm)
     inputs = vlm.inputs(processor, [[image(1)]])
@@ -235,7 +235,7 @@ def test_a_trace_shows_the_groups(vlm: VLM) -> None:
     torch.testing.assert_close(grouping.merge(dense).flatten(0, 1), merged, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("vlm", [VLMS[0], VLMS[2], VLMS[-1]], ids=lambda vlm: vlm.name)
+@pytest.mark.parametrize("vlm", [VLMS[0], VLMS[-1]], ids=lambda vlm: vlm.name)
 def test_gradients_reach_the_tower(vlm: VLM) -> None:
     model, processor = applied(vlm)
     model(**vlm.inputs(processor, [[image(1)]])).logits.sum().backward()

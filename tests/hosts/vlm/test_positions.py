@@ -80,7 +80,7 @@ def test_videos_stay_as_they_are(vlm: VLM) -> None:
 
 
 @every_qwen
-def test_a_image_beside_a_video(vlm: VLM) -> None:
+def test_an_image_beside_a_video(vlm: VLM) -> None:
     """Keep rate 1 takes the same way as any other, and is the dense model."""
     model = vlm.model()
     shown = vlm.inputs(vlm.processor(), [[image(1)]])

@@ -11,7 +11,7 @@ from torch import nn
 
 from agglo.hosts.common.base import Layout
 from agglo.hosts.common.swap import ReducedModule, UnsupportedModelError
-from agglo.hosts.vlm.mixins import ReducedInputsMerger, ReducedVLM
+from agglo.hosts.vlm.mixins import ReducedVLM
 from agglo.hosts.vlm.qwen import ReducedQwen
 from agglo.hosts.vlm.reduction import SmallerImages
 from agglo.methods import Grid
@@ -86,6 +86,7 @@ class Llava(Family):
     models = ("LlavaModel",)
     processors = ("LlavaProcessor",)
     pointwise = True
+    feature_layers: ClassVar[str] = "vision_feature_layer"  # the field of the configuration
 
     def dense(self, model: Any) -> int | None:
         tower = model.config.vision_config.model_type
@@ -102,17 +103,13 @@ class Llava(Family):
         """Return the number of tokens in front that the connector does not read."""
         return int(model.config.vision_feature_select_strategy == "default")
 
-    def feature_layers(self, model: Any) -> int | Sequence[int]:
-        layers: int | Sequence[int] = model.config.vision_feature_layer
-        return layers
-
     def read_blocks(self, model: Any, depth: int) -> tuple[int, ...]:
-        layers = self.feature_layers(model)
+        layers: int | Sequence[int] = getattr(model.config, self.feature_layers)
         states = [layers] if isinstance(layers, int) else list(layers)
         blocks = tuple(state - 1 if state >= 0 else state + depth for state in states)
         if min(blocks) < 0:
             raise UnsupportedModelError(
-                f"vision_feature_layer={layers!r} reads tokens before the first block, where nothing is merged"
+                f"{self.feature_layers}={layers!r} reads tokens before the first block, where nothing is merged"
             )
         return blocks
 
@@ -124,13 +121,10 @@ class VipLlava(Llava):
     """VipLLaVA: an MLP on several layers of the tower side by side, without the class token."""
 
     models = ("VipLlavaModel",)
+    feature_layers = "vision_feature_layers"
 
     def left_out(self, model: Any) -> int:
         return 1
-
-    def feature_layers(self, model: Any) -> int | Sequence[int]:
-        layers: int | Sequence[int] = model.config.vision_feature_layers
-        return layers
 
 
 class PaliGemma(Family):
@@ -177,25 +171,16 @@ class InternVL(Family):
 
 
 class Idefics3(Family):
-    """Idefics 3: as InternVL, with the whole image as one more tile."""
+    """Idefics 3 and SmolVLM: as InternVL, with the whole image as one more tile."""
 
-    models = ("Idefics3Model",)
-    processors = ("Idefics3Processor",)
-    mixin: ClassVar[type[ReducedModule]] = ReducedInputsMerger
+    models = ("Idefics3Model", "SmolVLMModel")
+    processors = ("Idefics3Processor", "SmolVLMProcessor")
 
     def dense(self, model: Any) -> int | None:
         return int(model.image_seq_len)
 
     def side(self, model: Any) -> int:
         return int(model.config.scale_factor)
-
-
-class SmolVLM(Idefics3):
-    """SmolVLM: as Idefics 3."""
-
-    models = ("SmolVLMModel",)
-    processors = ("SmolVLMProcessor",)
-    mixin = ReducedVLM
 
 
 class QwenVL(Family):
@@ -223,16 +208,7 @@ class QwenVL(Family):
         return frames * rows // side, columns // side
 
 
-FAMILIES: tuple[Family, ...] = (
-    Llava(),
-    VipLlava(),
-    PaliGemma(),
-    Gemma3(),
-    InternVL(),
-    Idefics3(),
-    SmolVLM(),
-    QwenVL(),
-)
+FAMILIES: tuple[Family, ...] = (Llava(), VipLlava(), PaliGemma(), Gemma3(), InternVL(), Idefics3(), QwenVL())
 
 
 def find(model: nn.Module, output: str) -> tuple[nn.Module, Family]:

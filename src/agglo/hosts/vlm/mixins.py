@@ -2,48 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import isqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from agglo.hosts.common.swap import ReducedModule, begins_pass, signed_as
+from agglo.hosts.common.swap import ReducedModule, begins_pass
 from agglo.hosts.vlm.reduction import MergedImage, VLMReduction, merge_images
 from agglo.methods import Grid
 from agglo.tracing import traces_of
 
 
-class ReducedFeatures(ReducedModule):
+class ReducedVLM(ReducedModule):
     """A model whose image features come merged."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "agglo_original" in vars(cls):  # not for classes that others make of this one
-            # `generate` looks at its signature for what to hand it.
-            original = cls.agglo_original.get_image_features  # type: ignore[attr-defined]
-            cls.get_image_features = signed_as(original, cls.get_image_features)  # type: ignore[method-assign]
 
     @begins_pass
     def get_image_features(self: Any, reduction: VLMReduction, *args: Any, **kwargs: Any) -> Any:
         return as_asked(self, merged_features(self, reduction, None, *args, **kwargs)[0], kwargs)
 
-
-class ReducedVLM(ReducedFeatures):
-    """A model that looks for placeholders in `get_placeholder_mask`."""
-
     @begins_pass
     def get_placeholder_mask(self: Any, reduction: VLMReduction, *args: Any, **kwargs: Any) -> Any:
-        return explain_placeholder_mismatch(self, reduction, reduction.owner.get_placeholder_mask, *args, **kwargs)  # type: ignore[attr-defined]
-
-
-class ReducedInputsMerger(ReducedFeatures):
-    """A model that looks for placeholders in `inputs_merger`."""
+        return explain_placeholder_mismatch(self, reduction, "get_placeholder_mask", *args, **kwargs)
 
     @begins_pass
     def inputs_merger(self: Any, reduction: VLMReduction, *args: Any, **kwargs: Any) -> Any:
-        return explain_placeholder_mismatch(self, reduction, reduction.owner.inputs_merger, *args, **kwargs)  # type: ignore[attr-defined]
+        """Override what Idefics 3 has in place of `get_placeholder_mask`."""
+        return explain_placeholder_mismatch(self, reduction, "inputs_merger", *args, **kwargs)
 
 
 def merged_features(
@@ -65,10 +50,9 @@ def merged_features(
     # A tower that runs reduced has reported its own pass.
     traces = traces_of(model) if reduction.tower_method is None else ()
     merged = merge_images(reduction, [each for part in parts for each in part], grids, model.training, traces)
-    rest = iter(merged)
-    joined = []
-    for part, tensor in zip(parts, tensors, strict=True):
-        joined.append(torch.stack([next(rest).tokens for _ in part]) if part else tensor)
+    rest = (image.tokens for image in merged)
+    pairs = zip(parts, tensors, strict=True)
+    joined = [torch.stack([next(rest) for _ in part]) if part else tensor for part, tensor in pairs]
     if isinstance(given, Tensor):
         outputs.pooler_output = joined[0]
     else:
@@ -90,12 +74,10 @@ def _images(tensor: Tensor, dense: int | None) -> list[Tensor]:
     return list(tensor.split(len(tensor) if dense is None else dense)) if len(tensor) else []
 
 
-def explain_placeholder_mismatch(
-    model: Any, reduction: VLMReduction, original: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
-    """Call the model's own function that looks for placeholders; where it finds another number, say what to do."""
+def explain_placeholder_mismatch(model: Any, reduction: VLMReduction, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call the model's own method that looks for placeholders; where it finds another number, say what to do."""
     try:
-        return original(model, *args, **kwargs)
+        return getattr(reduction.owner, name)(model, *args, **kwargs)
     except (ValueError, RuntimeError) as error:
         if torch.compiler.is_compiling() or "do not match" not in str(error):
             raise

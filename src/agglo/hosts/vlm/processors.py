@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from agglo.hosts.common.swap import ReducedModule, UnsupportedModelError, reduced_class
+from agglo.hosts.common.swap import ReducedModule, reduced_class
 from agglo.hosts.vlm.families import Family, find
 from agglo.hosts.vlm.reduction import VLMReduction, vlm_reduction_of
 from agglo.methods import Grid
@@ -75,10 +75,9 @@ def _count_tokens(self: Any, image_sizes: Any = None, **kwargs: Any) -> Any:
     if image_sizes is not None:
         placeholders: Placeholders = self.agglo_placeholders
         each = placeholders.reduction.dense
-        counted = zip(data.num_image_tokens, data.num_image_patches, strict=True)
         data.num_image_tokens = [
             placeholders.count(tokens) if each is None else tokens - tiles * (each - placeholders.reduction.count())
-            for tokens, tiles in counted
+            for tokens, tiles in zip(data.num_image_tokens, data.num_image_patches, strict=True)
         ]
     return data
 
@@ -90,13 +89,6 @@ def adapted(processor: Any, model: nn.Module) -> Any:
         raise ValueError(
             f"{type(processor).__name__} is no processor of {type(module).__name__} that agglo can adapt; "
             f"accepted: {', '.join(family.processors)}"
-        )
-    if not hasattr(processor, "replace_image_token"):
-        import transformers
-
-        raise UnsupportedModelError(
-            f"processors of transformers {transformers.__version__} write placeholders in a way of their own; "
-            "agglo adapts those with a replace_image_token, as 5.22 has them"
         )
     reduction = vlm_reduction_of(module)
     restored(processor)
