@@ -57,7 +57,7 @@ cases = st.builds(
 @settings(max_examples=60)
 @given(cases, st.sampled_from(MEANS))
 def test_merge_is_the_mean_of_the_members_and_unmerge_copies_it(case: tuple[Grouping, Tensor], mean: Mean) -> None:
-    """With the kernel and, where gradients are wanted, without it; k above n leaves groups that only pad."""
+    """Where k is above n, some groups only pad."""
     grouping, x = case
     expected = means_by_hand(grouping, x, mean).float()
     each = torch.ones(grouping.labels.shape) if grouping.weights is None else grouping.weights
@@ -174,8 +174,6 @@ PAIRS = Grouping.of(LABELS, 2)
     [
         (lambda: Grouping.of(LABELS[0], 2), "patch_labels"),
         (lambda: Grouping.of(LABELS.float(), 2), "patch_labels"),
-        (lambda: Grouping.of(LABELS, -1), "n_groups"),
-        (lambda: Grouping.of(LABELS, 2, prefix=-1), "prefix"),
         (lambda: Grouping.of(LABELS, 2, 1, torch.ones(2, 3)), r"weights .*needed: \(2, 4\)"),
         (lambda: Grouping.of(LABELS, 2, counts=torch.ones(3)), "counts"),
         (lambda: Grouping.select(LABELS.bool(), 4), "positions"),

@@ -62,7 +62,6 @@ class Grouping:
         """
         _require("patch_labels", patch_labels, (None, None), torch.int64)
         batch, n_patches = patch_labels.shape
-        _require_counts(prefix, n_groups=n_groups)
         _require("weights", weights, (batch, prefix + n_patches))
         _require("counts", counts, (batch,))
         device = patch_labels.device
@@ -93,7 +92,6 @@ class Grouping:
         """
         _require("positions", positions, (None, None), torch.int64)
         batch, n_kept = positions.shape
-        _require_counts(prefix, n_patches=n_patches)
         _require("weights", weights, (batch, prefix + n_patches))
         _require("counts", counts, (batch,))
         device, total = positions.device, prefix + n_patches
@@ -141,12 +139,6 @@ class Grouping:
         if self.chosen is not None:
             kept = x.gather(1, self.chosen.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
             return kept if self.counts is None else kept.masked_fill((self.sizes == 0).unsqueeze(-1), 0)
-        if _are_plain_numbers(x, self.weights):
-            from agglo.clustering.rows import group_means  # compiled kernels load when they are needed
-
-            weights = None if self.weights is None else self.weights.detach()
-            preserve_from = self.prefix if mean == "preserve_norm" else None
-            return group_means(x.detach(), self.labels, weights, self.sizes, preserve_from)
         x32 = x.float()
         means = self._means(x32)
         if mean == "preserve_norm":
@@ -156,11 +148,8 @@ class Grouping:
     def _means(self, x: Tensor) -> Tensor:
         """Size-weighted means (B, G, C) of float32 x (B, T, C)."""
         weighted = x if self.weights is None else x * self.weights.unsqueeze(-1)
-        if self.drops:
-            labels = torch.where(self.labels < 0, self.n_groups, self.labels)
-            sums = _sums_of_groups(weighted, labels, self.n_groups + 1)[:, :-1]
-        else:
-            sums = _sums_of_groups(weighted, self.labels, self.n_groups)
+        labels = torch.where(self.labels < 0, self.n_groups, self.labels) if self.drops else self.labels
+        sums = _sums_of_groups(weighted, labels, self.n_groups + self.drops)[:, : self.n_groups]
         return sums.div_(self.sizes.clamp(min=1).unsqueeze(-1))
 
     def _stretch(self, x: Tensor, means: Tensor) -> Tensor:
@@ -177,9 +166,10 @@ class Grouping:
         """
         _require("y", y, (*self.sizes.shape, None))
         _require("dropped", dropped, (*self.labels.shape, y.shape[-1]))
+        labels = self.labels.clamp(min=0) if self.drops else self.labels
+        copies = y.gather(1, labels.unsqueeze(-1).expand(-1, -1, y.shape[-1]))
         if not self.drops:
-            return y.gather(1, self.labels.unsqueeze(-1).expand(-1, -1, y.shape[-1]))
-        copies = y.gather(1, self.labels.clamp(min=0).unsqueeze(-1).expand(-1, -1, y.shape[-1]))
+            return copies
         instead = torch.zeros_like(copies) if dropped is None else dropped
         return torch.where((self.labels < 0).unsqueeze(-1), instead, copies)
 
@@ -200,10 +190,10 @@ class Grouping:
             labels = later.labels.gather(1, self.labels)
         return Grouping(labels, later.sizes, self.prefix, self.weights, later.counts, drops)
 
-    def with_more_in_front(self, n_more: int) -> Grouping:
+    def with_more_prefix_tokens(self, n_more: int) -> Grouping:
         """The same with so many more prefix tokens before all others.
 
-        >>> Grouping.of(torch.tensor([[0, 0]]), n_groups=1).with_more_in_front(2).labels
+        >>> Grouping.of(torch.tensor([[0, 0]]), n_groups=1).with_more_prefix_tokens(2).labels
         tensor([[0, 1, 2, 2]])
         """
         batch, device = self.labels.shape[0], self.labels.device
@@ -221,7 +211,7 @@ class Grouping:
 
 
 def _require(name: str, tensor: Tensor | None, shape: tuple[int | None, ...], dtype: torch.dtype | None = None) -> None:
-    """Raise ValueError unless a tensor that is given has the shape, None standing for any length, and the dtype.
+    """Raise ValueError unless a given tensor has the shape, None standing for any length, and the dtype.
 
     Not in graphs that are compiled or traced: sizes need not be plain numbers there.
     """
@@ -234,19 +224,6 @@ def _require(name: str, tensor: Tensor | None, shape: tuple[int | None, ...], dt
         raise ValueError(f"{name} has the shape {found}; needed: ({needed})")
     if dtype not in (None, tensor.dtype):
         raise ValueError(f"{name} is {tensor.dtype}; needed: {dtype}")
-
-
-def _require_counts(prefix: int, **counts: int) -> None:
-    for name, count in {"prefix": prefix, **counts}.items():
-        if not torch.compiler.is_compiling() and not torch.jit.is_tracing() and count < 0:
-            raise ValueError(f"{name}={count!r} must be 0 or more")
-
-
-def _are_plain_numbers(x: Tensor, weights: Tensor | None) -> bool:
-    """Whether a kernel may read x and its weights: float32 on the CPU, not differentiated, compiled or exported."""
-    differentiated = x.requires_grad or (weights is not None and weights.requires_grad)  # a method may learn weights
-    watched = (torch.is_grad_enabled() and differentiated) or torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return type(x) is Tensor and x.device.type == "cpu" and x.dtype == torch.float32 and not watched
 
 
 def _sums_of_groups(x: Tensor, labels: Tensor, n_groups: int) -> Tensor:

@@ -55,8 +55,7 @@ def test_operators_keep_their_contract():
         (distances, "precomputed", "complete", None, None, 0.3, False, "cpu", None),
     ):
         torch.library.opcheck(linkage.cluster, arguments)
-        torch.library.opcheck(grid.cluster, (*arguments, 3, 4, [], "even"))
-    torch.library.opcheck(
-        grid.cluster, (features, "cosine", "average", 6, None, None, True, "", None, 3, 4, [2, 2], "need")
-    )
+        torch.library.opcheck(grid.cluster, arguments, {"grid": [3, 4], "window": [], "spread": "even"})
+    in_windows = {"grid": [3, 4], "window": [2, 2], "spread": "need"}
+    torch.library.opcheck(grid.cluster, (features, "cosine", "average", 6, None, None, True, "", None), in_windows)
     torch.library.opcheck(linkage.tree, (features, "euclidean", "complete", True, "cpu", weights))

@@ -12,7 +12,7 @@ from agglo.checks import number
 from agglo.clustering import arguments
 from agglo.clustering import tree as trees
 from agglo.clustering.grid.operators import cluster as cluster_on_grid
-from agglo.clustering.grid.operators import place_of
+from agglo.clustering.grid.operators import grid_options
 from agglo.clustering.linkage.operators import Request
 from agglo.clustering.linkage.operators import cluster as cluster_all
 from agglo.clustering.linkage.operators import tree as whole_tree
@@ -123,7 +123,7 @@ def cluster(
     if grid is None and window is None and connectivity is None and spread == "even":
         labels, counts = cluster_all(*request)
     else:
-        labels, counts = cluster_on_grid(*request, *place_of(grid, window, connectivity, spread, n_tokens, count))
+        labels, counts = cluster_on_grid(*request, **grid_options(grid, window, connectivity, spread, n_tokens, count))
     if single:
         labels, counts = labels[0], counts[0]
     return labels if threshold is None else (labels, counts)

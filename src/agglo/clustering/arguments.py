@@ -116,8 +116,8 @@ def require_clusterable_distances(found: tuple[Tensor, Tensor, Tensor], dtype: t
         )
 
 
-def require_sound_weights(weights: Tensor, data: Tensor, metric: str) -> None:
-    """Raise for weights (B, N) that are NaN, infinite or negative, or that take a distance out of float32's range."""
+def require_sound_weights(weights: Tensor) -> None:
+    """Raise for weights (B, N) that are NaN, infinite or negative."""
     sound = weights.isfinite() & (weights >= 0)
     if not bool(sound.all()):
         item = _first(~sound.all(dim=1))
@@ -126,25 +126,6 @@ def require_sound_weights(weights: Tensor, data: Tensor, metric: str) -> None:
             f"weights of batch item {item} hold {float(weights[item, token])} at token {token}; "
             "they must be finite and at least 0"
         )
-    if weights.numel() == 0:
-        return
-    farthest = _farthest(data, metric).to(torch.float64)
-    largest = weights.amax(dim=1).to(torch.float64)
-    beyond = farthest.isfinite() & (largest * farthest > torch.finfo(torch.float32).max)
-    if bool(beyond.any()):
-        item = _first(beyond)
-        raise ValueError(
-            f"weights of batch item {item} reach {float(largest[item]):.3g}: times distances of up to "
-            f"{float(farthest[item]):.3g} that is out of the range of float32; scale them down"
-        )
-
-
-def _farthest(data: Tensor, metric: str) -> Tensor:
-    """An upper bound (B,) of the distances of every item."""
-    if metric == "cosine":
-        return torch.full((len(data),), 2.0, device=data.device)
-    magnitude = data.to(torch.float32).abs().flatten(1).amax(dim=1)
-    return magnitude if metric == "precomputed" else magnitude * (2 * data.shape[-1] ** 0.5)
 
 
 def _first(mask: Tensor) -> int:

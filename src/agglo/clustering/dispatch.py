@@ -24,6 +24,7 @@ import torch
 from agglo.checks import choice
 
 VARIABLE = "AGGLO_BACKEND"
+NAMES = ("reference", "cpu", "torch", "triton")
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,6 @@ def _triton_status() -> tuple[bool, str]:
     if not torch.cuda.is_available():
         return False, "no CUDA device is available"
     return True, f"tensors on {torch.cuda.get_device_name()}"
-
-
-_MODULES = {
-    "reference": "agglo.clustering.linkage.reference",
-    "cpu": "agglo.clustering.linkage.cpu",
-    "torch": "agglo.clustering.linkage.torch",
-    "triton": "agglo.clustering.linkage.triton",
-}
-NAMES = tuple(_MODULES)
 
 
 def backends() -> list[BackendStatus]:
@@ -79,20 +71,20 @@ def choose(backend: str | None, device: torch.device) -> str:
             return "cpu"
         return "triton" if device.type == "cuda" and _triton_status()[0] else "torch"
     choice(asked_by, backend, NAMES)
-    status = next(status for status in backends() if status.name == backend)
-    if not status.usable:
-        raise ValueError(f"{asked_by}={backend!r} cannot run here: {status.note}; see agglo.clustering.backends()")
-    if backend == "cpu" and device.type != "cpu":
-        raise ValueError(f"{asked_by}='cpu' needs tensors on cpu, got {device}; 'torch' runs on every device")
-    if backend == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise ValueError(f"{asked_by}='triton' needs tensors on cuda, got {device}; 'torch' runs on every device")
+    usable, note = _triton_status()
+    if backend == "triton" and not usable:
+        raise ValueError(f"{asked_by}='triton' cannot run here: {note}; see agglo.clustering.backends()")
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    needed = {"cpu": "cpu", "triton": device.type if interpreted else "cuda"}.get(backend, device.type)
+    if device.type != needed:
+        raise ValueError(f"{asked_by}={backend!r} needs tensors on {needed}, got {device}; 'torch' runs anywhere")
     return backend
 
 
 @cache
 def module(name: str) -> ModuleType:
-    """Import a backend's module on first use, so that nobody pays for what they do not run."""
-    return import_module(_MODULES[name])
+    """Import a backend's module on first use."""
+    return import_module(f"agglo.clustering.linkage.{name}")
 
 
 def load(backend: str, device: torch.device) -> ModuleType:

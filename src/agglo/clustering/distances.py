@@ -18,16 +18,10 @@ def pairwise(features: Tensor, metric: str) -> Tensor:
             features = features.detach().to(torch.float32)
             # The matrix-product formulation loses close neighbours to cancellation: the very pairs that merge first.
             return torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")
-        # Written over the product, so that one matrix is alive and not two.
-        product = products(features)
-        return torch.sub(1.0, product, out=product).clamp_(min=0.0)
-
-
-def products(features: Tensor) -> Tensor:
-    """Return the cosines (B, N, N), float32, between the tokens of features (B, N, D)."""
-    with torch.autocast(features.device.type, enabled=False):
         unit = unit_rows(features.detach().to(torch.float32))
-        return torch.bmm(unit, unit.transpose(1, 2))
+        product = torch.bmm(unit, unit.transpose(1, 2))
+        # Written over the product, so that one matrix is alive and not two.
+        return torch.sub(1.0, product, out=product).clamp_(min=0.0)
 
 
 def weighted(distances: Tensor, weights: Tensor) -> Tensor:

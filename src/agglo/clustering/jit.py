@@ -66,20 +66,16 @@ def _compile(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     return kernel
 
 
-# What only kernels call needs no wrappers for Python, which take longer to compile than the function.
-_NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-
-
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile, on first call, a function that Python calls. It must not allocate."""
     return _compile(function)
 
 
-def inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function that only kernels call. It must not allocate."""
-    return _compile(function, **_NO_WRAPPERS)
+def inner(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Compile a function that only kernels call, without the wrappers for Python. It must not allocate."""
+    return _compile(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
 
 
 def inner_sum(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile an inner function whose sums may be taken in any order, which lets them use vector instructions."""
-    return _compile(function, fastmath={"reassoc", "contract"}, **_NO_WRAPPERS)
+    return inner(function, fastmath={"reassoc", "contract"})

@@ -1,8 +1,4 @@
-"""CPU kernels over rows of float32 numbers: unit vectors, cosine distances, weights, means. One pass over memory each.
-
-Weighted distances are written just before an image is clustered, while it is in cache, in the same pass that turns
-products into distances where there are products.
-"""
+"""CPU kernels over rows of float32 numbers, one pass over memory each: unit vectors, asymmetry."""
 
 from __future__ import annotations
 
@@ -11,16 +7,18 @@ import torch
 from torch import Tensor
 
 from agglo.clustering.jit import inner, inner_sum, kernel
+from agglo.clustering.keys import MAGNITUDE
 from agglo.clustering.threads import run
 
 # Squares within these sum up without overflow, and without losing digits to subnormal numbers.
 _LEAST, _MOST = np.float32(1e-25), np.float32(1e25)
-_NUMBERS_PER_THREAD = 300_000  # for fewer, waking a thread takes longer than the work
-_NONE = np.empty((0, 0), np.float32)
+_NUMBERS_PER_PART = 300_000  # for fewer, waking a thread takes longer than the work
+_BLOCK = np.uint64(8)
 
 
-def _parts(x: Tensor, most: int) -> int:
-    return max(1, min(torch.get_num_threads(), most, x.numel() // _NUMBERS_PER_THREAD))
+def parts_for(x: Tensor) -> int:
+    """Return into how many parts to divide a pass over x."""
+    return max(1, min(torch.get_num_threads(), x.numel() // _NUMBERS_PER_PART))
 
 
 @inner_sum
@@ -61,106 +59,43 @@ def unit_rows(features: Tensor) -> Tensor:
     """Scale float32 features (B, N, D) to length 1, every token."""
     rows = features.reshape(-1, features.shape[-1]).contiguous()
     units = torch.empty_like(rows)
-    run(write_units, _parts(rows, len(rows) or 1), rows.numpy(), units.numpy())
+    run(write_units, parts_for(rows), rows.numpy(), units.numpy())
     return units.view(features.shape)
 
 
-@inner
-def heavier(one, two):
-    return one if one > two else two
-
-
 @kernel
-def write_distances(part, parts, given, weights, are_products, out):
-    """Turn products (B, N, N) of unit vectors into cosine distances in place, or write weighted distances into out.
+def measure_asymmetry(part, parts, distances, found):
+    """Write the largest |D[i, j] - D[j, i]| and |D[i, j]| of every item of distances (B, N, N) into found[part] (B, 2).
 
-    Weights (B, N) multiply the distances; (0, 0) leaves those of products as they are.
+    Over the rows of this part only, both as the bits of floats without sign, among which NaN and infinity are the
+    largest. Blocks of 8 x 8 stay in registers: 64 images of 196 tokens take 1.3 ms, row by row 4.9 ms.
     """
-    batch, n, _ = given.shape
-    for r in range(part * batch * n // parts, (part + 1) * batch * n // parts):
-        line = given[r // n, r % n]
-        if are_products:
-            for c in range(n):
-                line[c] = max(np.float32(1) - line[c], np.float32(0))
-        if weights.shape[0]:
-            target, others = out[r // n, r % n], weights[r // n]
-            own = others[r % n]
-            if are_products:  # a loop of its own, as LLVM does not vectorise from one array into the very same
-                for c in range(n):
-                    line[c] *= heavier(own, others[c])
-            else:
-                for c in range(n):
-                    target[c] = line[c] * heavier(own, others[c])
+    n = np.uint64(distances.shape[1])
+    whole, n_blocks = n - n % _BLOCK, (n + _BLOCK - np.uint64(1)) // _BLOCK
+    total = distances.shape[0] * np.int64(n_blocks)
+    for t in range(part * total // parts, (part + 1) * total // parts):
+        item, top = t // np.int64(n_blocks), np.uint64(t % np.int64(n_blocks)) * _BLOCK
+        matrix = distances[item]
+        skew, largest = found[part, item, 0], found[part, item, 1]
+        for i in range(top, min(top + _BLOCK, n)):
+            line = matrix[i]
+            for j in range(line.shape[0]):
+                largest = max(largest, np.float32(line[j]).view(np.int32) & MAGNITUDE)
+            for j in range(max(i, whole), n):
+                skew = max(skew, np.float32(matrix[i, j] - matrix[j, i]).view(np.int32) & MAGNITUDE)
+        if top < whole:
+            for left in range(top, whole, _BLOCK):
+                for i in range(_BLOCK):
+                    for j in range(_BLOCK):
+                        difference = matrix[top + i, left + j] - matrix[left + j, top + i]
+                        skew = max(skew, np.float32(difference).view(np.int32) & MAGNITUDE)
+        found[part, item, 0], found[part, item, 1] = skew, largest
 
 
-@inner
-def stretch(b, x, labels, weights, sizes, first, lengths, means):
-    """Make the means of image b, from group `first` on, as long as their members are on average."""
-    length = lengths[b]
-    for g in range(first, length.shape[0]):
-        length[g] = 0
-    for t in range(x.shape[1]):
-        if labels[b, t] >= first:
-            weight = weights[b, t] if weights.shape[0] else np.float32(1)
-            length[labels[b, t]] += weight * np.sqrt(square_sum(x[b, t]))
-    for g in range(first, length.shape[0]):
-        mean = means[b, g]
-        reached = np.sqrt(square_sum(mean))
-        if reached > 0:
-            factor = length[g] / max(sizes[b, g], np.float32(1)) / reached
-            for c in range(mean.shape[0]):
-                mean[c] *= factor
-
-
-@kernel
-def write_means(part, parts, x, labels, weights, sizes, first, lengths, means):
-    """Write the means (B, G, C) of x (B, T, C). Label -1 is no group; weights (0, 0) count every token once.
-
-    lengths (B, G) is scratch to stretch the means from group `first` on; (0, 0) leaves them as they are.
-    """
-    batch, n_tokens, channels = x.shape
-    n_groups = means.shape[1]
-    for b in range(part * batch // parts, (part + 1) * batch // parts):
-        for g in range(n_groups):
-            mean = means[b, g]
-            for c in range(channels):
-                mean[c] = 0
-        for t in range(n_tokens):
-            if labels[b, t] < 0:
-                continue
-            mean, token = means[b, labels[b, t]], x[b, t]
-            weight = weights[b, t] if weights.shape[0] else np.float32(1)
-            for c in range(channels):
-                mean[c] += weight * token[c]
-        for g in range(n_groups):
-            share = np.float32(1) / max(sizes[b, g], np.float32(1))
-            mean = means[b, g]
-            for c in range(channels):
-                mean[c] *= share
-        if lengths.shape[0]:
-            stretch(b, x, labels, weights, sizes, first, lengths, means)
-
-
-def group_means(
-    x: Tensor, labels: Tensor, weights: Tensor | None, sizes: Tensor, preserve_norms_from: int | None = None
-) -> Tensor:
-    """Return the weighted mean of the members of each group.
-
-    Args:
-        x: tokens (B, T, C), float32.
-        labels: the group of every token (B, T), or -1 for none.
-        weights: (B, T), or None to count every token once.
-        sizes: (B, G), the summed weights of each group.
-        preserve_norms_from: the first group whose mean is stretched to the mean length of its members; None stretches
-            none.
-
-    Returns:
-        Means (B, G, C).
-    """
-    means = torch.empty(len(x), sizes.shape[1], x.shape[2])
-    own_weights = _NONE if weights is None else weights.contiguous().numpy()
-    tokens, groups, counts = x.contiguous().numpy(), labels.contiguous().numpy(), sizes.contiguous().numpy()
-    lengths = _NONE if preserve_norms_from is None else np.empty(counts.shape, np.float32)
-    first = preserve_norms_from or 0
-    run(write_means, _parts(x, len(x)), tokens, groups, own_weights, counts, first, lengths, means.numpy())
-    return means
+def inspect(distances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Measure every item of distances (B, N, N): is it finite, its largest asymmetry and magnitude, each (B,)."""
+    parts = parts_for(distances)
+    found = np.zeros((parts, len(distances), 2), np.int32)
+    run(measure_asymmetry, parts, distances.numpy(), found)
+    asymmetry, scale = torch.from_numpy(found.max(axis=0).view(np.float32)).unbind(1)
+    return asymmetry.isfinite() & scale.isfinite(), asymmetry, scale

@@ -8,6 +8,11 @@ import torch
 from torch import Tensor
 
 
+def precise_dtype(device: torch.device) -> torch.dtype:
+    """Return float64, as SciPy's trees have, or float32 where the device has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def number_by_first_member(group: Tensor) -> Tensor:
     """Number groups by first member: labels (B, N) from any group ids (B, N) below 2N."""
     batch, n_tokens = group.shape

@@ -218,13 +218,11 @@ def group_tokens(distances, first, second, target, limit, mode, groups, graph):
         groups[i] = root
 
 
-def labels(
-    distances: Tensor, height: int, width: int, linkage: str, k: Tensor | None, threshold: float | None
-) -> Tensor:
+def labels(distances: Tensor, grid: tuple[int, int], linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
     """Labels (B, N) from edge distances (B, E), for k (B,) groups per item or all merges within a threshold."""
     batch, n_edges = distances.shape
-    n = height * width
-    first, second = (ends.numpy() for ends in neighbours(height, width))
+    n = grid[0] * grid[1]
+    first, second = (ends.numpy() for ends in neighbours(*grid))
     lengths = distances.contiguous().numpy()
     targets = np.full(batch, n - 1) if k is None else n - k.numpy()
     limit = np.float32(np.inf if threshold is None else threshold)

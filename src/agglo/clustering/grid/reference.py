@@ -63,17 +63,16 @@ def merges_of(first: list[int], second: list[int], lengths: list[float], linkage
     return merges
 
 
-def labels(
-    distances: Tensor, height: int, width: int, linkage: str, k: Tensor | None, threshold: float | None
-) -> Tensor:
+def labels(distances: Tensor, grid: tuple[int, int], linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
     """Labels (B, N) from edge distances (B, E), for k (B,) groups per item or all merges within a threshold."""
-    first, second = (ends.tolist() for ends in neighbours(height, width))
-    result = torch.empty(len(distances), height * width, dtype=torch.int64)
+    first, second = (ends.tolist() for ends in neighbours(*grid))
+    n_tokens = grid[0] * grid[1]
+    result = torch.empty(len(distances), n_tokens, dtype=torch.int64)
     for b, lengths in enumerate(distances.double().tolist()):
         merges = merges_of(first, second, lengths, linkage)
         if k is not None:
-            merges = merges[: height * width - int(k[b])]
+            merges = merges[: n_tokens - int(k[b])]
         elif threshold is not None:
             merges = [merge for merge in merges if np.float32(merge[2]) <= np.float32(threshold)]
-        result[b] = torch.tensor(labels_after(merges, height * width))
-    return result.to(distances.device)
+        result[b] = torch.tensor(labels_after(merges, n_tokens))
+    return result

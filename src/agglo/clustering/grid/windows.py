@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from agglo.clustering import dispatch
 from agglo.clustering.distances import pairwise, weighted
 from agglo.clustering.linkage.operators import Request
 from agglo.clustering.tree import cut, number_by_first_member
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 
 class Windows(NamedTuple):
@@ -22,18 +20,16 @@ class Windows(NamedTuple):
     tokens: Tensor
 
 
-def windows_of(height: int, width: int, window: tuple[int, int]) -> list[Windows]:
+def windows_of(grid: tuple[int, int], window: tuple[int, int], device: torch.device) -> list[Windows]:
     """Return the windows of a grid by shape, at most four; those at the right and lower edge may be smaller."""
-    token = torch.arange(height * width).view(height, width)
+    token = torch.arange(grid[0] * grid[1], device=device).view(grid)
     by_shape: dict[tuple[int, ...], tuple[list[int], list[Tensor]]] = {}
-    rows = token.split(window[0])
-    for r, row in enumerate(rows):
-        columns = row.split(window[1], dim=1)
-        for c, block in enumerate(columns):
-            numbers, blocks = by_shape.setdefault(tuple(block.shape), ([], []))
-            numbers.append(r * len(columns) + c)
-            blocks.append(block.flatten())
-    return [Windows(numbers, torch.stack(blocks)) for numbers, blocks in by_shape.values()]
+    blocks = [block for rows in token.split(window[0]) for block in rows.split(window[1], dim=1)]
+    for number, block in enumerate(blocks):
+        numbers, tokens = by_shape.setdefault(tuple(block.shape), ([], []))
+        numbers.append(number)
+        tokens.append(block.flatten())
+    return [Windows(numbers, torch.stack(tokens)) for numbers, tokens in by_shape.values()]
 
 
 def proportional(k: int, sizes: list[int]) -> list[int]:
@@ -90,44 +86,31 @@ def _distances_within(request: Request, tokens: Tensor) -> Tensor:
     return distances if weights is None else weighted(distances, weights[:, tokens].flatten(0, 1))
 
 
-def labels(
-    request: Request, grid: tuple[int, int], window: tuple[int, int], spread: str, backend: ModuleType
-) -> Tensor:
-    """Labels (B, N) for k groups in all windows of a grid together, or for the merges within a threshold.
-
-    Args:
-        request: what to cluster, with k or a threshold.
-        grid: (height, width) of the tokens.
-        window: (height, width) of a window.
-        spread: "even" or "need", for k groups.
-        backend: the module that clusters windows; see `dispatch`.
-    """
-    windows = windows_of(*grid, window)
-    batch, device, k, linkage = len(request.data), request.data.device, request.k, request.linkage
-    n_tokens = grid[0] * grid[1]
-    sizes = {number: group.tokens.shape[1] for group in windows for number in group.number}
-    if k is not None and spread == "even":
-        counts = proportional(k, [sizes[number] for number in sorted(sizes)])
-    elif k is not None:
-        trees = [backend.tree(_distances_within(request, group.tokens.to(device)), linkage) for group in windows]
-        heights = [
-            tree[..., 2].reshape(batch, len(group.number), group.tokens.shape[1] - 1)
-            for tree, group in zip(trees, windows, strict=True)
-        ]
+def labels(request: Request, grid: tuple[int, int], window: tuple[int, int], spread: str) -> Tensor:
+    """Labels (B, N) for k groups in all windows of a grid together, divided by `spread`, or for a threshold."""
+    device, k, linkage = request.data.device, request.k, request.linkage
+    backend = dispatch.load(request.backend, device)
+    batch, n_tokens = len(request.data), grid[0] * grid[1]
+    windows = windows_of(grid, window, device)
+    distances = [_distances_within(request, group.tokens) for group in windows]
+    if k is not None and spread == "need":
+        trees = [backend.tree(each, linkage) for each in distances]
+        shapes = [(batch, len(group.number), group.tokens.shape[1] - 1) for group in windows]
+        heights = [tree[..., 2].reshape(shape) for tree, shape in zip(trees, shapes, strict=True)]
         merges = by_need(heights, windows, n_tokens - k)
+        sizes = [group.tokens.shape[1] for group in windows]
+        found = [cut(tree, size - m.flatten()) for tree, size, m in zip(trees, sizes, merges, strict=True)]
+    elif k is not None:
+        sizes_by_number = {number: group.tokens.shape[1] for group in windows for number in group.number}
+        counts = proportional(k, [sizes_by_number[number] for number in sorted(sizes_by_number)])
+        wanted = [torch.tensor([counts[w] for w in group.number], device=device).repeat(batch) for group in windows]
+        found = [backend.labels(each, linkage, ks, None) for each, ks in zip(distances, wanted, strict=True)]
+    else:
+        found = [backend.labels(each, linkage, None, request.threshold) for each in distances]
 
     group_of = torch.empty(batch, n_tokens, dtype=torch.int64, device=device)
-    for at, group in enumerate(windows):
-        tokens = group.tokens.to(device)
-        n_windows, size = tokens.shape
-        if k is not None and spread == "need":
-            found = cut(trees[at], size - merges[at].flatten())
-        else:
-            wanted = None
-            if k is not None:
-                wanted = torch.tensor([counts[number] for number in group.number], device=device).repeat(batch)
-            found = backend.labels(_distances_within(request, tokens), linkage, wanted, request.threshold)
+    for (_, tokens), own in zip(windows, found, strict=True):
         # A group's name is the token of its window that stands where its label says: below N, and no other group's.
-        found = found.view(batch, n_windows, size)
-        group_of[:, tokens.flatten()] = tokens.expand(found.shape).gather(2, found).flatten(1)
+        own = own.view(batch, *tokens.shape)
+        group_of[:, tokens.flatten()] = tokens.expand(own.shape).gather(2, own).flatten(1)
     return number_by_first_member(group_of)

@@ -18,6 +18,7 @@ from agglo.clustering.arguments import (
     require_sound_weights,
 )
 from agglo.clustering.distances import pairwise
+from agglo.clustering.tree import precise_dtype
 
 
 class Request(NamedTuple):
@@ -43,7 +44,7 @@ class Request(NamedTuple):
         else:
             require_clusterable_features(self.data, self.metric)
         if self.weights is not None:
-            require_sound_weights(self.weights, self.data, self.metric)
+            require_sound_weights(self.weights)
 
     def distances(self) -> Tensor:
         """Contiguous float32 distances (B, N, N), without weights."""
@@ -73,11 +74,7 @@ def cluster(
     request = Request(data, metric, linkage, k, ks, threshold, check, backend, weights)
     request.validate()
     counts = request.counts()
-    module = dispatch.load(backend, data.device)
-    if metric != "precomputed" and module is dispatch.module("cpu"):
-        labels = module.labels_of_features(data, metric, linkage, counts, threshold, weights)
-    else:
-        labels = module.labels(request.distances(), linkage, counts, threshold, weights)
+    labels = dispatch.load(backend, data.device).labels(request.distances(), linkage, counts, threshold, weights)
     return labels, labels.amax(dim=1) + 1 if counts is None else counts.clone()
 
 
@@ -87,11 +84,6 @@ def fake_labels(data: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     return data.new_empty(data.shape[:2], dtype=torch.int64), data.new_empty(data.shape[:1], dtype=torch.int64)
 
 
-def tree_dtype(device: torch.device) -> torch.dtype:
-    """float64 as SciPy wants it, except where the device has none."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 @torch.library.custom_op("agglo::linkage", mutates_args=())
 def tree(
     data: Tensor, metric: str, linkage: str, check: bool | None, backend: str, weights: Tensor | None = None
@@ -99,10 +91,10 @@ def tree(
     """Linkage matrices (B, N-1, 4) for the fields of a `Request`."""
     request = Request(data, metric, linkage, None, None, None, check, backend, weights)
     request.validate()
-    grow = dispatch.load(backend, data.device).tree
-    return grow(request.distances(), linkage, weights).to(tree_dtype(data.device))
+    merges: Tensor = dispatch.load(backend, data.device).tree(request.distances(), linkage, weights)
+    return merges.to(precise_dtype(data.device))
 
 
 @tree.register_fake
 def _(data: Tensor, *_: Any, **__: Any) -> Tensor:
-    return data.new_empty((data.shape[0], data.shape[1] - 1, 4), dtype=tree_dtype(data.device))
+    return data.new_empty((data.shape[0], data.shape[1] - 1, 4), dtype=precise_dtype(data.device))

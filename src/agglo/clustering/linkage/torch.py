@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from agglo.clustering.distances import weighted
-from agglo.clustering.tree import number_by_first_member
+from agglo.clustering.tree import number_by_first_member, precise_dtype
 
 INF = float("inf")
 
@@ -36,7 +36,7 @@ class Merges(NamedTuple):
     second: Tensor
 
     def sorted(self) -> Merges:
-        """In the order of one-at-a-time merging: by height, then first, then second token; empty slots last."""
+        """Sort them as one-at-a-time merging does: by height, then first, then second token; empty slots last."""
         n = self.height.shape[1]
         order = (self.first * n + self.second).argsort(dim=1)
         order = order.gather(1, self.height.gather(1, order).argsort(dim=1, stable=True))
@@ -47,14 +47,9 @@ def _positions(batch: int, n: int, device: torch.device) -> Tensor:
     return torch.arange(n, device=device).expand(batch, n)
 
 
-def sum_dtype(device: torch.device) -> torch.dtype:
-    """float64, except where the device has none."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-def within(height: Tensor, threshold: float) -> Tensor:
-    """Whether heights are at most a threshold, compared in float32 as the threshold is."""
-    return height.to(torch.float32) <= threshold
+def _within(height: Tensor, threshold: float) -> Tensor:
+    """Whether finite heights are at most a threshold, compared in float32 as the threshold is."""
+    return (height.to(torch.float32) <= threshold) & (height < INF)
 
 
 def _working_copy(distances: Tensor, weights: Tensor | None) -> Tensor:
@@ -109,19 +104,18 @@ def _merge_mutual_neighbours(
     here = _positions(batch, n, distances.device)
     matrix = _working_copy(distances, weights)
     if average:  # sums of distances, which are exact: see `reference`
-        matrix = matrix.to(sum_dtype(distances.device))
+        matrix = matrix.to(precise_dtype(distances.device))
     size = torch.ones(batch, n, dtype=matrix.dtype, device=distances.device)
     merges = Merges(torch.full_like(size, INF), here.clone(), here.clone())
     while True:
         nearest, neighbour = _nearest(matrix / (size.unsqueeze(1) * size.unsqueeze(2)) if average else matrix)
         closest = nearest.amin(dim=1)
         done = _certain(merges, closest, nearest, neighbour) >= target
-        active = ~done & within(closest, threshold) & (closest < INF)
+        active = ~done & _within(closest, threshold)
         if not bool(active.any()):
             return merges
 
-        mutual = (neighbour.gather(1, neighbour) == here) & within(nearest, threshold) & (nearest < INF)
-        mutual &= active.unsqueeze(1)
+        mutual = (neighbour.gather(1, neighbour) == here) & _within(nearest, threshold) & active.unsqueeze(1)
         leads, leaves = mutual & (here < neighbour), mutual & (here > neighbour)
         # A group leaves once at most, so the merge is noted in the slot of the one that leaves.
         merges = Merges(
@@ -162,7 +156,7 @@ def _spanning_edges(distances: Tensor, weights: Tensor | None, threshold: float)
         matrix = matrix.masked_fill(group.unsqueeze(1) == group.unsqueeze(2), INF)
         nearest, neighbour = _nearest(matrix)
         height = torch.full_like(nearest, INF).scatter_reduce(1, group, nearest, "amin")
-        grows = (height <= threshold) & (height < INF)
+        grows = _within(height, threshold)
         if not bool(grows.any()):
             return edges
 
@@ -186,7 +180,7 @@ def _spanning_edges(distances: Tensor, weights: Tensor | None, threshold: float)
         group = _jump_to_roots(parent).gather(1, group)
 
 
-def connected(edges: Merges) -> Tensor:
+def _connected(edges: Merges) -> Tensor:
     """Group ids (B, N) of tokens connected by the edges of finite height."""
     batch, n = edges.height.shape
     here = _positions(batch, n, edges.height.device)
@@ -204,6 +198,14 @@ def connected(edges: Merges) -> Tensor:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
+def _sorted_merges(
+    distances: Tensor, weights: Tensor | None, linkage: str, target: Tensor, threshold: float = INF
+) -> Merges:
+    if linkage == "single":
+        return _spanning_edges(distances, weights, threshold).sorted()
+    return _merge_mutual_neighbours(distances, weights, linkage == "average", target, threshold).sorted()
+
+
 def labels(
     distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None, weights: Tensor | None = None
 ) -> Tensor:
@@ -214,37 +216,27 @@ def labels(
     # Compared in float32, as the distances are.
     limit = INF if threshold is None else float(torch.tensor(threshold, dtype=torch.float32))
     target = torch.full((batch,), n - 1, device=distances.device) if k is None else n - k
-    if linkage == "single":
-        merges = _spanning_edges(distances, weights, limit).sorted()
-    else:
-        merges = _merge_mutual_neighbours(distances, weights, linkage == "average", target, limit).sorted()
-    wanted = _positions(batch, n, distances.device) < target.unsqueeze(1)
-    wanted &= within(merges.height, limit)
-    return number_by_first_member(connected(merges._replace(height=merges.height.masked_fill(~wanted, INF))))
+    merges = _sorted_merges(distances, weights, linkage, target, limit)
+    wanted = (_positions(batch, n, distances.device) < target.unsqueeze(1)) & _within(merges.height, limit)
+    return number_by_first_member(_connected(merges._replace(height=merges.height.masked_fill(~wanted, INF))))
 
 
 def tree(distances: Tensor, linkage: str, weights: Tensor | None = None) -> Tensor:
     """Linkage matrices (B, N-1, 4) of distances (B, N, N); see `dispatch`."""
     batch, n, _ = distances.shape
     device = distances.device
-    dtype = sum_dtype(device)
-    rows = torch.empty(batch, n - 1, 4, dtype=dtype, device=device)
+    rows = torch.empty(batch, n - 1, 4, dtype=precise_dtype(device), device=device)
     if rows.numel() == 0:
         return rows
-    if linkage == "single":
-        merges = _spanning_edges(distances, weights, INF).sorted()
-    else:
-        target = torch.full((batch,), n - 1, device=device)
-        merges = _merge_mutual_neighbours(distances, weights, linkage == "average", target, INF).sorted()
-    node = _positions(batch, n, device).clone()  # the node each token is in
+    merges = _sorted_merges(distances, weights, linkage, torch.full((batch,), n - 1, device=device))
+    node = _positions(batch, n, device)  # the node each token is in
     for row in range(n - 1):
         one = node.gather(1, merges.first[:, row : row + 1])
         two = node.gather(1, merges.second[:, row : row + 1])
         inside = (node == one) | (node == two)
         node = torch.where(inside, n + row, node)
         low, high = torch.minimum(one, two)[:, 0], torch.maximum(one, two)[:, 0]
-        fields = low, high, merges.height[:, row], inside.sum(dim=1)
-        rows[:, row] = torch.stack([field.to(dtype) for field in fields], dim=1)
+        rows[:, row] = torch.stack([low, high, merges.height[:, row], inside.sum(dim=1)], dim=1)
     return rows
 
 

@@ -268,7 +268,7 @@ class Pass:
         self.x = torch.cat([tokens, self.x], dim=1)
         self.ends = (self.ends[0] + n_more, self.ends[1])
         self.prefix, self.n_tokens = self.prefix + n_more, int(full.shape[1]) + n_more
-        self.total = None if self.total is None else self.total.with_more_in_front(n_more)
+        self.total = None if self.total is None else self.total.with_more_prefix_tokens(n_more)
         self.received = self.class_attention = self.bias = None
         self.memory = None if self.memory is None else F.pad(self.memory, (n_more, 0))
         if self.policy is not None:

@@ -26,23 +26,22 @@ _ZERO, _ONE, _FOUR = np.uint64(0), np.uint64(1), np.uint64(4)
 
 
 @inner
-def mirror(flat, row, n, work):
-    """Write the upper triangle flat[row[a] + b] into both halves of work.square, and mark every group as present.
+def mirror(keys, work):
+    """Write the upper triangle of keys (N, N) into both halves of work.square, and mark every group as present.
 
     Returns the smallest key.
     """
+    n = keys.shape[0]
     stride = padded(n)
-    square = work.square
     smallest = FAR
     for a in range(n):
-        line = square[a * stride : (a + 1) * stride]
+        line = work.square[a * stride : (a + 1) * stride]
         line[a] = FAR
-        copy_into(line[a + 1 : n], flat[row[a] + a + 1 : row[a] + n])
+        copy_into(line[a + 1 : n], keys[a, a + 1 :])
         smallest = min(smallest, smallest_key(line[a:n]))
-    for a in range(n):
         for b in range(n, stride):
-            square[a * stride + b] = FAR
-    transpose_upper(square, np.uint64(n), np.uint64(stride))
+            line[b] = FAR
+    transpose_upper(work.square, np.uint64(n), np.uint64(stride))
     for a in range(n):
         work.gone[a] = NEVER
     for a in range(n, stride):
@@ -129,43 +128,27 @@ def join_groups(n, i, j, average, recorded, work):
 
 
 @inner
-def sort_uncertain(recorded, smallest, work):
-    """Keys of the merges recorded ahead of the closest pair left, ascending, in line 0. Returns how many."""
-    ahead = work.lines[0, 0]
-    count = 0
-    for m in range(recorded):
-        key = work.merges[0, m]
-        if key >= smallest:
-            at = count
-            while at > 0 and ahead[at - 1] > key:
-                ahead[at] = ahead[at - 1]
-                at -= 1
-            ahead[at] = key
-            count += 1
-    return count
-
-
-@inner
-def merge_closest_pairs(n, target, limit, average, recorded, work):
-    """Merge the closest pair until `target` recorded merges are certain, or it is beyond the limit.
+def merge_closest_pairs(distances, target, limit, average, work):
+    """Merge the closest pair of one matrix (N, N) until `target` merges are recorded, or it is beyond the limit.
 
     A nearest-neighbour key stays a lower bound when that neighbour merges, so a group looks around again only when its
     bound is the smallest of all. Where that happens too often this gives up, and `chains` must take over.
 
     Returns the merges recorded.
     """
+    n = distances.shape[0]
     stride = padded(n)
+    if mirror(distances.view(np.int32), work) < 0:  # the bits of negative distances are no keys
+        work.in_doubt[0] = True
+        return 0
+    for a in range(n):
+        look_around(n, a, work)
     nearest, neighbour = work.nearest[0, :stride], work.neighbour[0, :stride]
-    ahead = work.lines[0, 0]
-    n_ahead = sort_uncertain(recorded, smallest_key(nearest), work)
-    certain = recorded - n_ahead
-    caught_up = 0
+    recorded = 0
     patience = 4 * n
     while True:
         smallest = smallest_key(nearest)
-        while caught_up < n_ahead and ahead[caught_up] < smallest:
-            caught_up += 1
-        if certain + caught_up >= target or smallest == FAR or smallest > limit:
+        if recorded >= target or smallest == FAR or smallest > limit:
             work.left[0] = smallest
             return recorded
         i = first_index_of(nearest, smallest)
@@ -180,7 +163,6 @@ def merge_closest_pairs(n, target, limit, average, recorded, work):
             if work.in_doubt[0]:
                 return recorded
             recorded += 1
-            certain += 1
             for p in range(stride):
                 neighbour[p] = STALE if neighbour[p] == i or neighbour[p] == j else neighbour[p]
         look_around(n, i, work)

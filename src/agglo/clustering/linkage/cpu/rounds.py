@@ -1,11 +1,14 @@
-"""Rounds: all pairs of groups that are each other's nearest neighbour merge at once.
+"""Rounds, for many tokens: all pairs of groups that are each other's nearest neighbour merge at once.
+
+Average and complete linkage are reducible (a merge never brings the merged group closer to a third one than the nearer
+of its parts was), so merges may be recorded out of order and sorted at the end by (distance, first token, second
+token): that is the order in which one-at-a-time merging would have done them, ties included (see
+`linkage/reference.py`). Recording stops when enough merges are certain: no pair that is left comes before them.
 
 After every round the distances are written anew for the groups that are left, and their nearest neighbours are found
 while a row is still in cache: memory is only read and written in order, apart from one short column for every merged
-row. Rows are independent of each other, so threads can share an image: a `part` is one thread's stripes of rows.
-
-Only pairs a < b are stored, at flat[row[a] + b]; this reads the upper triangle of a square matrix (row[a] = a * N) and
-a packed one alike.
+row. Rows are independent of each other, so threads can share an image: a `part` is one thread's stripes of rows. Only
+the upper triangle of a matrix is read and written.
 """
 
 from __future__ import annotations
@@ -25,18 +28,19 @@ from agglo.clustering.keys import (
     smallest_key,
 )
 from agglo.clustering.linkage.cpu.certainty import count_close, deepen, note_bounds
+from agglo.clustering.linkage.cpu.workspace import Workspace, start
+from agglo.clustering.threads import run
 
-STRIPE = 16  # rows a part takes in turn
+_STRIPE = 16  # rows a part takes in turn
+_PAYS_FROM = 20  # a round is worth its passes while it merges at least one group in so many
 
 
 @inner
 def note_nearest(line, a, nearest, neighbour):
     """Update all nearest neighbours by row a, whose keys to the groups after it are `line`."""
-    n = line.shape[0]
-    near = nearest[a + 1 :]
-    who = neighbour[a + 1 :]
+    near, who = nearest[a + 1 :], neighbour[a + 1 :]
     me = np.int32(a)
-    for b in range(n):
+    for b in range(line.shape[0]):
         closer = line[b] < near[b]
         who[b] = me if closer else who[b]
         near[b] = line[b] if closer else near[b]
@@ -48,20 +52,20 @@ def note_nearest(line, a, nearest, neighbour):
 
 @kernel
 def find_nearest(part, parts, keys, work):
-    """Find nearest neighbours over the rows of this part of a square (N, N) matrix of keys."""
+    """Find nearest neighbours over the rows of this part of a matrix (N, N) of keys."""
     n = keys.shape[0]
     nearest, neighbour = work.nearest[part], work.neighbour[part]
     for a in range(n):
         nearest[a] = FAR
         neighbour[a] = 0
     for a in range(n):
-        if (a // STRIPE) % parts == part:
+        if (a // _STRIPE) % parts == part:
             note_nearest(keys[a, a + 1 :], a, nearest, neighbour)
 
 
 @kernel
 def join_parts(n, parts, work):
-    """Combine the nearest neighbours that the parts found into part 0; of equally near ones the first."""
+    """Combine the nearest neighbours that the parts found, of equally near ones the first; return the smallest key."""
     nearest, neighbour = work.nearest[0], work.neighbour[0]
     for part in range(1, parts):
         other, who = work.nearest[part], work.neighbour[part]
@@ -69,16 +73,13 @@ def join_parts(n, parts, work):
             if other[a] < nearest[a] or (other[a] == nearest[a] and who[a] < neighbour[a]):
                 nearest[a] = other[a]
                 neighbour[a] = who[a]
+    return smallest_key(nearest[:n])
 
 
-@kernel
-def certain_merges(n, recorded, work):
-    """Count the recorded merges before the closest pair that is left; also return that pair's key (FAR: none)."""
-    nearest = work.nearest[0]
-    smallest = smallest_key(nearest[:n])
-    if n == 1 or smallest == FAR:
-        return recorded, FAR
-    a = first_index_of(nearest[:n], smallest)
+@inner
+def count_certain(n, smallest, recorded, work):
+    """Count the recorded merges before the closest pair that is left, whose key is `smallest`."""
+    a = first_index_of(work.nearest[0, :n], smallest)
     x, y = work.first[a], work.first[max(work.neighbour[0, a], 0)]
     key, one, two = work.merges[0], work.merges[1], work.merges[2]
     certain = 0
@@ -86,7 +87,7 @@ def certain_merges(n, recorded, work):
         tie_first = one[m] < x or (one[m] == x and two[m] < y)
         if key[m] < smallest or (key[m] == smallest and tie_first):
             certain += 1
-    return certain, smallest
+    return certain
 
 
 @kernel
@@ -109,13 +110,11 @@ def plan_round(n, limit, recorded, work):
             work.merges[2, recorded] = work.first[j]
             recorded += 1
             total = work.size[i] + work.size[j]
-            work.share[0, m] = work.size[i] / total
-            work.share[1, m] = work.size[j] / total
             work.joined[0, joined] = m
             work.joined[1, joined] = i
             work.joined[2, joined] = j
-            work.joined_share[0, joined] = work.share[0, m]
-            work.joined_share[1, joined] = work.share[1, m]
+            work.joined_share[0, joined] = work.size[i] / total
+            work.joined_share[1, joined] = work.size[j] / total
             joined += 1
             work.kept[0, m] = i
             work.kept[1, m] = j
@@ -132,18 +131,12 @@ def plan_round(n, limit, recorded, work):
 
 
 @kernel
-def lay_out_rows(m, target):
-    """Write the offsets of the rows of the packed upper triangle of m groups."""
-    for a in range(m):
-        target[a] = a * m - (a * (a + 1)) // 2 - a
-
-
-@kernel
-def write_round(part, parts, flat, row, n, m, n_joined, average, checked, out, out_row, work):
-    """Write this part's rows of the distances between the m groups after a round, from those between the n before.
+def write_round(part, parts, matrix, out, n_joined, average, checked, work):
+    """Write this part's rows of the keys (M, M) between the groups after a round, from those (N, N) before it.
 
     `checked` asks to count, in work.close[part], the old keys that are within the bounds of a merge of this round.
     """
+    n, m = matrix.shape[0], out.shape[0]
     close = 0
     nearest, neighbour = work.nearest[part], work.neighbour[part]
     for a in range(m):
@@ -156,26 +149,26 @@ def write_round(part, parts, flat, row, n, m, n_joined, average, checked, out, o
     for a in range(m):
         while skip < n_joined and of_two[skip] <= a:
             skip += 1
-        if (a // STRIPE) % parts != part:
+        if (a // _STRIPE) % parts != part:
             continue
         i, j = work.kept[0, a], work.kept[1, a]
         if checked:
-            close += count_close(flat[row[i] + i + 1 : row[i] + n], work.bound[i + 1 : n], work.bound[i])
+            close += count_close(matrix[i, i + 1 :], work.bound[i + 1 : n], work.bound[i])
             if i != j:
-                close += count_close(flat[row[j] + j + 1 : row[j] + n], work.bound[j + 1 : n], work.bound[j])
+                close += count_close(matrix[j, j + 1 :], work.bound[j + 1 : n], work.bound[j])
         if i == j:
-            line = flat[row[i] : row[i] + n]
+            line = matrix[i]
         else:
             line = merged_line[:n]
             for p in range(i + 1, j):
-                line[p] = flat[row[p] + j]
-            copy_into(line[j:], flat[row[j] + j : row[j] + n])
+                line[p] = matrix[p, j]
+            copy_into(line[j:], matrix[j, j:])
             if average:
-                average_in_place(line[i + 1 :], flat[row[i] + i + 1 : row[i] + n], work.share[1, a], work.share[0, a])
+                average_in_place(line[i + 1 :], matrix[i, i + 1 :], share_j[skip - 1], share_i[skip - 1])
             else:
-                maximum_in_place(line[i + 1 :], flat[row[i] + i + 1 : row[i] + n])
+                maximum_in_place(line[i + 1 :], matrix[i, i + 1 :])
 
-        target = out[out_row[a] + a + 1 : out_row[a] + m]
+        target = out[a, a + 1 :]
         gather_into(target, line, work.kept[0, a + 1 : m])
         if skip < n_joined:
             x, y = line_i[: n_joined - skip], line_j[: n_joined - skip]
@@ -185,6 +178,65 @@ def write_round(part, parts, flat, row, n, m, n_joined, average, checked, out, o
                 averages_in_place(x, y, share_i[skip:n_joined], share_j[skip:n_joined])
             else:
                 maximum_in_place(x, y)
-            scatter_into(out[out_row[a] : out_row[a] + m], x, of_two[skip:n_joined])
+            scatter_into(out[a], x, of_two[skip:n_joined])
         note_nearest(target, a, nearest, neighbour)
     work.close[part] = close
+
+
+@kernel
+def after_round(m, parts, n_joined, checked, before, recorded, target, limit, work):
+    """Return the merges that count, and whether this was the last round.
+
+    It is if enough merges are certain, or if what is missing must be left to `chains`, as work.in_doubt then says.
+    """
+    close = 0
+    for part in range(parts):
+        close += work.close[part]
+    if checked and close != n_joined:
+        work.in_doubt[0] = True
+        return before, True
+    smallest = join_parts(m, parts, work)
+    if m == 1 or smallest > limit or count_certain(m, smallest, recorded, work) >= target:
+        work.left[0] = smallest
+        return recorded, True
+    work.in_doubt[0] = n_joined * _PAYS_FROM < m or smallest == FAR
+    return recorded, work.in_doubt[0]
+
+
+@inner
+def merge_in_rounds(distances, target, limit, average, work):
+    """Record merges of one matrix (N, N) until `target` of them are certain, or all within the limit are among them.
+
+    Returns the merges recorded. They may be too few: work.in_doubt then says that `chains` must go on from there.
+    """
+    matrix, odd, recorded = distances.view(np.int32), False, 0
+    find_nearest(0, 1, matrix, work)
+    last = join_parts(matrix.shape[0], 1, work) < 0  # the bits of negative distances are no keys
+    work.in_doubt[0] = last
+    while not last:
+        checked, before = average and work.deepest[0] > 0, recorded
+        m, n_joined, recorded = plan_round(matrix.shape[0], limit, recorded, work)
+        out = (work.other if odd else work.square)[: m * m].reshape(m, m)
+        write_round(0, 1, matrix, out, n_joined, average, checked, work)
+        recorded, last = after_round(m, 1, n_joined, checked, before, recorded, target, limit, work)
+        matrix, odd = out, not odd
+    return recorded
+
+
+def merge_on_threads(
+    distances: np.ndarray, target: int, limit: np.int32, average: bool, parts: int, work: Workspace
+) -> int:
+    """`merge_in_rounds` with the rows of every round of one large image spread over so many threads."""
+    matrix, odd, recorded = distances.view(np.int32), False, 0
+    start(len(matrix), work)
+    run(find_nearest, parts, matrix, work)
+    last = join_parts(len(matrix), parts, work) < 0
+    work.in_doubt[0] = last
+    while not last:
+        checked, before = average and work.deepest[0] > 0, recorded
+        m, n_joined, recorded = plan_round(len(matrix), limit, recorded, work)
+        out = (work.other if odd else work.square)[: m * m].reshape(m, m)
+        run(write_round, parts, matrix, out, n_joined, average, checked, work)
+        recorded, last = after_round(m, parts, n_joined, checked, before, recorded, target, limit, work)
+        matrix, odd = out, not odd
+    return recorded

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from agglo.clustering.jit import inner, kernel
-from agglo.clustering.keys import FAR, MAGNITUDE, NEVER, encode_in_place, first_index_of
+from agglo.clustering.jit import inner
+from agglo.clustering.keys import FAR, NEVER, encode_in_place, first_index_of
 from agglo.clustering.linkage.cpu.pairs import mirror, smallest_present
-from agglo.clustering.linkage.cpu.workspace import padded, start
-
-_ZERO, _BLOCK = np.uint64(0), np.uint64(8)
+from agglo.clustering.linkage.cpu.workspace import padded
 
 
 @inner
@@ -41,47 +39,16 @@ def first_edge(n, key, best, near, parent):
     return best
 
 
-@kernel
-def measure_asymmetry(part, parts, distances, found):
-    """Write the largest |D[i, j] - D[j, i]| and |D[i, j]| over this part of one (N, N) matrix into found[part].
-
-    Both as the bits of floats without sign, among which NaN and infinity are the largest. Blocks of 8 x 8 stay in
-    registers: 64 images of 196 tokens take 1.3 ms, row by row 4.9 ms.
-    """
-    n = np.uint64(distances.shape[0])
-    whole = n - n % _BLOCK
-    skew, largest = np.int32(0), np.int32(0)
-    for top in range(_ZERO, n, _BLOCK):
-        if (top // _BLOCK) % np.uint64(parts) != np.uint64(part):
-            continue
-        for i in range(top, min(top + _BLOCK, n)):
-            line = distances[i]
-            for j in range(line.shape[0]):
-                largest = max(largest, np.float32(line[j]).view(np.int32) & MAGNITUDE)
-            for j in range(max(i, whole), n):
-                skew = max(skew, np.float32(distances[i, j] - distances[j, i]).view(np.int32) & MAGNITUDE)
-        if top < whole:
-            for left in range(top, whole, _BLOCK):
-                for i in range(_BLOCK):
-                    for j in range(_BLOCK):
-                        difference = distances[top + i, left + j] - distances[left + j, top + i]
-                        skew = max(skew, np.float32(difference).view(np.int32) & MAGNITUDE)
-    found[part, 0] = skew
-    found[part, 1] = largest
-
-
-@kernel
+@inner
 def spanning_tree(distances, work):
     """Record the N - 1 edges of the minimum spanning tree of one (N, N) matrix, by Prim's algorithm.
 
     Edges compare by (key, first token, second token), which makes the tree unique. For edges that end in the same token
     that is the order of (key, other token).
     """
-    bits = distances.view(np.int32)
-    n = bits.shape[0]
+    n = distances.shape[0]
     stride = padded(n)
-    start(n, work)
-    if mirror(bits.reshape(-1), work.row[0], n, work) < 0:
+    if mirror(distances.view(np.int32), work) < 0:
         encode_in_place(work.square[: n * stride])
     near, parent, inside = work.nearest[0, :stride], work.neighbour[0, :stride], work.gone[:stride]
     for c in range(stride):

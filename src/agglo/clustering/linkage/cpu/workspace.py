@@ -12,18 +12,17 @@ from agglo.clustering.keys import FAR
 _PAD = 32
 _APART = 32  # numbers between what two threads write, lest they fight over a cache line
 
+Workspace = namedtuple(
+    "Workspace",
+    "square other nearest neighbour first size kept joined joined_share lines merges parent codes gone in_doubt depth "
+    "deepest bound close left sums heights order_keys absent counts members",
+)
+
 
 @kernel
 def padded(n):
     """Keys a line takes up: an odd number of vector steps, as lines a power of two apart would share cache sets."""
     return ((n + _PAD - 1) // _PAD | 1) * _PAD
-
-
-Workspace = namedtuple(
-    "Workspace",
-    "packed row nearest neighbour first size kept share joined joined_share lines merges parent codes square gone "
-    "in_doubt depth deepest bound close left sums heights order_keys absent counts members",
-)
 
 
 def workspace(n: int, parts: int = 1) -> Workspace:
@@ -32,26 +31,21 @@ def workspace(n: int, parts: int = 1) -> Workspace:
     def ints(*shape: int) -> np.ndarray:
         return np.empty(shape, np.int32)
 
-    def floats(*shape: int) -> np.ndarray:
-        return np.empty(shape, np.float32)
-
     lines = padded(n)
     return Workspace(
-        packed=ints(2, n * (n + 1) // 2),  # the matrix before and after a round
-        row=np.empty((2, n), np.int64),  # where their rows are
+        square=ints(n * lines),  # the symmetric matrix, when pairs merge one at a time; else the matrix after a round
+        other=ints(n * n),  # the matrix after every other round
         nearest=ints(parts, lines + _APART),  # key of each group's nearest neighbour, as far as this part saw
         neighbour=ints(parts, lines + _APART),  # which group that is
         first=ints(n),  # first token of each group
-        size=floats(n),  # tokens of each group
+        size=np.empty(n, np.float32),  # tokens of each group
         kept=np.empty((2, n), np.uint32),  # the one or two old groups that make up each new group
-        share=floats(2, n),  # their shares of its size
         joined=np.empty((3, n), np.uint32),  # new groups made of two, and the two
-        joined_share=floats(2, n),
+        joined_share=np.empty((2, n), np.float32),  # the shares of the two in its size
         lines=ints(parts, 3, n + _APART),  # temporary rows
         merges=ints(3, n),  # key, first token, second token of every merge recorded
         parent=np.empty(n, np.int64),  # a token of the same group, nearer to the group's first
         codes=np.empty(n, np.int64),
-        square=ints(n * lines),  # the symmetric matrix, when pairs merge one at a time
         gone=ints(lines),  # FAR for groups merged into another one, otherwise below every key
         in_doubt=np.zeros(1, np.bool_),  # whether `chains` must go on from the merges recorded
         # Average linkage only, see `certainty`:
@@ -79,4 +73,3 @@ def start(n, work):
         work.depth[a] = 0
         work.first[a] = a
         work.size[a] = 1
-        work.row[0, a] = a * n
