@@ -69,8 +69,8 @@ def proportional_attention(
 ) -> Tensor:
     """Attention of q (B, H, M, d) over k, v (B, H, N, d) whose tokens have sizes (B, N): (B, H, M, d).
 
-    sizes None is ordinary attention; scale None is 1 / sqrt(d); path None takes the fastest one. A bias leaves no
-    choice: only the kernels with a mask take it.
+    sizes None is ordinary attention; scale None is 1 / sqrt(d); path None takes the fastest one, and a bias always the
+    path "bias".
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if sizes is None:
@@ -81,7 +81,7 @@ def proportional_attention(
         mask = log_sizes.to(q.dtype)[:, None, None, :].expand(-1, -1, q.shape[2], -1)
         mask = mask if bias is None else (bias.float() + log_sizes[:, None, None, :]).to(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
-    return _through_a_channel(q, k, v, log_sizes, scale, dropout)
+    return _in_a_channel(q, k, v, log_sizes, scale, dropout)
 
 
 def _path_of(q: Tensor) -> Path:
@@ -90,7 +90,7 @@ def _path_of(q: Tensor) -> Path:
     return fastest_path(q.device, torch.get_autocast_dtype("cuda") if autocast else q.dtype, int(q.shape[-1]))
 
 
-def _through_a_channel(q: Tensor, k: Tensor, v: Tensor, log_sizes: Tensor, scale: float, dropout: float) -> Tensor:
+def _in_a_channel(q: Tensor, k: Tensor, v: Tensor, log_sizes: Tensor, scale: float, dropout: float) -> Tensor:
     width = q.shape[-1]
     padding = _padded(width) - width  # one of these channels is ours
     carried = (log_sizes / scale).clamp(min=_HIDDEN).to(k.dtype)[:, None, :, None].expand(-1, k.shape[1], -1, -1)
@@ -131,17 +131,11 @@ def attention_received(
 ) -> Tensor:
     """How much attention each key of k (B, H, N, d) gets from all queries of q (B, H, M, d), summed over heads: (B, N).
 
-    In float32, under autocast too, and without gradient. Padding, of size 0, does not ask. Weights are written out for
-    a few images and heads at a time only.
+    In float32, under autocast too, and without gradient. Padding, of size 0, counts for no query. Weights are written
+    out for a few images and heads at a time only.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    received = torch.zeros(k.shape[0], k.shape[2], device=k.device)
     with torch.autocast(q.device.type, enabled=False):
-        for images, heads in _pieces(q, k):
-            here = None if sizes is None else sizes[images]
-            weights = _weights(q[images, heads], k[images, heads], here, scale, _piece(bias, images, heads))
-            received[images] += _column_sums(weights, here)
-    return received
+        return _in_pieces(q, k, None, sizes, scale, bias)[1]
 
 
 def attention_with_received(
@@ -158,20 +152,30 @@ def attention_with_received(
 
     On a CPU one pass gives both: the weights of a few images are written out, summed, and multiplied with the values
     while they are in the cache. At (64, 3, 197, 64) float32 that takes 1.3 to 1.4 times as long as attention alone,
-    where a second pass for the sums takes 0.8 to 0.9 of it more; at 99 tokens 1.5 times, and 1.0 more.
+    where a second pass for the sums takes 0.8 to 0.9 of it more.
     """
-    if not _may_write_weights(q, k, v, dropout):
-        attended = proportional_attention(q, k, v, sizes, scale=scale, dropout=dropout, bias=bias)
-        return attended, attention_received(q, k, sizes, scale=scale, bias=bias)
+    if _may_write_weights(q, k, v, dropout):
+        return _in_pieces(q, k, v, sizes, scale, bias)
+    attended = proportional_attention(q, k, v, sizes, scale=scale, dropout=dropout, bias=bias)
+    return attended, attention_received(q, k, sizes, scale=scale, bias=bias)
+
+
+def _in_pieces(
+    q: Tensor, k: Tensor, v: Tensor | None, sizes: Tensor | None, scale: float | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Write out the attention weights piece by piece: return what they make of v (q if None), and their sums (B, N)."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     batch, n_heads, n_queries, _ = q.shape
-    attended = q.new_empty(batch, n_queries, n_heads, v.shape[-1]).transpose(1, 2)  # as blocks join the heads
-    received = torch.zeros(batch, k.shape[2])
+    received = torch.zeros(batch, k.shape[2], device=k.device)
+    attended = q
+    if v is not None:
+        attended = q.new_empty(batch, n_queries, n_heads, v.shape[-1]).transpose(1, 2)  # as blocks join the heads
     for images, heads in _pieces(q, k):
         here = None if sizes is None else sizes[images]
         weights = _weights(q[images, heads], k[images, heads], here, scale, _piece(bias, images, heads))
         received[images] += _column_sums(weights, here)
-        attended[images, heads] = weights @ v[images, heads]
+        if v is not None:
+            attended[images, heads] = weights @ v[images, heads]
     return attended, received
 
 
@@ -200,7 +204,7 @@ def _piece(bias: Tensor | None, images: slice, heads: slice) -> Tensor | None:
     return bias[images if bias.shape[0] > 1 else slice(None), heads if bias.shape[1] > 1 else slice(None)]
 
 
-def _weights(q: Tensor, k: Tensor, sizes: Tensor | None, scale: float, bias: Tensor | None = None) -> Tensor:
+def _weights(q: Tensor, k: Tensor, sizes: Tensor | None, scale: float, bias: Tensor | None) -> Tensor:
     """Return the attention weights (B, H, M, N) in float32, without gradient."""
     logits = (q.float() * scale) @ k.float().transpose(-2, -1)
     if bias is not None:
@@ -217,8 +221,8 @@ def _column_sums(weights: Tensor, sizes: Tensor | None) -> Tensor:
     rows = weights.flatten(1, 2)
     if sizes is None:
         return rows.sum(dim=1)
-    asks = (sizes > 0).float().repeat(1, weights.shape[1]).unsqueeze(1)
-    return (asks @ rows).squeeze(1)
+    is_query = (sizes > 0).float().repeat(1, weights.shape[1]).unsqueeze(1)
+    return (is_query @ rows).squeeze(1)
 
 
 def _may_write_weights(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:

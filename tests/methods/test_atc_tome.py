@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 import agglo
 from agglo.grouping import Grouping
-from agglo.methods import ATC, Method, Outcome, ToMe, View
+from agglo.methods import ATC, Method, ToMe
 from agglo.methods.helpers.features import patch_features
 from agglo.methods.tome import match
 from agglo.plan import Plan
@@ -19,43 +19,31 @@ from tests.support.reductions import view
 
 def plain_tome(features: Tensor, n_merges: int, prefix: int) -> set[frozenset[int]]:
     """Groups of patch positions of one image, straight from the definition, over positions that include the prefix."""
-    n = len(features)
-    unit = features / features.norm(dim=1, keepdim=True)
-    even = [p for p in range(n) if (p + prefix) % 2 == 0]
-    odd = [p for p in range(n) if (p + prefix) % 2 == 1]
-    best = {a: max(odd, key=lambda b: float(unit[a] @ unit[b])) for a in even}
-    order = sorted(even, key=lambda a: -float(unit[a] @ unit[best[a]]))
-    groups: dict[int, set[int]] = {p: {p} for p in range(n)}
-    for a in order[:n_merges]:
+    leaving, _, best = plain_matching(features, prefix)
+    groups: dict[int, set[int]] = {p: {p} for p in range(len(features))}
+    for a in leaving[:n_merges]:
         groups[best[a]] |= groups.pop(a)
     return {frozenset(members) for members in groups.values()}
 
 
-def plain_tome_order(features: Tensor, n_merges: int, prefix: int, order: str) -> list[int]:
+def plain_tome_order(features: Tensor, n_merges: int, prefix: int, by_similarity: bool) -> list[int]:
     """Positions of the tokens that stay, in the order of their groups, straight from the definition."""
-    n = len(features)
+    leaving, odd, _ = plain_matching(features, prefix)
+    left = leaving[n_merges:]
+    return (left if by_similarity else sorted(left)) + odd
+
+
+def plain_matching(features: Tensor, prefix: int) -> tuple[list[int], list[int], dict[int, int]]:
+    """Even positions, most similar to an odd one first; odd positions; the most similar odd one of every even one."""
     unit = features / features.norm(dim=1, keepdim=True)
-    even = [p for p in range(n) if (p + prefix) % 2 == 0]
-    odd = [p for p in range(n) if (p + prefix) % 2 == 1]
-    left = sorted(even, key=lambda a: -max((float(unit[a] @ unit[b]) for b in odd), default=0))[n_merges:]
-    if order == "position":
-        return sorted(left + odd)
-    return (left if order == "similarity" else sorted(left)) + odd
+    even = [p for p in range(len(features)) if (p + prefix) % 2 == 0]
+    odd = [p for p in range(len(features)) if (p + prefix) % 2 == 1]
+    best = {a: max(odd, key=lambda b: float(unit[a] @ unit[b])) for a in even}
+    return sorted(even, key=lambda a: -float(unit[a] @ unit[best[a]])), odd, best
 
 
 def partition(labels: Tensor) -> set[frozenset[int]]:
     return {frozenset(torch.nonzero(labels == group).flatten().tolist()) for group in labels.unique()}
-
-
-@settings(max_examples=50)
-@given(st.integers(0, 9**6), st.integers(2, 25), st.integers(0, 3), st.floats(0, 1))
-def test_tome_is_its_definition(seed: int, n: int, prefix: int, share: float) -> None:
-    features = torch.randn(2, n, 6, generator=torch.Generator().manual_seed(seed))
-    n_merges = round(share * (n // 2))
-    labels = match(torch.nn.functional.normalize(features, dim=-1), n_merges, prefix % 2)
-    for b in range(2):
-        assert partition(labels[b]) == plain_tome(features[b], n_merges, prefix)
-        assert sorted(labels[b].unique().tolist()) == list(range(n - n_merges))
 
 
 @settings(max_examples=50)
@@ -64,17 +52,16 @@ def test_tome_is_its_definition(seed: int, n: int, prefix: int, share: float) ->
     n=st.integers(2, 25),
     prefix=st.integers(0, 3),
     share=st.floats(0, 1),
-    order=st.sampled_from(["released", "position", "similarity"]),
+    by_similarity=st.booleans(),
 )
-def test_tome_orders_its_groups(seed: int, n: int, prefix: int, share: float, order: str) -> None:
+def test_tome_is_its_definition(seed: int, n: int, prefix: int, share: float, by_similarity: bool) -> None:
     features = torch.randn(2, n, 6, generator=torch.Generator().manual_seed(seed))
     n_merges = round(share * (n // 2))
-    labels = match(torch.nn.functional.normalize(features, dim=-1), n_merges, prefix % 2, order)
-    plain = match(torch.nn.functional.normalize(features, dim=-1), n_merges, prefix % 2, "position")
+    labels = match(torch.nn.functional.normalize(features, dim=-1), n_merges, prefix % 2, by_similarity)
     for b in range(2):
-        stay = plain_tome_order(features[b], n_merges, prefix, order)
+        stay = plain_tome_order(features[b], n_merges, prefix, by_similarity)
         assert labels[b, stay].tolist() == list(range(n - n_merges))
-        assert partition(labels[b]) == partition(plain[b])
+        assert partition(labels[b]) == plain_tome(features[b], n_merges, prefix)
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 2])
@@ -82,17 +69,11 @@ def test_tome_hands_its_tokens_on_in_the_order_of_the_released_code(prefix: int)
     shown = view(n=12, prefix=prefix, target=8)
     assert shown.keys is not None
     keys = shown.keys.mean(1)[:, prefix:]
-    for method, order in (
-        (ToMe(), "released" if prefix else "similarity"),
-        (ToMe(order="position"), "position"),
-    ):
-        grouping = method.reduce(shown).grouping
-        assert torch.equal(grouping.labels[:, :prefix], torch.arange(prefix).expand(2, -1))
-        for b in range(2):
-            stay = torch.tensor(plain_tome_order(keys[b], 4, prefix, order))
-            assert torch.equal(grouping.labels[b, prefix + stay], prefix + torch.arange(8))
-    with pytest.raises(ValueError, match=r"order='size'.*'released', 'position'"):
-        ToMe(order="size")
+    grouping = ToMe().reduce(shown).grouping
+    assert torch.equal(grouping.labels[:, :prefix], torch.arange(prefix).expand(2, -1))
+    for b in range(2):
+        stay = torch.tensor(plain_tome_order(keys[b], 4, prefix, by_similarity=prefix == 0))
+        assert torch.equal(grouping.labels[b, prefix + stay], prefix + torch.arange(8))
 
 
 @settings(max_examples=30)
@@ -171,45 +152,6 @@ def test_threshold_ignores_padding() -> None:
         assert grouping.counts[image] == groups
         assert (grouping.sizes[image] > 0).sum() == 1 + groups
     assert grouping.n_groups == 1 + int(grouping.counts.max())
-
-
-class Weighted(nn.Module, Method):
-    """A method of a user: learned, soft, with a loss, and asking for the class attention."""
-
-    name = "weighted"
-    needs_class_attention = True
-
-    def __init__(self, place: str) -> None:
-        super().__init__()
-        self.place = place  # type: ignore[misc]
-        self.score = nn.Linear(48, 1)
-
-    def reduce(self, view: View) -> Outcome:
-        assert view.target is not None
-        if self.place == "after_attention":
-            assert view.class_attention is not None
-            torch.testing.assert_close(view.class_attention.sum(-1), torch.ones(2, 3))
-        batch, n = view.tokens.shape[0], view.tokens.shape[1] - view.prefix
-        labels = torch.arange(n).clamp(max=view.target - 1).expand(batch, n)
-        grouping = Grouping.of(labels, view.target, view.prefix, view.sizes)
-        scores = self.score(view.tokens).sigmoid()
-        return Outcome(grouping, grouping.merge(view.tokens * scores), loss=scores.mean())
-
-
-@pytest.mark.parametrize("place", ["after_attention", "before_block"])
-def test_a_learned_method_is_part_of_the_model(place: str) -> None:
-    timm = pytest.importorskip("timm.models.vision_transformer")
-    model = timm.VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=4, num_heads=3, num_classes=5)
-    dense_keys = list(model.state_dict())
-    agglo.apply(model, Weighted(place), keep_rate=0.5)
-    assert list(model.state_dict()) == [*dense_keys, "agglo_method.score.weight", "agglo_method.score.bias"]
-    with agglo.trace(model) as trace:
-        logits = model(torch.randn(2, 3, 32, 32))
-    assert trace.loss is not None
-    assert [g.n_groups for g in trace.groupings.values()] == [9, 5, 3]
-    (logits.sum() + trace.loss).backward()
-    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.agglo_method.parameters())
-    assert list(agglo.remove(model).state_dict()) == dense_keys
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from torch import Tensor
 import agglo
 from agglo.grouping import Grouping
 from agglo.methods import ATC, Method, Outcome, ToMe, View, create
+from agglo.methods.helpers.watching import Reduce, watched
 from tests.support.reductions import lively_vit, view
 
 
@@ -59,27 +60,7 @@ def test_groups_are_those_of_the_weighted_distances(
         assert torch.equal(grouping.labels[image, prefix:] - prefix, expected)
 
 
-def test_what_is_attended_to_merges_last() -> None:
-    shown = view(n=12, target=2)
-    attention = torch.full((2, 3, 13), 0.01)
-    attention[:, :, 5] = 0.9
-    grouping = ATC(importance="class", exponent=1.0).reduce(replace(shown, class_attention=attention)).grouping
-    assert (grouping.labels == grouping.labels[:, 5:6]).sum(dim=1).tolist() == [1, 1]
-    plain = ATC().reduce(replace(shown, class_attention=attention)).grouping
-    assert (plain.labels == plain.labels[:, 5:6]).sum(dim=1).max() > 1
-
-
-@pytest.mark.parametrize("importance", ["class", "received"])
-def test_even_attention_changes_nothing(importance: str) -> None:
-    even = replace(
-        view(), class_attention=torch.full((2, 3, 14), 1 / 14), attention_received=torch.full((2, 14), 3 / 14)
-    )
-    with_weights = ATC(importance=importance).reduce(even).grouping
-    assert torch.equal(with_weights.labels, ATC().reduce(even).grouping.labels)
-
-
-@pytest.mark.parametrize("importance", ["class", "received"])
-@pytest.mark.parametrize("linkage", ["average", "single", "complete"])
+@pytest.mark.parametrize(("importance", "linkage"), [("class", "average"), ("received", "complete")])
 def test_a_threshold_is_for_weighted_distances_and_ignores_padding(importance: str, linkage: str) -> None:
     """Image 0 has 9 real tokens and image 1 has 13. What attention says of padding does not matter."""
     counts, sizes = torch.tensor([9, 13]), torch.ones(2, 14)
@@ -126,48 +107,33 @@ def test_lists_have_an_entry_for_each_reduction() -> None:
 
 
 @torch.no_grad()
-def test_the_loop_tells_reductions_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_tells_reductions_apart() -> None:
     linkages, importance = ["single", "complete", "average"], ["received", None, "class"]
-    views: list[View] = []
-    outcomes: list[Outcome] = []
-    reduce = ATC.reduce
+    seen: list[tuple[View, Outcome]] = []
 
-    def watched(self: ATC, view: View) -> Outcome:
-        views.append(view)
-        outcomes.append(reduce(self, view))
-        return outcomes[-1]
+    def note(reduce: Reduce, view: View) -> Outcome:
+        seen.append((view, reduce(view)))
+        return seen[-1][1]
 
-    model = lively_vit(32, 4)
-    agglo.apply(model, "atc", keep_rate=0.5, linkage=linkages, importance=importance)
-    with monkeypatch.context() as patch:
-        patch.setattr(ATC, "reduce", watched)
-        model(torch.randn(2, 3, 32, 32))
-    assert [each.stage for each in views] == [0, 1, 2]
-    for linkage, weighing, shown, outcome in zip(linkages, importance, views, outcomes, strict=True):
+    model = agglo.apply(lively_vit(32, 4), watched(ATC(linkages, importance=importance), note), keep_rate=0.5)
+    model(torch.randn(2, 3, 32, 32))
+    assert [view.stage for view, _ in seen] == [0, 1, 2]
+    for linkage, weighing, (shown, outcome) in zip(linkages, importance, seen, strict=True):
         alone = ATC(linkage, importance=weighing).reduce(shown)
         assert torch.equal(outcome.grouping.labels, alone.grouping.labels)
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "complaint"),
+    ("method", "options", "complaint"),  # single options of another kind: tests/test_options.py
     [
-        ("atc", {"linkage": ["single", "average"]}, r"linkage=\['single', 'average'\] of atc has 2 entries; needed: 3"),
         ("atc", {"features": ["keys"]}, r"has 1 entries; needed: 3, one for each block that reduces \(1, 2, 3\)"),
         ("atc", {"importance": ["class", None, None, None]}, r"importance=.* has 4 entries; needed: 3"),
         ("tome", {"features": ["keys", "tokens"]}, r"features=.* of tome has 2 entries"),
         ("atc", {"linkage": ["single", "ward", "single"]}, "linkage='ward'"),
         ("atc", {"features": []}, r"features=\[\]"),
-        ("atc", {"importance": "classes"}, "importance='classes'"),
-        ("atc", {"exponent": 0}, "exponent=0"),
-        ("atc", {"exponent": float("nan")}, "exponent=nan"),
-        ("atc", {"mean": "median"}, "mean='median'"),
-        ("tome", {"mean": "median"}, "mean='median'"),
-        ("pool", {"mean": "median"}, "mean='median'"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_changes(
-    method: str, options: dict[str, Any], complaint: str
-) -> None:
+def test_wrong_lists_are_refused_before_anything_changes(method: str, options: dict[str, Any], complaint: str) -> None:
     model = lively_vit(32, 4)
     before = type(model)
     for budget in ({"keep_rate": 0.5}, {"threshold": 0.1}):
@@ -186,30 +152,6 @@ def test_models_without_a_class_token() -> None:
     received = agglo.apply(model, "atc", keep_rate=0.5, importance="received")(x)
     assert received.isfinite().all()
     assert not torch.allclose(received, plain)
-
-
-@pytest.mark.parametrize("importance", ["class", "received"])
-@torch.no_grad()
-def test_attention_is_that_of_the_block_that_reduces(importance: str) -> None:
-    """One reduction of a model, against weights worked out from the very queries and keys of that block."""
-    model, x = lively_vit(32, 3), torch.randn(2, 3, 32, 32)
-    seen: dict[str, Tensor] = {}
-
-    def watch(module: Any, args: Any, result: Tensor) -> None:
-        q, k, _ = result.reshape(2, 65, 3, 3, 8).permute(2, 0, 3, 1, 4)
-        seen["weights"] = (q @ k.transpose(-2, -1) * 8**-0.5).softmax(-1)
-        seen["keys"] = k
-
-    model.blocks[1].attn.qkv.register_forward_hook(watch)
-    agglo.apply(model, "atc", keep_rate=0.5, blocks=[1], importance=importance)
-    with agglo.trace(model) as trace:
-        model(x)
-    weights = seen["weights"]
-    attention = (weights[:, :, 0].mean(1) if importance == "class" else weights.sum((1, 2)))[:, 1:]
-    labels = trace.steps[0].outcome.grouping.labels[:, 1:] - 1
-    for image in range(2):
-        distances = weighted_distances(seen["keys"][image].mean(0)[1:], attention[image], 0.5).float()
-        assert torch.equal(labels[image], agglo.cluster(distances=distances, k=32, backend="reference"))
 
 
 class ByHand(Method):
@@ -233,21 +175,9 @@ class ByHand(Method):
 
 
 @pytest.mark.parametrize("method", ["atc", "tome", "pool"])
-@pytest.mark.parametrize("rotary", [False, True])
 @torch.no_grad()
-def test_merged_tokens_keep_their_length_in_a_model(method: str, rotary: bool) -> None:
-    """Positions of a rotary model are merged plainly: both ways agree there too."""
-    torch.manual_seed(0)
-    if rotary:
-        eva = pytest.importorskip("timm.models.eva")
-        model = eva.Eva(
-            img_size=32, patch_size=4, embed_dim=32, depth=4, num_heads=4, num_classes=5, use_rot_pos_emb=True
-        ).eval()
-        for parameter in model.parameters():  # its head starts near zero
-            parameter.add_(torch.randn(parameter.shape) * 0.05)
-    else:
-        model = lively_vit(32, 4)
-    x = torch.randn(2, 3, 32, 32)
+def test_merged_tokens_keep_their_length_in_a_model(method: str) -> None:
+    model, x = lively_vit(32, 4), torch.randn(2, 3, 32, 32)
     plain = agglo.apply(model, method, keep_rate=0.6)(x)
     found = agglo.apply(model, method, keep_rate=0.6, mean="preserve_norm")(x)
     expected = agglo.apply(model, ByHand(create(method)), keep_rate=0.6)(x)
@@ -262,18 +192,3 @@ def test_ignored_sizes_are_ignored_in_lengths_too() -> None:
     ones = Grouping.of(outcome.grouping.labels[:, 1:] - 1, 5, 1)
     torch.testing.assert_close(outcome.new_tokens(shown.tokens), ones.merge(shown.tokens, "preserve_norm"))
     assert torch.equal(outcome.grouping.sizes.sum(1), sizes.sum(1))
-
-
-@torch.no_grad()
-def test_half_precision_decides_as_float32_does() -> None:
-    shown = view()
-    halves = {
-        name: getattr(shown, name).bfloat16() for name in ("tokens", "keys", "values")
-    }  # attention comes in float32 whatever the model's precision
-    rounded = replace(shown, **{name: half.float() for name, half in halves.items()})
-    method = ATC(features="tokens", importance="class", mean="preserve_norm")
-    found, expected = method.reduce(replace(shown, **halves)), method.reduce(rounded)
-    assert torch.equal(found.grouping.labels, expected.grouping.labels)
-    merged = found.new_tokens(halves["tokens"])
-    assert merged.dtype == torch.bfloat16
-    torch.testing.assert_close(merged, expected.new_tokens(rounded.tokens).bfloat16())

@@ -16,11 +16,9 @@ from torch import Tensor
 
 import agglo
 from agglo.attention import policy_attention
-from agglo.grouping import Grouping
 from agglo.methods import ModelShape, create
 from agglo.methods.ats import sample
 from agglo.methods.dynamic_vit import DynamicViT, distillation_loss
-from agglo.methods.fixed_patterns import ring_distances
 from agglo.methods.pooling import _cells
 from tests.support.reductions import images, lively_vit, view
 
@@ -162,11 +160,6 @@ def test_what_is_no_grid_is_refused(name: str) -> None:
     assert len(create(name).stages(15, [7], (3, 5))) == 1
 
 
-def test_whole_rings_are_as_far_as_each_other() -> None:
-    assert create("l1", released=False).stages(196, [98, 69], (14, 14)) == [84, 60]
-    assert sorted(set(ring_distances("l1", (3, 5), False))) == [0, 2, 4, 6]
-
-
 def test_pooling_averages_cells() -> None:
     shown = view(n=24, target=6, grid=(4, 6))
     assert create("pool").stages(24, [6, 1], (4, 6)) == [6, 2]
@@ -247,34 +240,6 @@ def test_dynamicvit_draws_a_mask_that_only_shrinks() -> None:
     assert later.grouping.n_groups == 17
 
 
-def test_applying_a_learned_method_again_keeps_what_it_learned() -> None:
-    method = DynamicViT()
-    model = agglo.apply(lively_vit(depth=8), method, keep_rate=0.5)
-    before = copy.deepcopy(method.state_dict())
-    agglo.apply(model, method, keep_rate=0.7)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in method.state_dict().items())
-    with pytest.raises(ValueError, match=r"parameters that do not fit.*predictors\.1"):
-        agglo.apply(model, method, keep_rate=0.7, blocks=(2,))
-    assert all(torch.equal(tensor, before[name]) for name, tensor in method.state_dict().items())
-
-
-def test_hidden_tokens_do_not_change_the_class_token() -> None:
-    """In training, what a token of policy 0 holds can reach nobody: only eps of its value leaks."""
-    model = lively_vit(depth=4).train()
-    agglo.apply(model, "dynamicvit", keep_rate=0.5, blocks=(1,))
-    x = images(1)
-    torch.manual_seed(0)
-    with torch.no_grad(), agglo.trace(model) as trace:
-        masked = model(x)
-    policy = trace.steps[0].outcome.policy
-    assert policy is not None
-    kept = [row for row in range(196) if policy[0, 1 + row] == 1]
-    assert 0 < len(kept) < 196
-    with torch.no_grad():
-        expected, _ = by_hand(model.eval(), x[0], (1,), lambda *_: (kept, None), before=True)
-    torch.testing.assert_close(masked[0], expected, rtol=0, atol=1e-3)
-
-
 def test_distillation_loss_is_its_definition() -> None:
     generator = torch.Generator().manual_seed(0)
     logits, teacher = (torch.randn(3, 7, generator=generator) for _ in range(2))
@@ -298,29 +263,6 @@ def test_distillation_loss_is_its_definition() -> None:
 # Dropped tokens in groupings and feature maps.
 
 
-def test_dropped_tokens_go_nowhere_and_come_back_as_told() -> None:
-    x = torch.arange(1.0, 6.0)[None, :, None]
-    first = Grouping.of(torch.tensor([[0, -1, 0, 1]]), 2, prefix=1, drops=True)
-    assert first.labels.tolist() == [[0, 1, -1, 1, 2]]
-    assert first.sizes.tolist() == [[1, 2, 1]]
-    assert first.merge(x).flatten().tolist() == [1, 3, 5]
-    assert first.unmerge(first.merge(x)).flatten().tolist() == [1, 3, 0, 3, 5]
-    assert first.unmerge(first.merge(x), x).flatten().tolist() == [1, 3, 3, 3, 5]
-    second = Grouping.select(torch.tensor([[1]]), 2, 1, first.sizes)
-    total = first.then(second)
-    assert total.labels.tolist() == [[0, -1, -1, -1, 1]]
-    assert total.drops
-    assert total.merge(x).flatten().tolist() == [1, 5]
-
-
-def test_selections_may_be_padded() -> None:
-    grouping = Grouping.select(torch.tensor([[2, 0], [0, 1]]), 3, counts=torch.tensor([1, 2]))
-    assert grouping.labels.tolist() == [[-1, -1, 0], [0, 1, -1]]
-    assert grouping.sizes.tolist() == [[1, 0], [1, 1]]
-    x = torch.tensor([[1.0, 2, 3], [4, 5, 6]]).unsqueeze(-1)
-    assert grouping.merge(x).flatten().tolist() == [3, 0, 4, 5]
-
-
 @torch.no_grad()
 def test_intermediate_maps_hold_last_values() -> None:
     model, x = lively_vit(depth=4), images(1)
@@ -333,11 +275,3 @@ def test_intermediate_maps_hold_last_values() -> None:
     outside = ~centre.flatten()
     torch.testing.assert_close(maps[1][:, outside], maps[2][:, outside])
     assert (maps[1] != maps[2])[:, ~outside].any(-1).all()
-
-
-def test_a_model_without_class_token_is_refused() -> None:
-    model = lively_vit(depth=4, class_token=False, global_pool="avg")
-    for name in ("topk", "evit", "ats"):
-        with pytest.raises(ValueError, match=f"{name} asks what the class token"):
-            agglo.apply(model, name, keep_rate=0.5)
-    assert agglo.apply(model, "l2", keep_rate=0.5)(images()).shape == (2, 5)

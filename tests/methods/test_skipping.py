@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import agglo
-from agglo.grouping import Grouping
-from agglo.methods import Method, ModelShape, Outcome, View, create
 from agglo.methods.evo_vit import EvoViT
 from agglo.methods.svit import SViT
 from agglo.plan import Plan
@@ -189,21 +187,15 @@ def test_svit_gradients_are_those_of_the_definition() -> None:
 def test_svit_loss_is_the_mean_over_blocks_of_squared_misses() -> None:
     model = applied("svit", {"loss_weight": 3.0}).train()
     with agglo.trace(model) as trace:
-        logits = model(images())
+        model(images())
     report = agglo.report(model)
-    assert report is not None and report.counts is not None
-    assert report.counts == [64, 38, 38, 23, 13, 13]
+    assert report is not None and report.counts is not None and trace.loss is not None
+    shares = {step.block: step.outcome.processed for step in trace.steps}
     misses = [
-        (float(step.outcome.processed[:, 1:].detach().mean()) - report.counts[step.block] / 64) ** 2
-        for step in trace.steps
-        if step.outcome.processed is not None
+        (float(m[:, 1:].detach().mean()) - report.counts[b] / 64) ** 2 for b, m in shares.items() if m is not None
     ]
     assert len(misses) == 5
-    assert trace.loss is not None
     assert float(trace.loss.detach()) == pytest.approx(3 * sum(misses) / 5, rel=1e-4)
-    (logits.sum() + trace.loss).backward()
-    for name, parameter in model.agglo_method.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
 
 
 @pytest.mark.parametrize("class_token", [True, False])
@@ -231,31 +223,6 @@ def test_gates_may_let_everything_pass_or_nothing(class_token: bool) -> None:
         torch.testing.assert_close(features[:, patches], first[:, patches], rtol=0, atol=2e-5)
         features.sum().backward()
         assert all(p.grad is None or p.grad.isfinite().all() for p in mode.parameters())
-
-
-class Together(Method):
-    """Of a user: neighbours pass a block in pairs, and part again."""
-
-    name = "together"
-    place = "before_block"
-    tokens_return = "after_block"
-    proportional = False
-
-    def reduce(self, view: View) -> Outcome:
-        labels = torch.arange(view.patches.shape[1]).expand(len(view.tokens), -1) // 2
-        return Outcome(Grouping.of(labels, int(labels.max()) + 1, view.prefix, view.sizes))
-
-
-@torch.no_grad()
-def test_groups_may_part_again_too() -> None:
-    model, x = vit(depth=3), images()
-    tokens = model.blocks[0](model._pos_embed(model.patch_embed(x)))
-    for block in model.blocks[1:]:
-        pairs = tokens[:, 1:].unflatten(1, (32, 2)).mean(2)
-        tokens = block(torch.cat([tokens[:, :1], pairs], dim=1))
-        tokens = torch.cat([tokens[:, :1], tokens[:, 1:].repeat_interleave(2, dim=1)], dim=1)
-    agglo.apply(model, Together(), keep_rate=0.5, blocks=(1,))
-    torch.testing.assert_close(model.forward_features(x), model.norm(tokens), rtol=0, atol=2e-5)
 
 
 @torch.no_grad()
@@ -319,16 +286,3 @@ def test_what_cannot_be_is_refused_before_anything_changes() -> None:
     with pytest.raises(ValueError, match="evovit asks what the class token"):
         agglo.apply(vit(class_token=False, global_pool="avg"), "evovit", keep_rate=0.5)
     agglo.apply(model, "kmedoids", keep_rate=0.5, blocks=(0, 2), weights="equal")
-
-
-def test_gates_are_one_for_each_block_and_stay_when_they_fit() -> None:
-    method = SViT()
-    model = agglo.apply(vit(), method, keep_rate=0.6)
-    assert len(method.gates) == 5
-    before = copy.deepcopy(method.state_dict())
-    agglo.apply(model, method, keep_rate=0.3)
-    assert all(torch.equal(tensor, before[key]) for key, tensor in method.state_dict().items())
-    new = create("svit")
-    new.build(ModelShape(((64, 30),), width=24, heads=3, prefix=1, blocks=(2,)))
-    assert isinstance(new, nn.Module)
-    assert sum(p.numel() for p in new.parameters()) == 2 * 24 + 24 * 6 + 6 + 6 * 2 + 2

@@ -92,7 +92,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
 def method_of(name: str) -> str | None:
     """Return the known method that a name begins with; None if there is none.
 
-    >>> method_of("atc average, linear"), method_of("l1:released=true"), method_of("l1norm"), method_of("mine")
+    >>> method_of("atc average, linear"), method_of("l1:option=value"), method_of("l1norm"), method_of("mine")
     ('atc average', 'l1', None, None)
     """
     found = _KNOWN.match(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -65,8 +65,7 @@ class ATC(Method):
         self.linkage = one_or_each("linkage", linkage, LINKAGES)
         self.features = one_or_each("features", features, FEATURES)
         self.importance = one_or_each("importance", importance, IMPORTANCE)
-        choice("mean", mean, MEANS)
-        self.sizes, self.mean = choice("sizes", sizes, SIZES), mean
+        self.sizes, self.mean = choice("sizes", sizes, SIZES), choice("mean", mean, MEANS)
         self.exponent = number("exponent", exponent, above=0, maximum=MOST_EXPONENT)
         self.proportional = sizes == "counted"
         self.needs_class_attention = "class" in entries(self.importance)
@@ -129,10 +128,16 @@ class ATC(Method):
     def _on_grid(self, view: View, features: Tensor, linkage: str) -> Grouping:
         if view.target is None:
             raise ValueError("a threshold does not go with window= and connectivity=: give keep_rate")
-        chosen = {"window": self.window, "connectivity": self.connectivity, "spread": self.spread}
-        where: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
-        grid = require_grid(self, view.grid, int(features.shape[1]))
-        labels: Tensor = cluster(features, view.target, linkage, grid=grid, check=False, **where)
+        labels = cluster(
+            features,
+            view.target,
+            linkage,
+            grid=require_grid(self, view.grid, int(features.shape[1])),
+            window=self.window,
+            connectivity=self.connectivity,
+            spread=self.spread or "even",
+            check=False,
+        )
         return Grouping.of(labels.clamp(max=view.target - 1), view.target, view.prefix, view.sizes)
 
     def _outcome(self, view: View, grouping: Grouping) -> Outcome:

@@ -2,13 +2,9 @@
 
 A method is called once per reducing block. It returns a `Grouping` of the tokens in its `View` (which may drop some of
 them), wrapped in an `Outcome` that may also carry new tokens, masks for the blocks that follow, and an extra loss.
-Methods whose tokens return drop them for a block or a stage only: these skip it unchanged and are back at their
-positions afterwards. Methods without parameters are plain objects and add nothing to `state_dict`. Methods that learn
-inherit from `LearnedMethod`; they are registered under the model they are applied to, so that optimisers and
-checkpoints see them. No method keeps anything of a forward pass on itself: what it remembers from block to block
-travels with the pass.
-
-A method is a file in this directory with a class marked `@register` (see `registry.py`).
+Methods without parameters are plain objects and add nothing to `state_dict`. Methods that learn inherit from
+`LearnedMethod`; they are registered under the model they are applied to, so that optimisers and checkpoints see them.
+No method keeps anything of a forward pass on itself: what it remembers from block to block travels with the pass.
 """
 
 from __future__ import annotations
@@ -43,11 +39,8 @@ class ModelShape:
 
     stages: (patch tokens before, patch tokens after) of each reduction, at the model's own input size; empty where a
         threshold decides.
-    width: channels C of a token.
-    heads: of attention.
-    prefix: tokens in front that must stay as they are.
-    blocks: where the method will be asked.
-    place: whether it will be asked there between attention and MLP, or before the block.
+    width, heads, prefix: channels of a token, heads of attention, tokens in front that must stay as they are.
+    blocks, place: the blocks that reduce, and whether between their attention and MLP or before them.
 
     >>> agglo.methods.ModelShape(stages=((196, 98), (98, 49)), width=192, heads=3, prefix=1, blocks=(4, 8)).stages[0]
     (196, 98)
@@ -69,23 +62,19 @@ class View:
     keys, values: (B, H, T, d) of the block's attention, keys before any rotation; None before the block.
     class_attention: (B, H, T) float32, how the first token attended to each in the latest attention (the block before,
         for methods that act before a block); None unless the method needs it, and before the first block.
+    attention_received: (B, T) float32, the attention each token got there from all queries of all heads; likewise.
     sizes: (B, T), patches each token stands for, 0 for padding; None where every token is one patch.
     counts: (B,), patch tokens of each image that are no padding; None where nothing is padded.
     prefix: tokens at the front that must stay as they are.
     target: patch tokens to leave; None where a threshold decides.
     threshold: merge while groups are at most this far apart; None where a target decides.
-    stage: how many reductions came before this one.
-    training: whether the model trains.
-    attention_received: (B, T) float32, the attention each token got from all queries of all heads in the latest
-        attention (the block before, for methods that act before a block); None unless the method needs it, and before
-        the first block.
+    stage, training: how many reductions came before this one; whether the model trains.
     policy: (B, T), the mask that the method's latest outcome put on attention; None if there is none.
     tokens_before: patch tokens before each of the reductions that came before this one.
     grid: (rows, columns) of the patches before any reduction; None if the host knows of none.
     memory: (B, T), what the method remembers of each token; None unless it remembers.
 
-    >>> view = agglo.methods.View(torch.zeros(2, 197, 8), prefix=1, target=98)
-    >>> view.patches.shape
+    >>> agglo.methods.View(torch.zeros(2, 197, 8), prefix=1, target=98).patches.shape
     torch.Size([2, 196, 8])
     """
 
@@ -128,9 +117,8 @@ class Outcome:
     mean: how the tokens of a group become one, see `Grouping.merge`; means nothing where tokens are given.
 
     >>> pairs = agglo.grouping.Grouping.of(torch.tensor([[0, 0, 1]]), n_groups=2)
-    >>> agglo.methods.Outcome(pairs).new_tokens(torch.tensor([[[1.0], [3.0], [5.0]]]))
-    tensor([[[2.],
-             [5.]]])
+    >>> agglo.methods.Outcome(pairs).new_tokens(torch.tensor([[[1.0], [3.0], [5.0]]])).tolist()
+    [[[2.0], [5.0]]]
     """
 
     grouping: Grouping
@@ -164,17 +152,10 @@ class Method(ABC):
         which its schedule gives fewer tokens than all), or one stage (then where its stages begin).
     kind, reach, reference: for `agglo.list_methods()`; the description is the first sentence of the class's docstring.
 
+    `agglo.register` shows how one is written.
+
     >>> print(agglo.methods.parse_method("tome:features=tokens"))
     tome:features=tokens
-    >>> class Half(agglo.Method):
-    ...     name = "half"
-    ...
-    ...     def reduce(self, view):
-    ...         labels = torch.arange(view.patches.shape[1]) * view.target // view.patches.shape[1]
-    ...         labels = labels.expand(len(view.tokens), -1)
-    ...         return agglo.methods.Outcome(agglo.grouping.Grouping.of(labels, view.target, view.prefix, view.sizes))
-    >>> import timm
-    >>> model = agglo.apply(timm.create_model("test_vit"), Half(), keep_rate=0.5)
     """
 
     name: ClassVar[str]
@@ -199,10 +180,7 @@ class Method(ABC):
 
     @property
     def may_act_before(self) -> bool:
-        """Whether users may let it act before a block.
-
-        That takes a method that can do without keys, values and, before the first block, attention.
-        """
+        """Whether users may let it act before a block, where there are no keys and values."""
         return self.kind == "merges hard"
 
     def reachable(self, n_tokens: int, target: int) -> int:
@@ -237,11 +215,7 @@ class Method(ABC):
             )
 
     def build(self, shape: ModelShape) -> None:  # noqa: B027 most have nothing to build
-        """Make parameters whose shapes depend on the model.
-
-        Called by `agglo.apply`, once per instance: one that is applied again keeps what was made, if building anew
-        would give the same shapes, and is refused if not.
-        """
+        """Make parameters whose shapes depend on the model; called by `agglo.apply`, once per instance."""
 
     @abstractmethod
     def reduce(self, view: View) -> Outcome:
@@ -303,7 +277,7 @@ class RememberingMethod(Method):
     ...         groups = agglo.grouping.Grouping.select(kept, view.patches.shape[1], view.prefix, view.sizes)
     ...         return agglo.methods.Outcome(groups)
     >>> import timm
-    >>> model = agglo.apply(timm.create_model("deit_tiny_patch16_224"), Seen(), keep_rate=0.5)
+    >>> model = agglo.apply(timm.create_model("test_vit"), Seen(), keep_rate=0.5)
     """
 
     @abstractmethod

@@ -1,15 +1,17 @@
-"""EViT (Liang et al., ICLR 2022), from its definition: keep attentive tokens, fuse the inattentive ones."""
+"""EViT (Liang et al., ICLR 2022), from its definition: keep attentive tokens, fuse the inattentive ones; and Top-K.
+
+Top-K, of the study of Haurum et al. (ICCV workshops 2023), is EViT without its fused token.
+"""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from agglo.grouping import Grouping
 from agglo.methods.base import Kind, Method, Outcome, View
-from agglo.methods.helpers.selection import best, class_scores
+from agglo.methods.helpers.selection import best, class_scores, keep_best
 from agglo.methods.registry import register
 
 
@@ -45,16 +47,25 @@ class EViT(Method):
         labels = labels.scatter(1, kept, torch.arange(n_kept, device=kept.device).expand_as(kept))
         grouping = Grouping.of(labels, view.target, view.prefix, view.sizes)
         weights = scores.masked_fill(labels < n_kept, 0)
-        tokens = torch.cat(
-            [view.tokens[:, : view.prefix], _at(view.patches, kept), _fused(view.patches, weights)], dim=1
-        )
-        return Outcome(grouping, tokens)
+        x = view.patches
+        fused = (x.float() * weights.unsqueeze(-1)).sum(dim=1, keepdim=True).to(x.dtype)
+        attentive = x.gather(1, kept.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+        return Outcome(grouping, torch.cat([view.tokens[:, : view.prefix], attentive, fused], dim=1))
 
 
-def _at(x: Tensor, positions: Tensor) -> Tensor:
-    return x.gather(1, positions.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+@register
+class TopK(Method):
+    """The patches that the class token attends to most stay, the others are dropped.
 
+    The score of a patch is the class token's attention to it at the reducing block, averaged over heads.
+    """
 
-def _fused(x: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum of x (B, N, C), (B, 1, C), in float32 and then the dtype of x."""
-    return (x.float() * weights.unsqueeze(-1)).sum(dim=1, keepdim=True).to(x.dtype)
+    name: ClassVar[str] = "topk"
+    needs_class_attention: bool = True
+    proportional: bool = False
+    kind: ClassVar[Kind] = "prunes"
+    reference: ClassVar[str] = "Haurum et al., Which Tokens to Use?, ICCV workshops 2023"
+
+    def reduce(self, view: View) -> Outcome:
+        assert view.target is not None
+        return Outcome(keep_best(view, class_scores(view), view.target))

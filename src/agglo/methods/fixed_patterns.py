@@ -12,7 +12,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from agglo.checks import flag
 from agglo.compiling import constant_result
 from agglo.grouping import Grouping
 from agglo.methods.base import Grid, Kind, Method, Outcome, View, require_grid
@@ -29,10 +28,8 @@ class FixedPattern(Method):
     """The patches nearest to the centre stay.
 
     Only whole rings of equally far patches can be kept: of their counts the nearest to the one asked for is taken, of
-    two equally near ones the smaller.
-
-    released: distances as the study's code computes them, with coordinates of float32 rounding, which splits some
-        rings: of 14 x 14 patches l1 can keep 68 or 92 then, and not only 60, 84 or 112. False keeps rings whole.
+    two equally near ones the smaller. Coordinates are rounded to float32 as in the study's code, which splits some
+    rings: of 14 x 14 patches l1 can keep 68 or 92, and not only 60, 84 or 112.
     """
 
     place = "before_block"
@@ -42,11 +39,8 @@ class FixedPattern(Method):
     reach: ClassVar[str] = "rings around the centre, some split by rounding; the nearest count is taken"
     reference: ClassVar[str] = "Haurum et al., Which Tokens to Use?, ICCV workshops 2023"
 
-    def __init__(self, released: bool = True) -> None:
-        self.released = flag("released", released)
-
     def stages(self, n_tokens: int, asked: Sequence[int], grid: Grid | None) -> list[int]:
-        nearest_first = sorted(ring_distances(self.name, require_grid(self, grid, n_tokens), self.released))
+        nearest_first = sorted(ring_distances(self.name, require_grid(self, grid, n_tokens)))
         # A count is whole rings where the next patch is farther away.
         counts = [n for n in range(1, n_tokens) if nearest_first[n - 1] < nearest_first[n]] + [n_tokens]
         return [min(counts, key=lambda count: (abs(count - target), count)) for target in asked]
@@ -55,7 +49,7 @@ class FixedPattern(Method):
         assert view.target is not None
         assert view.grid is not None
         batch, n_patches = view.patches.shape[:2]
-        distances = ring_distances(self.name, view.grid, self.released)
+        distances = ring_distances(self.name, view.grid)
         nearest_first = sorted(distances)
         now, then = nearest_first[n_patches - 1], nearest_first[view.target - 1]
         here = [distance for distance in distances if distance <= now]
@@ -65,15 +59,10 @@ class FixedPattern(Method):
 
 
 @constant_result
-def ring_distances(norm: str, grid: Grid, released: bool) -> list[float]:
-    """Return the distance of every patch from the centre, row by row: as the study spaced them, or in half patches."""
-
-    def coordinates(n: int) -> Tensor:
-        if released:
-            return torch.linspace(-n / 2, n / 2, n, dtype=torch.float32, device="cpu")
-        return torch.arange(1 - n, n, 2, dtype=torch.float64, device="cpu")
-
-    y, x = torch.meshgrid(coordinates(grid[0]), coordinates(grid[1]), indexing="ij")
+def ring_distances(norm: str, grid: Grid) -> list[float]:
+    """Return the distance of every patch from the centre, row by row, as the study spaced them."""
+    coordinates = [torch.linspace(-n / 2, n / 2, n, dtype=torch.float32, device="cpu") for n in grid]
+    y, x = torch.meshgrid(*coordinates, indexing="ij")
     distances: list[float] = _DISTANCES[norm](y, x).flatten().tolist()
     return distances
 

@@ -25,8 +25,7 @@ class Pooling(Method):
     reach: ClassVar[str] = "coarser grids of the same shape; the one nearest to the keep rate is taken"
 
     def __init__(self, mean: Mean = "plain") -> None:
-        choice("mean", mean, MEANS)
-        self.mean = mean
+        self.mean = choice("mean", mean, MEANS)
 
     def stages(self, n_tokens: int, asked: Sequence[int], grid: Grid | None) -> list[int]:
         """Take the nearest count, of two equally near ones the smaller: of 14 x 14 patches 98 become 10 x 10."""

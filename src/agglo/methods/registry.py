@@ -1,24 +1,14 @@
-"""Methods by name: those of this package, those of installed plug-ins, and those of modules that a user imports.
-
-A plug-in is an installed package that names a method, or a module with `@register`ed ones, among its entry points:
-
-    [project.entry-points."agglo.methods"]
-    loudest = "my_package.loudest:Loudest"
-
-It is loaded when its methods are asked for; one that cannot be is left out, with a warning.
-"""
+"""Methods by name: those of this package, and those of modules that a user imports."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import sys
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -28,20 +18,17 @@ from agglo.text import parse_call
 
 T = TypeVar("T", bound=type[Method])
 
-ENTRY_POINTS = "agglo.methods"
 _METHODS: dict[str, type[Method]] = {}
-_loaded: set[EntryPoint] = set()
 
 
 @dataclass(frozen=True)
 class MethodInfo:
     """The description of a method, as `agglo.list_methods()` lists it.
 
-    learns: whether it has parameters to train.
     kind: whether it prunes tokens, lets them skip blocks and come back, or merges them, each into one group (hard) or
         into several (soft).
+    learns: whether it has parameters to train.
     reach: the keep rates it can reach at a stage.
-    options: the keyword arguments it takes.
 
     >>> atc = next(info for info in agglo.list_methods() if info.name == "atc")
     >>> atc.kind, atc.learns, atc.options[:2]
@@ -88,8 +75,6 @@ def register(method: T) -> T:
 
 def find(name: str) -> type[Method]:
     """Return the class of that name; ValueError that lists the known ones if there is none."""
-    if not isinstance(name, str) or name not in _METHODS:
-        _load_plugins()
     return _METHODS[choice("method", name, sorted(_METHODS))]
 
 
@@ -128,7 +113,6 @@ def list_methods(*, diffusion: bool = False) -> list[MethodInfo]:
     >>> [info.kind for info in list_methods() if info.name == "atc"]
     ['merges hard']
     """
-    _load_plugins()
     shown = (each for each in _METHODS.values() if each.listed and each.for_diffusion == diffusion)
     return [_info(method) for method in sorted(shown, key=lambda method: method.name)]
 
@@ -136,50 +120,24 @@ def list_methods(*, diffusion: bool = False) -> list[MethodInfo]:
 def import_methods(modules: Iterable[str]) -> list[str]:
     """Import modules by name, also from the working directory, and return the names of the methods they registered.
 
-    ValueError for a module that cannot be found, and for one without any method.
+    ValueError for a module that cannot be imported, and for one without any method.
     """
-    added: list[str] = []
-    for module in modules:
-        before, imported = set(_METHODS), module in sys.modules
-        _import(module)
-        new = sorted(set(_METHODS) - before)
-        if not new and not imported:
-            raise ValueError(f"module {module!r} registers no method: mark its class with @agglo.register")
-        added += new or sorted(name for name, method in _METHODS.items() if method.__module__ == module)
-    return added
-
-
-def _import(module: str) -> None:
     if os.getcwd() not in sys.path and "" not in sys.path:
         # A command's path does not hold the directory it was started in. Last, so that nothing there hides a library,
         # and for good, so that processes started later find the module too.
         sys.path.append(os.getcwd())
-    try:
-        import_module(module)
-    except Exception as error:  # a user's module may raise anything
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is None or not f"{module}.".startswith(f"{missing}."):
-            reason = f"{type(error).__name__}: {error}"
-            raise ValueError(f"module {module!r} cannot be imported: {reason}") from error
-        hint = "; give a module's name, not its file" if module.endswith(".py") or os.sep in module else ""
-        raise ValueError(f"module {module!r} is neither installed nor in {os.getcwd()}{hint}") from error
-
-
-def _load_plugins() -> None:
-    for plugin in entry_points(group=ENTRY_POINTS):
-        if plugin in _loaded:
-            continue
-        _loaded.add(plugin)  # first: it may ask for the list while it loads, and a broken one is tried once
+    added: list[str] = []
+    for module in modules:
+        before = set(_METHODS)
         try:
-            loaded = plugin.load()
-            if inspect.isclass(loaded):
-                register(cast(type[Method], loaded))
-        except (Exception, SystemExit) as error:
-            warnings.warn(
-                f"plug-in {plugin.name!r} ({plugin.value}) is left out: {type(error).__name__}: {error}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            import_module(module)
+        except Exception as error:  # a user's module may raise anything
+            raise ValueError(f"module {module!r} cannot be imported: {type(error).__name__}: {error}") from error
+        own = {name for name, method in _METHODS.items() if method.__module__ == module} | (set(_METHODS) - before)
+        if not own:
+            raise ValueError(f"module {module!r} registers no method: mark its class with @agglo.register")
+        added += sorted(own)
+    return added
 
 
 def _info(method: type[Method]) -> MethodInfo:

@@ -16,19 +16,15 @@ from agglo.methods.helpers.features import FEATURES, patch_features
 from agglo.methods.helpers.per_reduction import at_reduction, one_or_each, require_one_per_reduction
 from agglo.methods.registry import register
 
-ORDERS = ("released", "position")
-
 
 @register
 class ToMe(Method):
     """Tokens at even positions (class token first) merge with their most similar token at an odd one, best pairs first.
 
-    At most half of the tokens can go at one block.
+    At most half of the tokens can go at one block. Afterwards they are in the order of the released code, on which the
+    next block's split into even and odd depends: first the even ones that found no partner, then all odd ones.
 
     features: what tokens are compared by, as in ATC; a list has an entry for each reduction.
-    order: of the tokens afterwards, on which the next block's split into even and odd depends. "released" is that of
-        the released code: first the even ones that found no partner, then all odd ones. "position" leaves every token
-        where the odd one of its pair was.
     mean: "plain", or "preserve_norm": a merged token is as long as its members are on average (`Grouping.merge`).
     """
 
@@ -36,10 +32,9 @@ class ToMe(Method):
     reach: ClassVar[str] = "0.5 and above; half of an odd count rounds up"
     reference: ClassVar[str] = "Bolya et al., Token Merging: Your ViT But Faster, ICLR 2023"
 
-    def __init__(self, features: str | Sequence[str] = "keys", order: str = "released", mean: Mean = "plain") -> None:
+    def __init__(self, features: str | Sequence[str] = "keys", mean: Mean = "plain") -> None:
         self.features = one_or_each("features", features, FEATURES)
-        choice("mean", mean, MEANS)
-        self.order, self.mean = choice("order", order, ORDERS), mean
+        self.mean = choice("mean", mean, MEANS)
 
     def check(self, shape: ModelShape) -> None:
         super().check(shape)
@@ -64,20 +59,16 @@ class ToMe(Method):
         features = F.normalize(features.float(), dim=-1)
         n_merges = int(features.shape[1]) - view.target
         # The released code sorts the even tokens by position again only if a class token must come first.
-        order = "similarity" if self.order == "released" and view.prefix == 0 else self.order
-        labels = match(features, n_merges, first_seeker=view.prefix % 2, order=order)
+        labels = match(features, n_merges, first_seeker=view.prefix % 2, by_similarity=view.prefix == 0)
         return Outcome(Grouping.of(labels, view.target, view.prefix, view.sizes), mean=self.mean)
 
 
-def match(features: Tensor, n_merges: int, first_seeker: int = 0, order: str = "released") -> Tensor:
+def match(features: Tensor, n_merges: int, first_seeker: int = 0, by_similarity: bool = False) -> Tensor:
     """Return labels (B, N) after bipartite matching of unit features (B, N, D).
 
     Seekers are every second token from first_seeker on, the others stay. The n_merges seekers with the most similar
-    stayer join it.
-
-    order: how groups are numbered. "position": by the token that stays. "released": the seekers that are left by
-        position, then the stayers. "similarity": the seekers that are left by how near they came to leaving, nearest
-        first, then the stayers.
+    stayer join it. Groups are numbered by the token that stays: first the seekers that are left, by position or most
+    similar first, then the stayers.
     """
     batch, n_tokens, _ = features.shape
     positions = torch.arange(n_tokens, device=features.device)
@@ -88,8 +79,7 @@ def match(features: Tensor, n_merges: int, first_seeker: int = 0, order: str = "
     most_similar_first = best.argsort(dim=-1, descending=True)  # (B, seekers), indices into seekers
     leaving, left = most_similar_first[:, :n_merges], most_similar_first[:, n_merges:]
     leader = positions.expand(batch, n_tokens).scatter(1, seekers[leaving], stayers[partner.gather(1, leaving)])
-    left = left if order == "similarity" else left.sort(dim=1).values
+    left = left if by_similarity else left.sort(dim=1).values
     leaders = torch.cat([seekers[left], stayers.expand(batch, -1)], dim=1)  # (B, groups), positions
-    leaders = leaders.sort(dim=1).values if order == "position" else leaders
     numbers = torch.arange(n_tokens - n_merges, device=features.device).expand(batch, -1)
     return torch.zeros_like(leader).scatter(1, leaders, numbers).gather(1, leader)

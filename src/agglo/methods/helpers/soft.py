@@ -50,7 +50,7 @@ class SoftMethod(LearnedMethod):
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
         counts = [mixer.n_out for mixer in self.mixers]
-        if view.stage >= len(counts) or counts[view.stage] != view.target:
+        if counts[view.stage : view.stage + 1] != [view.target]:
             raise ValueError(
                 f"{self.name} was built for {counts} patch tokens after its stages and cannot leave {view.target} "
                 f"after stage {view.stage}: its parameters fit one input size and schedule"
