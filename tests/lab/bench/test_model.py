@@ -12,7 +12,7 @@ import torch
 
 import agglo
 from agglo.lab.bench import model as benchmark_model
-from agglo.lab.bench.model import Measurement, Options, measure, plot, table
+from agglo.lab.bench.model import Options, measure, plot, table
 from agglo.lab.evaluation.configs import budget_of
 from agglo.methods.slicing import Slice
 from agglo.models.opening import ModelSpec, build
@@ -94,26 +94,19 @@ def test_the_machine_and_the_settings_are_on_record(result: dict[str, Any]) -> N
     assert result["machine"]["torch"] == torch.__version__
     assert result["settings"]["model"] == NAME
     assert result["settings"]["batch_size"] == 2
-    assert result["settings"]["keep_rates"] == [0.5, 0.25]
 
 
-def test_the_table_shows_noise_ratios_and_what_did_not_run(result: dict[str, Any]) -> None:
+def test_table_and_plot(result: dict[str, Any], tmp_path: Path) -> None:
     lines = table(result).splitlines()
-    assert lines[0].startswith(f"{NAME}, batch 2, float32, median of 3 repeats")
-    assert lines[1].split("  ")[0] == "budget"
     [atc] = [line for line in lines if line.startswith("keep 0.25  atc single")]
     expected = next(r for r in result["results"] if (keep_rate_of(r), r["name"]) == (0.25, "atc single"))
     assert atc.split()[-2:] == [f"{expected['to_dense']:.2f}", f"{expected['to_free']:.2f}"]
     assert "100 25 6 1" in atc
     assert any(line.startswith("noise:") and f"{result['noise']:.1%}" in line for line in lines)
-    assert lines[-1].startswith("not run: tome at keep 0.25: tome cannot go from 100 to 25")
-
-
-def test_the_plot_is_written(result: dict[str, Any], tmp_path: Path) -> None:
+    assert lines[-1].startswith("not run: tome at keep 0.25")
     pytest.importorskip("matplotlib")
-    for name in ("speed.png", "speed.svg"):
-        plot(result, tmp_path / name)
-        assert (tmp_path / name).stat().st_size > 1000
+    plot(result, tmp_path / "speed.svg")
+    assert (tmp_path / "speed.svg").stat().st_size > 1000
 
 
 def test_free_reduction_is_the_dense_model_on_the_first_tokens() -> None:
@@ -175,7 +168,7 @@ def test_a_crash_loses_no_finished_repeat(tmp_path: Path, monkeypatch: pytest.Mo
     assert [r["images_per_second"] for r in saved["results"]] == [[2.0, 2.0]] * 4
 
 
-def test_schedules_have_ceilings_of_their_own(tmp_path: Path) -> None:
+def test_schedules_have_ceilings_of_their_own() -> None:
     schedules = ["linear:4", "stages:0.5,blocks=[2]"]
     asked = options(method=["atc"], linkage=None, keep_rate=[0.5], schedule=schedules, repeats=1)
     report = json.loads(json.dumps(measure(asked)))
@@ -185,42 +178,23 @@ def test_schedules_have_ceilings_of_their_own(tmp_path: Path) -> None:
         for budget in ("keep 0.5", "linear:4", "stages:0.5,blocks=[2]")
         for name in ("free", "atc average")
     ]
-    assert report["settings"]["schedules"] == ["linear:4", "stages:0.5,blocks=[2]"]
     assert ran["linear:4", "free"]["counts"] == agglo.Linear(4).counts(100, 6)
     for budget in ("linear:4", "stages:0.5,blocks=[2]"):
         own, free = (ran[budget, name]["images_per_second"][0] for name in ("atc average", "free"))
         assert ran[budget, "atc average"]["to_free"] == pytest.approx(own / free)
-        assert any(line.startswith(f"{budget} ") for line in table(report).splitlines())
-    plot(report, tmp_path / "speed.png")
-    assert (tmp_path / "speed.png").stat().st_size > 1000
-
-
-def test_ratios_are_taken_within_a_repeat() -> None:
-    fast = Measurement("fast", [], 0.0, images_per_second=[4.0, 40.0, 8.0])
-    slow = Measurement("slow", [], 0.0, images_per_second=[2.0, 20.0, 1.0])
-    assert fast.against(slow) == 2.0
 
 
 def test_threads_are_given_back() -> None:
     before = torch.get_num_threads()
-    measure(options(threads=before + 1, repeats=1, method=["atc"], keep_rate=[0.5], dtype="bfloat16"))
+    measure(options(threads=before + 1, repeats=1, method=["atc"], keep_rate=[0.5]))
     assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-        ({"repeats": 0}, "repeats=0 must be at least 1"),
-        ({"dtype": "int8"}, "dtype='int8'"),
-        ({"device": "gpu"}, "device='gpu' is not available here"),
-        ({"method": ["bogus"]}, "method='bogus'"),
-        ({"schedule": ["linear"]}, "write it as linear:16"),
-        ({"method": ["tome"]}, "linkage=.* goes with none of the methods 'tome'"),
-        ({"keep_rate": [0.5, 1.5]}, "keep_rate=1.5 is not a keep rate"),
-        ({"keep_rate": [0.01]}, "would leave 0 of 100 patch tokens"),
-    ],
-)
-def test_settings_that_make_no_sense(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    "changes",
+    [{"batch_size": 0}, {"dtype": "int8"}, {"device": "gpu"}, {"method": ["bogus"]}, {"linkage": ["ward"]},
+     {"schedule": ["linear"]}, {"keep_rate": [0.5, 1.5]}],
+)  # fmt: skip
+def test_settings_that_make_no_sense(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(changes))):
         measure(options(**changes))

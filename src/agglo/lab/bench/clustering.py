@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,6 @@ from agglo.clustering.arguments import LINKAGES
 from agglo.clustering.distances import pairwise
 from agglo.lab.bench import TimingOptions
 from agglo.lab.options import AtLeastOne, option
-from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
-from agglo.models.opening import ModelSpec, build
 from agglo.utils.devices import torch_threads
 from agglo.utils.files import write_json
 from agglo.utils.machine import machine
@@ -47,8 +47,6 @@ class Options(TimingOptions):
     linkage: Sequence[str] = option(LINKAGES, choices=LINKAGES, metavar=None)
     keep_rate: Sequence[float] = option((0.5,), "fraction of tokens that stays")
     threads: AtLeastOne = option(2, "CPU threads of torch; the peers use one each")
-    checkpoint: Path | None = option(None, "DeiT-Tiny weights: also time the keys of real images ...")
-    images: Path | None = option(None, "... of this folder", metavar="DIR")
     contended: bool = option(False, "time threads beside busy processes instead of peers")
 
 
@@ -67,26 +65,6 @@ def spatial_tokens(batch: int, n: int, dim: int = 64, seed: int = 0) -> Tensor:
     return (smooth + 0.3 * noise).flatten(2).transpose(1, 2).contiguous()
 
 
-def deit_keys(checkpoint: Path, images: Path, batch: int, n: int) -> Tensor:
-    """Return the head-averaged keys (B, N, D) of real images in DeiT-Tiny's block where the paper reduces first."""
-    from PIL import Image
-
-    side = round(n**0.5)
-    model: Any = build(ModelSpec("deit_tiny_patch16_224", checkpoint, image_size=(side * 16, side * 16)))
-    files = sorted(images.rglob("*.jpg"))
-    if len(files) < batch:
-        raise ValueError(f"images={str(images)!r} holds {len(files)} .jpg files, fewer than the batch of {batch}")
-    transform = evaluation_transform(inputs_for(model))
-    pixels = torch.stack([transform(Image.open(file).convert("RGB")) for file in files[:: len(files) // batch][:batch]])
-    kept: list[Tensor] = []
-    attention = model.blocks[3].attn
-    hook = attention.qkv.register_forward_hook(lambda _module, _inputs, out: kept.append(out))
-    with torch.no_grad():
-        model.forward_intermediates(pixels, indices=[3], stop_early=True, intermediates_only=True)
-    hook.remove()
-    return kept[0].unflatten(-1, (3, attention.num_heads, attention.head_dim))[:, 1:, 1].mean(dim=2)
-
-
 def by_agglo(distances: Tensor, k: int, linkage: str) -> Labels:
     return cluster(distances=distances, k=k, linkage=linkage).numpy()
 
@@ -99,31 +77,20 @@ def by_scikit_learn(distances: Tensor, k: int, linkage: str) -> Labels:
     return np.stack([model.fit(matrix).labels_ for matrix in distances.numpy()])
 
 
-def _linkage_and_cut(grow: Callable[..., np.ndarray], distances: Tensor, k: int, linkage: str) -> Labels:
+def _linkage_and_cut(library: str, distances: Tensor, k: int, linkage: str) -> Labels:
     from scipy.cluster.hierarchy import fcluster
     from scipy.spatial.distance import squareform
 
+    grow = import_module(library).linkage
     trees = (grow(squareform(matrix, checks=False), linkage) for matrix in distances.numpy())
     return np.stack([fcluster(tree, k, "maxclust") for tree in trees])
-
-
-def by_scipy(distances: Tensor, k: int, linkage: str) -> Labels:
-    from scipy.cluster import hierarchy
-
-    return _linkage_and_cut(hierarchy.linkage, distances, k, linkage)
-
-
-def by_fastcluster(distances: Tensor, k: int, linkage: str) -> Labels:
-    import fastcluster
-
-    return _linkage_and_cut(fastcluster.linkage, distances, k, linkage)
 
 
 CONTESTANTS: dict[str, Contestant] = {
     "agglo": by_agglo,
     "scikit-learn": by_scikit_learn,
-    "scipy": by_scipy,
-    "fastcluster": by_fastcluster,
+    "scipy": partial(_linkage_and_cut, "scipy.cluster.hierarchy"),
+    "fastcluster": partial(_linkage_and_cut, "fastcluster"),
 }
 
 # (batch, tokens) -> (peer, linkages, times as fast agglo must at least be)
@@ -164,10 +131,10 @@ def _same_partition(one: Labels, two: Labels) -> bool:
     return pairs == len(np.unique(one)) == len(np.unique(two))
 
 
-def measure(tokens: str, distances: Tensor, keep_rate: float, linkage: str, repeats: int) -> Case:
+def measure(distances: Tensor, keep_rate: float, linkage: str, repeats: int) -> Case:
     batch, n, _ = distances.shape
     k = max(1, int(n * keep_rate))
-    case = Case(tokens, batch, n, keep_rate, linkage)
+    case = Case("spatial", batch, n, keep_rate, linkage)
     labels = {name: contestant(distances, k, linkage) for name, contestant in CONTESTANTS.items()}  # also warms up
     for name in CONTESTANTS:
         same = [_same_partition(ours, theirs) for ours, theirs in zip(labels["agglo"], labels[name], strict=True)]
@@ -184,19 +151,20 @@ _PEAK_MEMORY = """
 import torch
 from agglo.clustering import cluster
 from agglo.clustering.distances import pairwise
-from agglo.lab.bench.clustering import spatial_tokens
 torch.set_num_threads({threads})
 
 def status(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field))
 
 def run(size):
-    k = max(1, size // 2)
+    how = dict(k=max(1, size // 2), linkage="{linkage}", check=False)
     if {of_tokens}:
-        return cluster(given[:, :size], k, "{linkage}", check=False)
-    return cluster(distances=given[:, :size, :size].contiguous(), k=k, linkage="{linkage}")
+        cluster(given[:, :size], **how)
+    else:
+        cluster(distances=given[:, :size, :size].contiguous(), **how)
 
-given = torch.randn(1, {n}, 64) if {of_tokens} else pairwise(spatial_tokens(1, {n}), "cosine")
+given = torch.randn(1, {n}, 64)
+given = given if {of_tokens} else pairwise(given, "cosine")
 for size in (128, 640, 1100):  # all ways, whose code takes memory as well
     run(min(size, {n}))
 open("/proc/self/clear_refs", "w").write("5")  # forget the peak so far
@@ -210,7 +178,7 @@ def peak_memory(n: int, linkage: str, *, of_tokens: bool = False) -> float | Non
     """Return the memory that clustering takes at its peak, in N x N float32 matrices; None off Linux.
 
     Args:
-        n: Tokens; a square number unless of_tokens.
+        n: Number of tokens.
         linkage: A name.
         of_tokens: Whether tokens are clustered, rather than distances, which are not counted.
     """
@@ -219,32 +187,25 @@ def peak_memory(n: int, linkage: str, *, of_tokens: bool = False) -> float | Non
     code = _PEAK_MEMORY.format(n=n, linkage=linkage, of_tokens=of_tokens, threads=torch.get_num_threads())
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    return float(done.stdout)
+    return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
 
 
-def table(cases: list[Case]) -> str:
+def table(cases: Sequence[Case]) -> str:
     peers = [name for name in CONTESTANTS if name != "agglo"]
     columns = [Column(title, left=True) for title in ("tokens", "B x N", "linkage")]
     columns += [Column("agglo, ms per image", ".3f"), *map(Column, (*peers, "one pass", "same partition"))]
     rows = []
     for case in cases:
         own = case.median("agglo")
-        rows.append(
-            [
-                case.tokens,
-                f"{case.batch} x {case.n}",
-                case.linkage,
-                own / case.batch * 1e3,
-                *(f"{case.ratio(name):.1f}x" for name in peers),
-                f"{statistics.median(case.one_pass) / own:.3f}x",
-                ", ".join(f"{case.same_partition[name]:.0%}" for name in peers),
-            ]
-        )
+        ratios = [f"{case.ratio(name):.1f}x" for name in peers]
+        one_pass = f"{statistics.median(case.one_pass) / own:.3f}x"
+        same = ", ".join(f"{case.same_partition[name]:.0%}" for name in peers)
+        size = f"{case.batch} x {case.n}"
+        rows.append([case.tokens, size, case.linkage, own / case.batch * 1e3, *ratios, one_pass, same])
     return Table(columns, rows).markdown()
 
 
-def goals(cases: list[Case]) -> list[str]:
+def goals(cases: Sequence[Case]) -> list[str]:
     """Return a line for every goal with what was measured."""
     lines = []
     for case in cases:
@@ -260,7 +221,13 @@ def run(options: Options) -> None:
     """Time all cases, print tables and write the record."""
     sizes = [parse_size(size) for size in options.sizes]
     if options.contended:
-        record = _run_contended(sizes, options)
+        results = [
+            measure_contention(batch, n, options.threads, busy, options.repeats)
+            for batch, n in sizes
+            for busy in range(3)
+        ]
+        print(contention_report(results))
+        record = {"machine": machine(), "contention": [asdict(result) for result in results]}
     else:
         with torch_threads(options.threads):
             record = _run_peers(sizes, options)
@@ -270,25 +237,17 @@ def run(options: Options) -> None:
 
 def _run_peers(sizes: Sequence[tuple[int, int]], options: Options) -> dict[str, Any]:
     cases: list[Case] = []
-    real = options.checkpoint is not None and options.images is not None
-    total = len(sizes) * (1 + real) * len(options.keep_rate) * len(options.linkage)
-    with progress(total, "timed") as advance:
+    with progress(len(sizes) * len(options.keep_rate) * len(options.linkage), "timed") as advance:
         for batch, n in sizes:
-            sets = {"spatial": pairwise(spatial_tokens(batch, n), "cosine")}
-            if options.checkpoint is not None and options.images is not None:
-                sets["DeiT keys"] = pairwise(deit_keys(options.checkpoint, options.images, batch, n), "cosine")
-            for name, distances in sets.items():
-                for keep_rate in options.keep_rate:
-                    for linkage in options.linkage:
-                        cases.append(measure(name, distances, keep_rate, linkage, options.repeats))
-                        advance(f"{name}, {batch} x {n}, {linkage}, keep {keep_rate:g}")
+            distances = pairwise(spatial_tokens(batch, n), "cosine")
+            for keep_rate, linkage in product(options.keep_rate, options.linkage):
+                cases.append(measure(distances, keep_rate, linkage, options.repeats))
+                advance(f"{batch} x {n}, {linkage}, keep {keep_rate:g}")
     largest = max(n for _, n in sizes)
     memory = {linkage: peak_memory(largest, linkage) for linkage in options.linkage}
     print(table(cases))
     print("\nPeer columns: how many times as long the peer takes. One pass: D.amin(-1), as a share of agglo's time.")
-    for linkage, share in memory.items():
-        if share is not None:
-            print(f"peak memory beside the input, N={largest}, {linkage}: {share:.2f} of the distance matrix")
+    print(f"Peak memory beside the input at N={largest}, in distance matrices: {memory}")
     print("\n".join(goals(cases)))
     return {"machine": machine(), "cases": [asdict(case) for case in cases], "peak_memory": memory}
 
@@ -320,30 +279,27 @@ class Contention:
 
 
 def measure_contention(batch: int, n: int, threads: int, busy_processes: int, repeats: int) -> Contention:
-    distances = pairwise(spatial_tokens(batch, n), "cosine")
-    result = Contention(busy_processes, batch, n, threads)
+    call = partial(by_agglo, pairwise(spatial_tokens(batch, n), "cosine"), n // 2, "average")
 
     def seconds(count: int) -> float:
-        run = partial(by_agglo, distances, n // 2, "average")
         with torch_threads(count):
-            run()
-            return seconds_per_pass(run, passes=10)
+            call()
+            return seconds_per_pass(call, passes=10)
 
     busy = [subprocess.Popen([sys.executable, "-c", _BUSY], stdout=subprocess.PIPE) for _ in range(busy_processes)]
     try:
         for process in busy:
             assert process.stdout is not None
             process.stdout.readline()  # it has started and its priority is set
-        runs = [partial(seconds, count) for count in (1, threads)]
-        result.alone, result.together = seconds_in_turns(runs, repeats, warm_up=0)
+        alone, together = seconds_in_turns([partial(seconds, count) for count in (1, threads)], repeats, warm_up=0)
     finally:
         for process in busy:
             process.kill()
             process.communicate()
-    return result
+    return Contention(busy_processes, batch, n, threads, alone, together)
 
 
-def contention_report(results: list[Contention], bullet: str = "") -> str:
+def contention_report(results: Sequence[Contention], bullet: str = "") -> str:
     """Return a table, and for each goal whether it was met, each line behind a bullet."""
     columns = [Column("busy processes"), Column("B x N"), Column("1 thread, ms per image", ".3f"), Column("threads")]
     columns += [Column("ms per image", ".3f"), Column("ratio", ".2f")]
@@ -357,14 +313,3 @@ def contention_report(results: list[Contention], bullet: str = "") -> str:
             where = f"{result.threads} threads beside {result.busy_processes} busy processes, {size}"
             lines.append(f"{bullet}{met}: {where}: {result.ratio():.2f}x one thread (at most {AT_MOST:g}x)")
     return "\n".join([Table(columns, rows).markdown(), *(["", *lines] if lines else [])])
-
-
-def _run_contended(sizes: Sequence[tuple[int, int]], options: Options) -> dict[str, Any]:
-    results = []
-    with progress(3 * len(sizes), "timed") as advance:
-        for batch, n in sizes:
-            for busy in range(3):
-                results.append(measure_contention(batch, n, options.threads, busy, options.repeats))
-                advance(f"{batch} x {n}, {busy} busy processes")
-    print(contention_report(results))
-    return {"machine": machine(), "contention": [asdict(result) for result in results]}

@@ -6,7 +6,7 @@ within a turn. What a host computes for a method beforehand (keys, attention) is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -25,7 +25,6 @@ from agglo.utils.tables import Column, Table
 from agglo.utils.timing import median_ratio, seconds_in_turns, seconds_per_pass
 
 HEADS = 3
-_WARM_UP = 2  # turns that are not kept
 EQUAL = {"dpc_knn": {"weights": "equal"}}  # learns otherwise
 VARIANTS: list[tuple[str, dict[str, Any]]] = [("kmedoids", {"weights": "equal"}), ("kmedoids", {"released": True})]
 
@@ -38,7 +37,7 @@ def parameter_free() -> list[Method]:
 
 
 def shown(batch: int, n: int, dim: int, target: int) -> View:
-    """Tokens that resemble their neighbours, as a class token and n patches at the second stage of a model."""
+    """Return tokens that resemble their neighbours, as a class token and n patches at the second stage of a model."""
 
     def sequence(width: int, seed: int) -> Tensor:
         patches = spatial_tokens(batch, n, width, seed)
@@ -63,15 +62,11 @@ def shown(batch: int, n: int, dim: int, target: int) -> View:
     )
 
 
-def stage(method: Method, view: View) -> Callable[[], Tensor]:
-    """The reduction as the loop over blocks runs it, to the count nearest to the target that the method reaches."""
+def stage(method: Method, view: View) -> Tensor:
+    """Reduce as the loop over blocks does, to the count nearest to the target that the method reaches."""
     assert view.target is not None
     view = replace(view, target=method.stages(view.patches.shape[1], [view.target], view.grid)[0])
-
-    def run() -> Tensor:
-        return method.reduce(view).new_tokens(view.tokens)
-
-    return run
+    return method.reduce(view).new_tokens(view.tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,25 +84,24 @@ def run(options: Options) -> None:
     """Time every method, print a table and write the record."""
     target = options.target or options.tokens // 2
     view = shown(options.batch_size, options.tokens, options.dim, target)
-    stages = {repr(method): stage(method, view) for method in parameter_free()}
+    stages = {repr(method): partial(stage, method, view) for method in parameter_free()}
     with torch_threads(options.threads):
         where = machine()
-        taken = in_turns(stages, options.repeats)
+        taken = seconds_in_turns(
+            [partial(seconds_per_pass, run) for run in stages.values()], options.repeats, warm_up=2
+        )
     settings = {name: getattr(options, name) for name in ("batch_size", "tokens", "dim", "target", "repeats")}
-    results = [{"name": name, "milliseconds": milliseconds} for name, milliseconds in taken.items()]
+    results = [
+        {"name": name, "milliseconds": [1e3 * each for each in seconds]}
+        for name, seconds in zip(stages, taken, strict=True)
+    ]
     record = {"machine": where, "settings": {**settings, "target": target}, "results": results}
     record["reference"] = repr(create("tome"))
     conclude(record, table(record), options.json)
 
 
-def in_turns(stages: Mapping[str, Callable[[], Tensor]], repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of every stage in every turn that is kept."""
-    taken = seconds_in_turns([partial(seconds_per_pass, run) for run in stages.values()], repeats, warm_up=_WARM_UP)
-    return {name: [1e3 * each for each in seconds] for name, seconds in zip(stages, taken, strict=True)}
-
-
 def table(record: Mapping[str, Any]) -> Table:
-    """Medians, the quickest first, and how many times as long as ToMe a method took in the same turn."""
+    """Return medians, the quickest first, and how many times as long as ToMe a method took in the same turn."""
     taken: dict[str, Sequence[float]] = {result["name"]: result["milliseconds"] for result in record["results"]}
     tome = taken[record["reference"]]
     rows = [

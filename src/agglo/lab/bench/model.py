@@ -38,7 +38,6 @@ from agglo.lab.tasks.classification.data.transforms import inputs_for
 from agglo.methods.slicing import Slice
 from agglo.models.opening import build
 from agglo.patch import apply, remove, report
-from agglo.schedule import as_schedule
 from agglo.utils.devices import dtype_named, require_device, torch_threads
 from agglo.utils.files import require_output, write_json
 from agglo.utils.machine import load_warning, machine
@@ -88,19 +87,11 @@ class Options(ModelOptions, ExecutionOptions):
             require_output(self.json)
 
     def described(self, device: str) -> dict[str, Any]:
-        """Return what the JSON file holds of the options."""
-        kept = ("model", "pretrained", "batch_size", "repeats", "threads", "dtype")
-        spec = self.spec()
-        return {
-            **{name: getattr(self, name) for name in kept},
-            "keep_rates": self.keep_rate or (() if self.schedule else _KEEP_RATES),
-            "schedules": [str(as_schedule(schedule)) for schedule in self.schedule],
-            "methods": self.method,
-            "linkages": self.linkage,
-            "checkpoint": spec.checkpoint and spec.checkpoint.name,
-            "image_size": spec.image_size,
-            "device": device,
-        }
+        """Return what the JSON file holds of the options; the results hold the configs."""
+        spec, kept = self.spec(), ("model", "pretrained", "batch_size", "repeats", "threads", "dtype")
+        checkpoint = spec.checkpoint and spec.checkpoint.name
+        own = {"checkpoint": checkpoint, "image_size": spec.image_size, "device": device}
+        return {**{name: getattr(self, name) for name in kept}, **own}
 
 
 @dataclass
@@ -117,15 +108,11 @@ class Measurement:
     def budget(self) -> str:
         return "" if self.config is None else self.config.budget
 
-    def against(self, other: Measurement) -> float:
-        """Return how many times as fast as another it is: the median of the ratios within each repeat."""
-        return median_ratio(self.images_per_second, other.images_per_second)
-
 
 def results(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """Return what the JSON file holds of each contender; the statistics follow from images_per_second."""
-    dense = measurements[0]
-    free = {each.budget: each for each in measurements if each.name == Slice.name}
+    """Return what the JSON file holds of each contender; ratios are medians of the ratios within each repeat."""
+    dense = measurements[0].images_per_second
+    free = {each.budget: each.images_per_second for each in measurements if each.name == Slice.name}
     return [
         {
             "name": each.name,
@@ -135,8 +122,8 @@ def results(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
             "median": median(each.images_per_second),
             "min": min(each.images_per_second),
             "max": max(each.images_per_second),
-            "to_dense": each.against(dense),
-            "to_free": each.against(free[each.budget]) if each.budget in free else None,
+            "to_dense": median_ratio(each.images_per_second, dense),
+            "to_free": median_ratio(each.images_per_second, free[each.budget]) if each.budget in free else None,
             "images_per_second": each.images_per_second,
         }
         for each in measurements
@@ -163,21 +150,19 @@ def measure(options: Options) -> dict[str, Any]:
     with torch_threads(options.threads):
         model = build(options.spec()).to(device, dtype)
         wanted = inputs_for(model)
-        generator = torch.Generator().manual_seed(0)
         shape = (options.batch_size, len(wanted.mean), *wanted.image_size)
-        inputs = torch.rand(shape, generator=generator).to(device, dtype)
+        inputs = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
         measurements, skipped = _contenders(model, reductions)
-        record: dict[str, Any] = {
-            "machine": machine(device),
-            "settings": options.described(str(device)),
-            "skipped": skipped,
-        }
+        settings = options.described(str(device))
+        record: dict[str, Any] = {"machine": machine(device), "settings": settings, "skipped": skipped}
         # The dense model first and last: only so far apart does it meet the noise that the others meet.
         dense, again, *reduced = measurements
         with progress(len(measurements) * (options.repeats + 1), "bench model") as advance:
             contenders = []
             for each in (dense, *reduced, again):
-                contenders.append((each, _warm_up(model, inputs, each.config)))
+                _apply(model, each.config)
+                _seconds(model, inputs, 1)  # fills caches and compiles kernels
+                contenders.append((each, max(1, math.ceil(_LEAST_SECONDS / _seconds(model, inputs, 1)))))
                 advance(f"warm-up: {each.name} {each.budget}")
             for repeat, order in turns(contenders, options.repeats, warm_up=0):
                 for each, passes in order:
@@ -200,19 +185,16 @@ def _reductions(options: Options) -> Configs:
         linkages=options.linkage,
     )
     reductions: dict[ReductionConfig, str] = {}
-    for _, group in groupby(of_methods, key=lambda config: config.budget):
-        alike = list(group)
-        budget = {name: value for name, value in alike[0].given().items() if name in BUDGETS}
+    for config, name in of_methods.items():
+        budget = {key: value for key, value in config.given().items() if key in BUDGETS}
         free = ReductionConfig.of(Slice.name, **budget, proportional=False)
-        reductions |= {free: Slice.name, **{config: of_methods[config] for config in alike}}
+        reductions |= {free: Slice.name, config: name}  # the free one stays where its budget's first was
     return reductions
 
 
 def _contenders(model: nn.Module, reductions: Configs) -> tuple[list[Measurement], list[dict[str, Any]]]:
     """Return the dense model twice and every reduction it can take, with token counts; and those it cannot take."""
-    reduced: list[Measurement] = []
-    skipped: list[dict[str, Any]] = []
-    dense: list[Measurement] = []
+    dense, reduced, skipped = [], [], []
     for config, name in reductions.items():
         try:
             apply(model, config)
@@ -236,28 +218,13 @@ def _apply(model: nn.Module, config: ReductionConfig | None) -> None:
         apply(model, config)
 
 
-def _warm_up(model: nn.Module, inputs: Tensor, config: ReductionConfig | None) -> int:
-    """Fill caches and compile kernels; return how many passes make a timing of decent length."""
-    _apply(model, config)
-    _seconds(model, inputs, 1)
-    return max(1, math.ceil(_LEAST_SECONDS / _seconds(model, inputs, 1)))
-
-
 def _seconds(model: nn.Module, inputs: Tensor, passes: int) -> float:
     return seconds_per_pass(lambda: model(inputs), inputs.device, passes)
 
 
-_COLUMNS = (
-    Column("budget", left=True),
-    Column("method", left=True),
-    Column("tokens left", left=True),
-    Column("GFLOPs", ".2f"),
-    Column("img/s", ".1f"),
-    Column("min", ".1f"),
-    Column("max", ".1f"),
-    Column("x dense", ".2f"),
-    Column("of free", ".2f"),
-)
+_COLUMNS = [Column(title, left=True) for title in ("budget", "method", "tokens left")]
+_COLUMNS += [Column("GFLOPs", ".2f"), Column("img/s", ".1f"), Column("min", ".1f"), Column("max", ".1f")]
+_COLUMNS += [Column("x dense", ".2f"), Column("of free", ".2f")]
 
 
 def table(record: dict[str, Any]) -> str:

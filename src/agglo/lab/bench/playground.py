@@ -8,6 +8,7 @@ processor time of the page's process, which says how long it takes on a machine 
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -16,10 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Annotated, Any
 
 from agglo.lab.bench import conclude
-from agglo.lab.options import AtLeastOne, option
+from agglo.lab.options import option
 from agglo.utils.files import require_output
 from agglo.utils.machine import machine
 from agglo.utils.progress import progress
@@ -39,43 +40,38 @@ _WARM_UP = 3
 class Options:
     """What to time."""
 
-    repeats: AtLeastOne = option(40, "moves of the slider, 2 or more")
+    repeats: Annotated[int, (2, math.inf)] = option(40, "moves of the slider")
     json: Path | None = option(None, "every timing, and the machine")
 
 
 def run(options: Options) -> None:
     """Start the page, move its slider, print a table and write the record."""
-    if options.repeats < 2:
-        raise ValueError(f"repeats={options.repeats} must be at least 2")
-    if options.json is not None:
-        require_output(options.json)
     from gradio_client import Client
 
-    where = machine()
-    with _page() as (address, process):
+    if options.json is not None:
+        require_output(options.json)
+    where, results = machine(), []
+    total = len(_SIDES) * options.repeats
+    with _page() as (address, process), progress(total, "bench playground") as advance:
         visitor = Client(address, verbose=False, analytics_enabled=False, httpx_kwargs={"timeout": 120})
-        # Until all models are made, which the page does by itself after it has opened.
-        visitor.predict("Bag", 0, 0.5, "average", "none", api_name="/synthesis")
-        results = []
-        with progress(len(_SIDES) * options.repeats, "bench playground") as advance:
-            for name, sides in _SIDES.items():
-                for rate in _rates(_WARM_UP):
-                    _move(visitor, _IMAGES[0], rate, sides)
-                begin, taken = _processor_seconds(process), []
-                for number, rate in enumerate(_rates(options.repeats)):
-                    taken.append(_move(visitor, _IMAGES[number % len(_IMAGES)], rate, sides))
-                    advance(f"{name}: {taken[-1]:.0f} ms")
-                end = _processor_seconds(process)
-                own = None if begin is None or end is None else (end - begin) * 1e3 / len(taken)
-                results.append({"name": name, "milliseconds": taken, "processor_ms_per_move": own})
+        for name, sides in _SIDES.items():
+            for rate in _rates(_WARM_UP):
+                _move(visitor, _IMAGES[0], rate, sides)
+            begin, taken = _processor_seconds(process), []
+            for number, rate in enumerate(_rates(options.repeats)):
+                taken.append(_move(visitor, _IMAGES[number % len(_IMAGES)], rate, sides))
+                advance(f"{name}: {taken[-1]:.0f} ms")
+            end = _processor_seconds(process)
+            own = None if begin is None or end is None else (end - begin) * 1e3 / len(taken)
+            results.append({"name": name, "milliseconds": taken, "processor_ms_per_move": own})
     conclude({"machine": where, "wanted_ms": WANTED, "results": results}, table(results), options.json)
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> Table:
     """Return the milliseconds per move as a table."""
-    columns = [Column("what is shown", left=True), Column("median, ms", ".0f"), Column("95 of 100 below", ".0f")]
-    columns += [Column("longest", ".0f"), Column(f"within {WANTED:.0f} ms", ".0%")]
-    columns += [Column("processor time of the page, ms", ".0f")]
+    titles = ("median, ms", "95 of 100 below", "longest", f"within {WANTED:.0f} ms", "processor time of the page, ms")
+    columns = [Column("what is shown", left=True)]
+    columns += [Column(title, ".0%" if title.startswith("within") else ".0f") for title in titles]
     rows = []
     for result in results:
         taken = result["milliseconds"]
