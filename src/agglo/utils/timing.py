@@ -62,10 +62,9 @@ def seconds_per_pass(run: Callable[[], Any], device: torch.device = CPU, passes:
 
 
 def turns(contenders: Sequence[T], repeats: int, *, warm_up: int = 1) -> Iterator[tuple[int, list[T]]]:
-    """Yield the number of each turn, and the contenders in the order in which they run.
+    """Yield the number of each turn, below 0 for a warm-up, and the contenders in the order in which they run.
 
-    Every second turn is in the opposite order, so that none always follows the same other. Numbers below 0 are of
-    turns that are not to be counted: they compile kernels and fill caches.
+    Every second turn is in the opposite order, so that none always follows the same other.
 
     >>> list(turns("ab", 2))
     [(-1, ['a', 'b']), (0, ['a', 'b']), (1, ['b', 'a'])]

@@ -44,13 +44,6 @@ def test_timm(tmp_path: Path, size: tuple[int, int]) -> None:
     assert torch.equal(evaluation_transform(inputs)(photograph(size)), own(photograph(size)))
 
 
-def test_timms_models_are_framed_as_in_the_study_unless_asked(tmp_path: Path) -> None:
-    model = build(ModelSpec(f"local-dir:{tiny_models.timm_folder(tmp_path)}"))
-    assert (inputs_for(model).crop, inputs_for(model).interpolation) == (0.875, "bicubic")
-    with pytest.raises(ValueError, match="frame='own'"):
-        inputs_for(model, frame="own")
-
-
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("tag", ["vit_l_16:IMAGENET1K_V1", "vit_b_16:IMAGENET1K_SWAG_E2E_V1", "vit_b_32:IMAGENET1K_V1"])
 def test_torchvision(tag: str, size: tuple[int, int]) -> None:
