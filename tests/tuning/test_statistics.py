@@ -1,4 +1,4 @@
-"""Distances, standard errors and fronts, against their definitions."""
+"""Distances and standard errors, against their definitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scipy.special import rel_entr, softmax
 from scipy.stats import sem
 
 from agglo.tuning.objectives import kl, objective_named, relative
-from agglo.tuning.statistics import Drop, Quality, pareto
+from agglo.tuning.statistics import Drop, Quality
 
 
 def test_kl_is_that_of_the_softmax_outputs_from_the_dense_one() -> None:
@@ -69,14 +69,3 @@ def test_images_on_which_nothing_changed_do_not_promise_everything() -> None:
     found = Drop.paired(0, 0, 100)
     assert found.points == 0 and found.within(1.0) is None and found.within(2.1) is True
     assert Drop.paired(30, 0, 100).within(10.0) is False
-
-
-@settings(max_examples=100)
-@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=25))
-def test_the_front_is_what_nobody_dominates(points: list[tuple[int, int]]) -> None:
-    def dominates(one: tuple[int, int], other: tuple[int, int]) -> bool:
-        return one != other and one[0] >= other[0] and one[1] <= other[1]
-
-    brute = {point for point in points if not any(dominates(other, point) for other in points)}
-    found = pareto(points, gain=lambda point: point[0], loss=lambda point: point[1])
-    assert found == sorted(brute)

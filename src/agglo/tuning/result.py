@@ -12,7 +12,7 @@ from agglo.config import ReductionConfig
 from agglo.tuned import read
 from agglo.tuning.objectives import TITLES
 from agglo.tuning.settings import Target
-from agglo.tuning.statistics import SURE, Drop, Quality, pareto
+from agglo.tuning.statistics import SURE, Drop, Quality
 from agglo.utils.files import write_json
 from agglo.utils.machine import load_warning
 from agglo.utils.tables import Column, Table
@@ -121,8 +121,7 @@ class Tuned:
 
         curves = []
         for method in dict.fromkeys(row["method"] for row in rows):
-            own = [row for row in rows if row["method"] == method]
-            curves.append(curve(method, pareto(own, gain=gain, loss=lambda row: Quality(**row["search"]).distance)))
+            curves.append(curve(method, sorted((row for row in rows if row["method"] == method), key=gain)))
         curves.append(curve("chosen", [content["chosen"]], ringed=True))
         x_title = "times as fast as dense" if by_time else "times fewer GFLOPs than dense"
         y_title = "points of accuracy lost" if has_labels else TITLES.get(settings["objective"], settings["objective"])

@@ -1,13 +1,11 @@
-"""What images can show: means and their standard errors, paired differences, and the Pareto front."""
+"""What images can show: means and their standard errors, and paired differences."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
 SURE = 2.0  # standard errors that make a promise
 
 
@@ -97,12 +95,3 @@ class Drop:
         if self.points + SURE * self.error <= most:
             return True
         return False if self.points - SURE * self.error > most else None
-
-
-def pareto(points: Iterable[T], *, gain: Callable[[T], float], loss: Callable[[T], float]) -> list[T]:
-    """Return the points that no other one dominates, by rising gain; of equal ones the first."""
-    found: list[T] = []
-    for point in sorted(points, key=lambda point: (-gain(point), loss(point))):
-        if not found or loss(point) < loss(found[-1]):
-            found.append(point)
-    return found[::-1]

@@ -87,13 +87,6 @@ def test_a_tower_whose_pooler_nobody_trained_has_none(tmp_path: Path) -> None:
     assert torch.equal(features_in(answer), own(images()).last_hidden_state) and answer.pooler_output is None
 
 
-def test_timms_own_spelling_of_a_folder(folders: dict[str, Path]) -> None:
-    name = f"local-dir:{folders['timm']}"
-    assert not ModelSpec(name).has_random_weights and ModelSpec(name, from_scratch=True).has_random_weights
-    own = timm.create_model(name, pretrained=True).eval()
-    assert torch.equal(build(ModelSpec(name))(images(160)), own(images(160)))
-
-
 def test_a_model_of_torchvision() -> None:
     assert ModelSpec("torchvision:vit_b_32").has_random_weights
     assert not ModelSpec("torchvision:vit_b_32:IMAGENET1K_V1").has_random_weights
