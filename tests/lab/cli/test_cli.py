@@ -285,6 +285,6 @@ def test_a_module_that_cannot_be_imported_is_named(
     (tmp_path / f"{name}.py").write_text(content)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert exit_code("sweep", "deit", "--import", name) == 2
+    assert exit_code("finetune", "deit", "--import", name) == 2
     error = capsys.readouterr().err
     assert f"agglo: error: module {name!r}" in error and message in error

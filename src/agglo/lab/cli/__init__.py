@@ -32,7 +32,6 @@ _COMMANDS = {
     "visualize": "draw which patches of an image are merged into which groups, stage by stage",
     "evaluate": "accuracy and speed of a classifier, dense and reduced, on a data set",
     "finetune": "train a classifier by a recipe, crash-safe, on any number of devices",
-    "sweep": "train with every combination of some settings, and rank them",
     "detect": "object detection and instance segmentation with reduced tokens: train, evaluate, show",
     "generate": "generate images by a diffusion model, dense and with its tokens merged",
     "fid": "Frechet distance between two sets of images",

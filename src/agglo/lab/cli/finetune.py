@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agglo.lab.cli.training import SETTINGS, ChoiceOptions, RecipeOptions
+from agglo.lab.cli.training import SETTINGS, RecipeOptions
 from agglo.lab.options import ModelOptions, option
 from agglo.lab.tasks.classification.data import dataset_names
 from agglo.lab.tasks.classification.training.settings import RECIPES
@@ -31,8 +31,8 @@ examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifierOptions(ChoiceOptions):
-    """The settings that recipes for classifiers go by."""
+class Options(RecipeOptions):
+    """What to train."""
 
     model: str | None = option(None, ModelOptions.MODEL_HELP, group=SETTINGS)
     dataset: str | None = option(None, ", ".join(dataset_names()), group=SETTINGS)
@@ -40,11 +40,6 @@ class ClassifierOptions(ChoiceOptions):
     checkpoint: str | None = option(
         None, "starting weights; a head of other classes is replaced", metavar="F", group=SETTINGS
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(RecipeOptions, ClassifierOptions):
-    """What to train."""
 
 
 def run(options: Options) -> None:

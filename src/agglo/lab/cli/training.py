@@ -19,13 +19,13 @@ SETTINGS = "settings that recipes go by"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChoiceOptions:
-    """The folders, the settings that recipes go by, and --set for all others. Commands add what models there are."""
+class RecipeOptions:
+    """The options of a command that trains by a recipe, or shows it. Commands add what models there are."""
 
     GROUP: ClassVar = SETTINGS
 
-    recipe: Any = option(
-        help="its name, or the path of a .toml file", positional=True, type=str, metavar="RECIPE", group=None
+    recipe: str | None = option(
+        None, "its name, or the path of a .toml file", positional=True, metavar="RECIPE", group=None
     )
     data: Path | None = option(None, "folder of the data set", metavar="DIR", group=None)
     output: Path | None = option(None, "folder of the run", metavar="DIR", group=None)
@@ -39,6 +39,8 @@ class ChoiceOptions:
     imports: Sequence[str] = option([], IMPORT_HELP, flags=("--import",), metavar="MODULE", nargs=None, action="append")
     checkpoint: str | None = None
     set: Sequence[str] = option([], "any setting that RECIPE --show lists", metavar="NAME=VALUE")
+    list: bool = option(False, "the recipes there are", group="look at recipes")
+    show: bool = option(False, "the settings that a run would have, and what they mean", group="look at recipes")
 
     def chosen(self) -> dict[str, Any]:
         """Return the settings that were typed."""
@@ -51,25 +53,6 @@ class ChoiceOptions:
                 typed.setdefault("linkage", linkage)
             typed["method_options"] = options
         return {**typed, **dict(assignment(text) for text in self.set)}
-
-    def folders(self) -> tuple[Path, Path]:
-        """Return the folders of the data and of the run; raise a ValueError for one that was not typed."""
-        if self.data is None or self.output is None:
-            raise ValueError(f"--{'data' if self.data is None else 'output'} is missing: name a folder")
-        return self.data, self.output
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecipeOptions(ChoiceOptions):
-    """The options of a command that trains by a recipe, or shows it."""
-
-    GROUP: ClassVar = "look at recipes"
-
-    recipe: str | None = option(
-        None, "its name, or the path of a .toml file", positional=True, metavar="RECIPE", group=None
-    )
-    list: bool = option(False, "the recipes there are")
-    show: bool = option(False, "the settings that a run would have, and what they mean")
 
     def run(self, recipes: Any, train: Callable[[Any, Path, Path], dict[str, Any]]) -> None:
         """List the recipes, show one, or train by it.
@@ -88,11 +71,12 @@ class RecipeOptions(ChoiceOptions):
         if self.show:
             print(shown(settings, notes))
             return
-        data, output = self.folders()
+        if self.data is None or self.output is None:
+            raise ValueError(f"--{'data' if self.data is None else 'output'} is missing: name a folder")
         if os.environ.get("RANK", "0") == "0":
             for note in notes:
                 print(f"agglo: {note}", file=sys.stderr)
-        tell_best(train(settings, data, output), output)
+        tell_best(train(settings, self.data, self.output), self.output)
 
 
 def tell_best(best: Mapping[str, Any], output: Path) -> None:

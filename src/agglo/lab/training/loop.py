@@ -126,7 +126,7 @@ def train(
         folder.finish(best)
     for tracker in accelerator.trackers:
         tracker.finish()
-    # Not `end_training`: that ends the process group too, which the next run of a sweep needs.
+    # Not `end_training`: that ends the process group too, which the next run of this process needs.
     accelerator.free_memory()
     return best
 

@@ -205,14 +205,3 @@ def assignment(text: str) -> tuple[str, Any]:
         return name.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return name.strip(), value.strip()
-
-
-def assignments(text: str) -> tuple[str, list[Any]]:
-    """Parse `name=value,value`: the values are read as a TOML array, and one by one if they are none.
-
-    >>> assignments("patch_drop_rates=[0.5,0.5],[]"), assignments("linkage=single,none")
-    (('patch_drop_rates', [[0.5, 0.5], []]), ('linkage', ['single', 'none']))
-    """
-    name, _, value = text.partition("=")
-    name, values = assignment(f"{name}=[{value}]" if value else text)
-    return name, values if isinstance(values, list) else [assignment(f"{name}={word}")[1] for word in value.split(",")]

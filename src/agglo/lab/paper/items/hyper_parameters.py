@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from agglo.lab.paper import classifiers, compare, printed
 from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, RATES, ClassifierScale, Subject
 from agglo.lab.paper.compare import Value, percent
 from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings, Study
-from agglo.lab.tasks.classification.training.sweep import PAPER, cell_name, cells
 from agglo.utils.tables import Column, Table
 
 _EPOCHS = 30  # of the paper's runs
+# Values of the paper's search that it selected somewhere.
+PAPER: dict[str, list[Any]] = {"warmup_epochs": [5, 20], "backbone_lr_scale": [0.01, 1.0], "frozen_epochs": [0, 5]}
 FULL = ClassifierScale((Subject(DEITS[1], "imagenet", IMAGES["imagenet"], DEITS[1]),), ATC)
 MINIATURE = ClassifierScale(
     (replace(EMBEDDED, training=1000, images=2000),),
@@ -35,7 +37,8 @@ def _axes(scale: ClassifierScale, settings: Settings) -> Iterator[Cell]:
     for entry in scale.entries:
         for rate in scale.rates:
             for seed in range(settings.seeds or scale.seeds):
-                for combination in cells({**PAPER, **over}):
+                for values in product(*{**PAPER, **over}.values()):
+                    combination = dict(zip(PAPER, values, strict=True))
                     about = {"method": entry.name, "keep_rate": rate, **combination, "seed": seed}
                     yield Cell(about, scale.subjects[0].needs)
 
@@ -47,7 +50,8 @@ def _run(scale: ClassifierScale, settings: Settings) -> RunCell:
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
         varied = {name: about[name] for name in (*PAPER, "seed")}
-        place = folder / f"{about['method']}-{about['keep_rate']}".replace(" ", "-") / cell_name(varied)
+        name = ",".join(f"{setting}={value}" for setting, value in varied.items())
+        place = folder / f"{about['method']}-{about['keep_rate']}".replace(" ", "-") / name
         choices = {**scale.choices, **varied, **subject.start(settings)}
         entry, rate = classifiers.named(scale.entries, about["method"]), about["keep_rate"]
         found = classifiers.fine_tune(settings, scale.recipe, choices, entry, root, place, keep_rate=rate)

@@ -218,7 +218,6 @@ def test_the_command_line_names_what_is_wrong(capsys: pytest.CaptureFixture[str]
         (["finetune", "deit"], "--data"),
         (["finetune", "deit", "--data", "."], "--output"),
         (["finetune", "deit", "--set", "lr"], "'lr'"),
-        (["sweep", "deit", "--data", ".", "--output", "x", "--over", "lrs=1,2"], "'lrs'"),
     ):
         assert main(arguments) == 2
         error = capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""Fine-tuning with reduced tokens: settings, recipes, the trainer, sweeps."""
+"""Fine-tuning with reduced tokens: settings, recipes, the trainer."""
