@@ -126,8 +126,7 @@ def _imported(path: Path) -> set[str]:
 
 
 def test_a_module_never_shares_its_name_with_a_folder() -> None:
-    shared = [path for path in PACKAGE.rglob("*.py") if path.with_suffix("").is_dir()]
-    assert not shared
+    assert not [path for path in PACKAGE.rglob("*.py") if any(path.with_suffix("").glob("*.py"))]
 
 
 @pytest.mark.parametrize(
@@ -139,11 +138,6 @@ def test_a_module_never_shares_its_name_with_a_folder() -> None:
             "lab.tasks.classification",
             "def f():\n    from agglo.lab.tasks.detection import train",
             "lab.tasks.detection",
-        ),
-        (
-            "lab.training",
-            "if TYPE_CHECKING:\n    from agglo.lab.tasks.classification.data import base",
-            "lab.tasks.classification",
         ),
         ("models", "from agglo import tuning", "tuning"),
         ("hosts", "from agglo.lab.tasks import detection", "lab"),
