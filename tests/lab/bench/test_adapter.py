@@ -6,12 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
-from agglo.lab.bench.adapter import Parts, timed
 from agglo.lab.cli import main
-from agglo.methods import parse_method
-from tests.support.reductions import view
 
 
 def test_the_report_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,10 +28,3 @@ def test_the_report_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             assert sum(parts) == pytest.approx(one["all"])
             assert all(part > 0 for part in (parts[0], parts[1], parts[3]))
             assert (one["method"] > 0) == (result is reduced)
-
-
-def test_a_watched_method_decides_the_same() -> None:
-    watch, method = Parts(), parse_method("random:seed=1")
-    shown = view()
-    assert torch.equal(timed(method, watch).reduce(shown).grouping.labels, method.reduce(shown).grouping.labels)
-    assert watch.seconds["method"] > 0

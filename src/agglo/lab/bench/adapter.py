@@ -14,15 +14,14 @@ clustering the image's tokens takes, in a process of its own, in units of the N 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from agglo.clustering.arguments import LINKAGES
 from agglo.config import ReductionConfig
@@ -30,8 +29,7 @@ from agglo.lab.bench import TimingOptions, conclude
 from agglo.lab.bench.clustering import peak_memory
 from agglo.lab.evaluation.configs import configs_of
 from agglo.lab.options import AtLeastOne, option
-from agglo.methods import Method, Outcome, View
-from agglo.methods.helpers.watching import Reduce, watched
+from agglo.methods.helpers.watching import watched
 from agglo.patch import apply, remove, report
 from agglo.utils.devices import torch_threads
 from agglo.utils.machine import machine
@@ -54,37 +52,19 @@ class Options(TimingOptions):
     repeats: AtLeastOne = 3
 
 
-class Parts:
+class Parts(dict[str, float]):
     """Seconds spent in each part of a pass."""
 
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PARTS, 0.0)
+    def timed(self, call: Callable[..., Any], part: str) -> Callable[..., Any]:
+        """Return the same callable, whose time is counted to a part."""
 
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        with stopwatch() as taken:
-            yield
-        self.seconds[name] += taken.seconds
+        def run(*inputs: Any, **options: Any) -> Any:
+            with stopwatch() as taken:
+                found = call(*inputs, **options)
+            self[part] = self.get(part, 0.0) + taken.seconds
+            return found
 
-    def watch(self, module: nn.Module, name: str) -> None:
-        """Count the forward passes of a module to a part, for good."""
-        forward = module.forward
-
-        def timed_forward(*inputs: Any, **options: Any) -> Any:
-            with self.part(name):
-                return forward(*inputs, **options)
-
-        module.forward = timed_forward
-
-
-def timed(method: Method, watch: Parts) -> Method:
-    """Return the same method, its decisions timed."""
-
-    def around(reduce: Reduce, view: View) -> Outcome:
-        with watch.part("method"):
-            return reduce(view)
-
-    return watched(method, around)
+        return run
 
 
 @dataclass
@@ -93,13 +73,22 @@ class Contender:
 
     name: str = "dense"
     config: ReductionConfig | None = None
-    counts: list[int] | None = None
-    gflops: float = 0.0
     passes: list[dict[str, float]] = field(default_factory=list)
 
-    def to_dense(self, dense: Contender, part: str = "all") -> float:
-        """Return a part's time as a fraction of the whole dense backbone's, the median of the repeats."""
-        return median_ratio([each[part] for each in self.passes], [each["all"] for each in dense.passes])
+    def result(self, adapter: Any, dense: Contender) -> dict[str, Any]:
+        """Return what the JSON file holds: to_dense are fractions of the whole dense backbone's time."""
+        apply(adapter, self.config or ReductionConfig(keep_rate=1.0))
+        found = report(adapter)
+        assert found is not None
+        whole = [each["all"] for each in dense.passes]
+        return {
+            "name": self.name,
+            "keep_rate": None if self.config is None else self.config.keep_rate,
+            "counts": found.counts,
+            "gflops": found.gflops_before if self.config is None else found.gflops_after,
+            "to_dense": {part: median_ratio([each[part] for each in self.passes], whole) for part in (*PARTS, "all")},
+            "passes": self.passes,
+        }
 
 
 def smooth_images(batch: int, height: int, width: int) -> Tensor:
@@ -110,113 +99,66 @@ def smooth_images(batch: int, height: int, width: int) -> Tensor:
     return smooth + 0.1 * torch.randn(smooth.shape, generator=generator)
 
 
-def backbone(size: str, image: Sequence[int], watch: Parts) -> Any:
-    """Build a ViT-Adapter in evaluation mode with random weights, its parts watched."""
+def backbone(size: str, image: Sequence[int], parts: Parts) -> Any:
+    """Build a ViT-Adapter in evaluation mode with random weights, its parts timed."""
     from agglo.lab.tasks.detection.model.adapter import ViTAdapter
     from agglo.lab.tasks.detection.model.vit import plain_vit
 
     torch.manual_seed(0)
-    adapter = ViTAdapter(plain_vit(size), nominal_size=(image[0], image[1])).eval()
+    adapter: Any = ViTAdapter(plain_vit(size), nominal_size=(image[0], image[1])).eval()
     for module in (adapter.vit.patch_embed, adapter.prior, adapter.up, *adapter.norms):
-        watch.watch(module, "convolutions")
+        module.forward = parts.timed(module.forward, "convolutions")
     for interaction in adapter.interactions:
-        for module in (interaction.injector, *interaction.extractors):  # type: ignore[misc]
-            watch.watch(module, "interactions")
+        for module in (interaction.injector, *interaction.extractors):
+            module.forward = parts.timed(module.forward, "interactions")
     return adapter
 
 
-def measure(
-    adapter: Any, contenders: Sequence[Contender], images: Tensor, repeats: int, watch: Parts
-) -> Iterator[Contender]:
-    """Run all contenders in turns, one turn more than is kept to warm up; yield after every pass."""
-    for repeat, order in turns(contenders, repeats):
-        for contender in order:
-            if contender.config is None:
-                remove(adapter)
-            else:
-                method = timed(contender.config.create_method(), watch)
-                apply(adapter, method, keep_rate=contender.config.keep_rate)
-            watch.seconds = dict.fromkeys(PARTS, 0.0)
-            whole, _ = timed_pass(adapter, images)
-            parts = {**watch.seconds, "blocks": whole - sum(watch.seconds.values()), "all": whole}
-            if repeat >= 0:
-                contender.passes.append(parts)
-            yield contender
-    remove(adapter)
-
-
-def describe(adapter: Any, contender: Contender) -> None:
-    """Note the token counts and GFLOPs of a contender."""
-    apply(adapter, ReductionConfig(keep_rate=1.0) if contender.config is None else contender.config)
-    found = report(adapter)
-    assert found is not None
-    contender.counts = found.counts
-    contender.gflops = found.gflops_before if found.gflops_after is None else found.gflops_after
-    remove(adapter)
-
-
 def run(options: Options) -> None:
-    """Time all contenders, print a table and write the record."""
+    """Time all contenders, one turn more than is kept to warm up; print a table and write the record."""
     where = machine()
     configs = configs_of(options.method, keep_rates=options.keep_rate)
-    contenders = [Contender(), *(Contender(str(config.create_method()), config) for config in configs)]
-    watch = Parts()
+    contenders = [dense := Contender(), *(Contender(str(config.create_method()), config) for config in configs)]
+    parts = Parts()
     with torch_threads(options.threads):
         where["threads"] = torch.get_num_threads()
-        adapter = backbone(options.size, options.image, watch)
-        for contender in contenders:
-            describe(adapter, contender)
+        adapter = backbone(options.size, options.image, parts)
         images = smooth_images(options.batch_size, *options.image)
         with progress(len(contenders) * (options.repeats + 1), "bench adapter") as advance:
-            for contender in measure(adapter, contenders, images, options.repeats, watch):
-                advance(contender.name)
-    kept = ("size", "image", "batch_size", "method", "keep_rate", "repeats")
-    assert contenders[0].counts is not None
-    n_tokens = contenders[0].counts[0]
+            for repeat, order in turns(contenders, options.repeats):
+                for contender in order:
+                    remove(adapter)
+                    if contender.config is not None:
+                        method = watched(
+                            contender.config.create_method(), parts.timed(lambda do, view: do(view), "method")
+                        )
+                        apply(adapter, method, keep_rate=contender.config.keep_rate)
+                    parts.clear()
+                    whole, _ = timed_pass(adapter, images)
+                    if repeat >= 0:
+                        rest = {"method": 0.0, "blocks": whole - sum(parts.values()), "all": whole}
+                        contender.passes.append({**rest, **parts})
+                    advance(contender.name)
+    results = [contender.result(adapter, dense) for contender in contenders]
+    n_tokens = results[0]["counts"][0]
     memory = {linkage: peak_memory(n_tokens, linkage, of_tokens=True) for linkage in LINKAGES}
-    record = {
-        "machine": where,
-        "settings": {name: getattr(options, name) for name in kept},
-        "tokens": n_tokens,
-        "results": results(contenders),
-        "clustering_memory_in_matrices": memory,
-    }
-    conclude(record, table(contenders), options.json)
+    kept = ("size", "image", "batch_size", "method", "keep_rate", "repeats")
+    settings = {name: getattr(options, name) for name in kept}
+    record = {"machine": where, "settings": settings, "tokens": n_tokens, "results": results}
+    conclude({**record, "clustering_memory_in_matrices": memory}, table(results), options.json)
     grown = ", ".join(f"{linkage} {'unknown' if v is None else format(v, '.2f')}" for linkage, v in memory.items())
     print(f"clustering {n_tokens} tokens takes so many N x N float32 matrices: {grown}")
 
 
-def results(contenders: Sequence[Contender]) -> list[dict[str, Any]]:
-    """Return what the JSON file holds of each contender."""
-    dense = contenders[0]
-    return [
-        {
-            "name": contender.name,
-            "keep_rate": None if contender.config is None else contender.config.keep_rate,
-            "counts": contender.counts,
-            "gflops": contender.gflops,
-            "to_dense": {part: contender.to_dense(dense, part) for part in (*PARTS, "all")},
-            "passes": contender.passes,
-        }
-        for contender in contenders
-    ]
-
-
-def table(contenders: Sequence[Contender]) -> Table:
+def table(results: Sequence[dict[str, Any]]) -> Table:
     """Return the milliseconds of each part, and the fractions of all of it and the method of the dense backbone."""
-    dense = contenders[0]
     columns = [Column("backbone", left=True), Column("keep rate", left=True), Column("GFLOPs", ".1f")]
     columns += [Column(f"{part}, ms", ".1f") for part in (*PARTS, "all")]
     columns += [Column("method of dense", ".1%"), Column("all of dense", ".1%")]
-    rows = [
-        [
-            contender.name,
-            "" if contender.config is None else f"{contender.config.keep_rate:g}",
-            contender.gflops,
-            *(median(each[part] for each in contender.passes) * 1e3 for part in (*PARTS, "all")),
-            contender.to_dense(dense, "method"),
-            contender.to_dense(dense),
-        ]
-        for contender in contenders
-    ]
+    rows = []
+    for found in results:
+        times = [median(each[part] for each in found["passes"]) * 1e3 for part in (*PARTS, "all")]
+        rate = "" if found["keep_rate"] is None else f"{found['keep_rate']:g}"
+        ratios = found["to_dense"]
+        rows.append([found["name"], rate, found["gflops"], *times, ratios["method"], ratios["all"]])
     return Table(columns, rows)

@@ -10,16 +10,18 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from agglo.lab.cli.arguments import GridOptions, ReductionOptions
 from agglo.lab.cli.training import SETTINGS, RecipeOptions
 from agglo.lab.data.image_files import require_image_name
+from agglo.lab.evaluation.grid import run_grid
+from agglo.lab.evaluation.report import plot
 from agglo.lab.options import AtLeastOne, ExecutionOptions, Whole, device_or_best, option
 from agglo.lab.tasks.detection.evaluation.figures import show
-from agglo.lab.tasks.detection.evaluation.grid import EvaluationSettings, plot, text
-from agglo.lab.tasks.detection.evaluation.grid import run as evaluate
+from agglo.lab.tasks.detection.evaluation.grid import QUALITY, Evaluation, EvaluationSettings, text
 from agglo.lab.tasks.detection.training.settings import RECIPES
 from agglo.lab.tasks.detection.training.trainer import train_detector
 
@@ -132,10 +134,10 @@ class EvaluateOptions(GridOptions):
 def run_evaluate(options: EvaluateOptions) -> None:
     own = ("model", "checkpoint", "dataset", "split", "image_size", "turns", "detections")
     settings = EvaluationSettings(**{name: getattr(options, name) for name in own}, **options.settings())
-    report = evaluate(settings, options.json)
+    report = run_grid(Evaluation, settings, options.json)
     if report["model"]["weights"] == "random":
         print("agglo: weights are random, and so is what was found; give --checkpoint", file=sys.stderr)
-    options.tell(report, text, plot)
+    options.tell(report, text, partial(plot, quality=QUALITY))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,7 @@ class DetectorSpec:
     def build(self, weights: Path | None = None, *, start: bool = False) -> Detector:
         """Build the detector on the CPU; ValueError names what does not fit.
 
-        Args:
-            weights: A file of ViT or detector weights, as `vit_adapter` takes it.
-            start: For training: the miniature then starts from the embedded classifier.
+        weights are as `vit_adapter` takes them; with `start` the miniature starts from the embedded classifier.
         """
         try:
             options = {**self.adapter_options, "heads": head_settings(self.head_options)}
@@ -155,9 +153,8 @@ def _written_in(path: Path) -> DetectorSpec | None:
         text = (file.metadata() or {}).get(_METADATA)
     if text is None:
         return None
-    known = {each.name for each in fields(DetectorSpec)}
-    values = {name: value for name, value in json.loads(text).items() if name in known}
-    return DetectorSpec(**{**values, "classes": tuple(values.get("classes", ()))})
+    values = json.loads(text)
+    return DetectorSpec(**{**values, "classes": tuple(values["classes"])})
 
 
 def vit_adapter(

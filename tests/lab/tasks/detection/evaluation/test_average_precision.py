@@ -139,37 +139,6 @@ def test_a_weighted_image_counts_as_that_many_copies(kind: str, ties: bool) -> N
         assert numbers == pytest.approx({key: expected[key] for key in numbers}, abs=1e-9)
 
 
-def test_numbers_worked_out_by_hand() -> None:
-    a, b = rectangle(10, 10, 40, 40), rectangle(80, 80, 40, 40)
-    wanted = [entry(1, 1, 3, a), entry(2, 1, 3, b)]
-    truth = coco(wanted, 1)
-    # Found first something that is nothing, then one of two: precision 1/2 up to a recall of 1/2, that is at 51 of 101.
-    found = [entry(0, 1, 3, rectangle(0, 100, 30, 30), score=0.9), entry(0, 1, 3, a, score=0.8)]
-    numbers = average_precision(truth, results(found))
-    for kind in ("bbox", "segm"):
-        assert numbers[kind]["AP"] == pytest.approx(0.5 * 51 / 101)
-        assert numbers[kind]["AR100"] == pytest.approx(0.5)
-        assert numbers[kind]["AR1"] == 0
-        assert math.isnan(numbers[kind]["APs"]) and math.isnan(numbers[kind]["APl"])
-    # An overlap of 40 x 32 of 40 x 40: IoU 0.8, right at 7 of 10 thresholds.
-    found = [entry(0, 1, 3, rectangle(10, 10, 40, 32), score=0.9), entry(0, 1, 3, b, score=0.8)]
-    numbers = average_precision(truth, results(found))["segm"]
-    late = 0.5 * 51 / 101  # where only the second is right
-    assert numbers["AP"] == pytest.approx((7 * 1 + 3 * late) / 10)
-    assert numbers["AP50"] == numbers["AP75"] == pytest.approx(1)
-
-
-def test_a_crowd_is_neither_right_nor_wrong() -> None:
-    crowd = entry(1, 1, 3, rectangle(0, 0, 100, 60), iscrowd=1)
-    person = entry(2, 1, 3, rectangle(0, 100, 30, 30))
-    truth = coco([crowd, person], 1)
-    inside = [entry(0, 1, 3, rectangle(10 * n, 5, 20, 30), score=0.9) for n in range(3)]
-    found = [*inside, entry(0, 1, 3, rectangle(0, 100, 30, 30), score=0.5)]
-    assert average_precision(truth, results(found))["segm"]["AP"] == pytest.approx(1)
-    wrong = [entry(0, 1, 3, rectangle(60, 100, 20, 30), score=0.9), *found]
-    assert average_precision(truth, results(wrong))["segm"]["AP"] == pytest.approx(0.5)
-
-
 def test_nothing_found_is_0_and_nothing_to_find_is_nan() -> None:
     wanted, found = random_case(0)
     nothing = average_precision(coco(wanted, 6), [])

@@ -12,7 +12,7 @@ from torch import nn
 
 from agglo.hosts import UnsupportedModelError
 from agglo.lab.tasks.detection.model.adapter import ViTAdapter, real_patches
-from agglo.lab.tasks.detection.model.vit import plain_vit, resized_positions
+from agglo.lab.tasks.detection.model.vit import plain_vit
 from tests.support.adapters import WIDTH, small_adapter, small_vit
 
 
@@ -82,17 +82,6 @@ def test_how_it_begins() -> None:
     assert float(adapter.level_embedding.detach().std()) == pytest.approx(1, rel=0.1)
     rates = [getattr(block.drop_path1, "drop_prob", 0.0) for block in adapter.vit.blocks]  # type: ignore[union-attr]
     assert rates == pytest.approx([0.1 * i / 11 for i in range(12)])
-
-
-@pytest.mark.parametrize("grid", [(8, 8), (16, 10)])
-def test_position_embeddings_are_resized_bicubically(grid: tuple[int, int]) -> None:
-    vit: Any = small_vit(reg_tokens=2)
-    positions = resized_positions(vit, grid)
-    assert positions is not None
-    patches = vit.pos_embed[:, 3:].reshape(1, 8, 8, WIDTH).permute(0, 3, 1, 2)
-    expected = F.interpolate(patches, size=grid, mode="bicubic", align_corners=False)
-    assert torch.equal(positions[:, :3], vit.pos_embed[:, :3])
-    torch.testing.assert_close(positions[:, 3:], expected.flatten(2).transpose(1, 2), rtol=0, atol=1e-7)
 
 
 def test_the_class_token_goes_with_its_position() -> None:

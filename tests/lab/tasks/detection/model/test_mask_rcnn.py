@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.tv_tensors import BoundingBoxes, Mask
 
 from agglo.lab.tasks.detection.model.mask_rcnn import FPN, Detector
 from tests.lab.tasks.detection.model.tiny import SMALL, TinyBackbone, rectangles, tiny_detector
@@ -85,20 +84,6 @@ def test_autocast_keeps_losses_and_boxes_in_float32() -> None:
         assert float(half[name]) == pytest.approx(float(plain[name]), rel=0.1, abs=0.05)
     assert found["boxes"].dtype == found["scores"].dtype == torch.float32
     assert detector.to(dtype)([image.to(dtype)])[0]["boxes"].dtype == torch.float32
-
-
-def test_tv_tensors_are_targets_too() -> None:
-    detector, (image, target) = tiny_detector(n_classes=2), two_rectangles()
-    wrapped = {
-        "boxes": BoundingBoxes(target["boxes"], format="XYXY", canvas_size=(64, 96)),
-        "labels": target["labels"],
-        "masks": Mask(target["masks"]),
-    }
-    torch.manual_seed(0)
-    expected = detector([image], [target])
-    torch.manual_seed(0)
-    found = detector([image], [wrapped])
-    assert all(torch.equal(found[name], expected[name]) and type(found[name]) is Tensor for name in LOSSES)
 
 
 @pytest.mark.parametrize(

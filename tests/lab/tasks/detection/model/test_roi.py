@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from agglo.lab.tasks.detection.model.heads import RoIHeads, Target, level_of, paste, targets_in_boxes
+from agglo.lab.tasks.detection.model.heads import RoIHeads, Target, level_of, paste
 from agglo.lab.tasks.detection.model.settings import Assignment, HeadSettings
 from tests.lab.tasks.detection.model.references import difference, moved, roi_align, suppress
 
@@ -104,15 +103,6 @@ def test_losses_are_those_of_mmdetection() -> None:
     assert float(found["loss_mask"]) == pytest.approx(mask_loss / positives, rel=2e-3)  # cells at one half may differ
 
 
-def test_without_any_object_boxes_and_masks_cost_nothing() -> None:
-    module, maps = heads(), pyramid(1)
-    target = Target(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 64, 96))
-    found = module.losses(maps, [some_boxes(5, 0)], [target])
-    assert float(found["loss_bbox"]) == float(found["loss_mask"]) == 0 and float(found["loss_cls"]) > 0
-    sum(found.values()).backward()  # type: ignore[union-attr]
-    assert all(parameter.grad is not None for parameter in module.parameters())  # as several processes need
-
-
 def test_detections_are_the_definition_in_original_pixels() -> None:
     settings = HeadSettings(width=5, box_width=11, mask_convolutions=2, finest_scale=14, detections=12)
     module, maps = heads(settings), pyramid(2)
@@ -147,33 +137,6 @@ def test_detections_are_the_definition_in_original_pixels() -> None:
             assert result["masks"].shape == (12, *original[i])
 
 
-def test_the_heads_have_a_background_row_and_a_box_per_class() -> None:
-    module = RoIHeads(STRIDES, 80, HeadSettings()).requires_grad_(False)
-    assert module.box.classes.weight.shape == (81, 1024)
-    assert module.box.differences.weight.shape == (320, 1024)
-    assert module.mask(torch.zeros(2, 256, 14, 14)).shape == (2, 80, 28, 28)
-    assert module.box.classes.weight.std() == pytest.approx(0.01, rel=0.05)
-    assert module.box.differences.weight.std() == pytest.approx(0.001, rel=0.05)
-    assert module.mask.logits.weight.std() == pytest.approx(math.sqrt(2 / 80), rel=0.05)
-
-
-def test_mask_targets_are_the_share_of_each_cell_from_one_half_on() -> None:
-    torch.manual_seed(0)
-    masks = (F.avg_pool2d(torch.rand(3, 20, 30), 3, 1, 1) > 0.5).to(torch.uint8)
-    boxes = torch.tensor(
-        [[2.3, 1.7, 17.9, 12.2], [0.0, 0.0, 30.0, 20.0], [-4.0, 5.0, 33.0, 21.5], [3.0, 3.0, 4.0, 9.0]]
-    )
-    objects = torch.tensor([2, 0, 2, 1])
-    found = targets_in_boxes(masks, objects, boxes, 6)
-    inside = boxes.clamp(min=0).minimum(torch.tensor([30.0, 20, 30, 20]))
-    for target, number, box in zip(found, objects, inside, strict=True):
-        share = roi_align(masks[number][None].float(), box.tolist(), 6, 1)[0]
-        clear = (share - 0.5).abs() > 1e-5
-        assert clear.float().mean() > 0.8
-        assert torch.equal(target[clear], (share >= 0.5).float()[clear])
-    assert found.unique().tolist() == [0, 1]
-
-
 @pytest.mark.parametrize("side", [28, 3])
 def test_pasting_is_bilinear_sampling_of_the_whole_image(side: int) -> None:
     """Read at every pixel centre of the image, though only the pixels near the box are computed."""
@@ -197,12 +160,3 @@ def test_pasting_is_bilinear_sampling_of_the_whole_image(side: int) -> None:
         whole = F.grid_sample(square[None, None], positions[None], align_corners=False)[0, 0]
         assert torch.equal(mask, whole >= 0.5)
     assert found[0].any() and found[1].any()
-
-
-def test_a_full_square_fills_the_pixels_whose_centres_are_in_the_box() -> None:
-    boxes = torch.tensor([[2.6, 1.4, 6.4, 3.6], [3.5, 3.5, 3.5, 3.5], [4.0, 2.0, 4.0, 6.0]])
-    full, *without_area = paste(torch.ones(3, 28, 28), boxes, (6, 9), 0.5)
-    expected = torch.zeros(6, 9, dtype=torch.bool)
-    expected[1:4, 3:6] = True  # centres 1.5 2.5 3.5 and 3.5 4.5 5.5
-    assert torch.equal(full, expected)
-    assert not any(mask.any() for mask in without_area)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from agglo.lab.tasks.detection.model.boxes import BACKGROUND, match
-from agglo.lab.tasks.detection.model.heads import RPN, Level
+from agglo.lab.tasks.detection.model.heads import RPN
 from agglo.lab.tasks.detection.model.settings import Assignment, HeadSettings, ProposalSettings
 from tests.lab.tasks.detection.model.references import difference, moved, suppress
 
@@ -27,22 +27,6 @@ def a_head(settings: HeadSettings = ALL) -> RPN:
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return head
-
-
-def test_each_prediction_belongs_to_its_anchor() -> None:
-    """Row by row, and all ratios of a position together: as the anchors are."""
-    head, maps = a_head(), pyramid(64, 96, 2)
-    level = head(maps)[2]
-    hidden = torch.relu(head.conv(maps[2]))
-    logits, differences = head.objectness(hidden), head.differences(hidden)
-    height, width = maps[2].shape[-2:]
-    for row, column, ratio in [(0, 0, 0), (1, 4, 2), (3, 5, 1)]:
-        index = (row * width + column) * 3 + ratio
-        centre = (level.anchors[index, :2] + level.anchors[index, 2:]) / 2
-        torch.testing.assert_close(centre, torch.tensor([column * 16.0, row * 16.0]), atol=1e-4, rtol=0)
-        assert torch.equal(level.logits[:, index], logits[:, ratio, row, column])
-        assert torch.equal(level.deltas[:, index], differences[:, 4 * ratio : 4 * ratio + 4, row, column])
-    assert len(level.anchors) == height * width * 3
 
 
 def test_losses_are_sums_over_the_sample_divided_by_its_size() -> None:
@@ -81,15 +65,6 @@ def test_losses_are_sums_over_the_sample_divided_by_its_size() -> None:
         count += max(seen[True], 1) + max(seen[False], 1)
     assert float(found["loss_rpn_cls"]) == pytest.approx(entropy / count, rel=1e-4)
     assert float(found["loss_rpn_bbox"]) == pytest.approx(distance / count, rel=1e-4)
-
-
-def test_at_most_256_anchors_are_seen() -> None:
-    """With the released sample the losses of an image without objects are a mean over 256 anchors, and one counted."""
-    head, maps = a_head(HeadSettings(width=6)), pyramid(64, 96, 1)
-    levels = [Level(level.anchors, torch.zeros_like(level.logits), level.deltas) for level in head(maps)]
-    found = head.losses(levels, [(64, 96)], [torch.zeros(0, 4)])
-    assert float(found["loss_rpn_cls"]) == pytest.approx(math.log(2) * 256 / 257, rel=1e-5)
-    assert float(found["loss_rpn_bbox"]) == 0
 
 
 def test_proposals_are_the_best_of_each_level_after_suppression() -> None:

@@ -1,8 +1,7 @@
 """Transforms of images with their objects: (PIL image, target) -> (normalised tensor (3, H, W), target).
 
-torchvision's functions, in MMDetection's pipeline, whose rounding of sizes torchvision's own transforms do not have.
-Everything random is drawn from torch's global generator, which the training loop seeds for each position of each epoch,
-so that a run that is resumed draws what it would have drawn.
+torchvision's functions in MMDetection's pipeline, whose rounding of sizes torchvision's transforms do not have. All
+draws come from torch's global generator, which the training loop seeds for each position of each epoch.
 """
 
 from __future__ import annotations
@@ -31,12 +30,9 @@ TEST_SHORT_SIDE = 800
 
 
 def transforms_for(image_size: int | None = None, *, flip: float = 0.5) -> tuple[Transform, Transform]:
-    """Return the transforms for training and for evaluation.
+    """Return the transforms for training, which mirror with probability `flip`, and for evaluation.
 
-    Args:
-        image_size: None is the paper's pipeline, for COCO. A number is for small data: every image becomes a square of
-            that side.
-        flip: Probability of mirroring an image in training.
+    image_size: None is the paper's pipeline, for COCO. For small data, every image becomes a square of that side.
     """
     if image_size is None:
         return partial(paper_training, flip=flip), paper_evaluation

@@ -37,11 +37,7 @@ def show(
 ) -> Image:
     """Draw the detections of the dense detector and of each reduced one side by side, and the groups of tokens below.
 
-    Args:
-        model: As `open_detector` takes it, with `checkpoint`.
-        images: Files, one below the other in the figure.
-        configs: The reductions with their names. Groups are those after the last block that reduced.
-        least_score: Detections with a lower score are left out.
+    Images stand one below the other. Groups are those after the last block that reduced.
     """
     from PIL import Image
 

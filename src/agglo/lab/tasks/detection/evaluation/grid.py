@@ -13,7 +13,7 @@ from agglo.checks import choice
 from agglo.lab.evaluation import report as reports
 from agglo.lab.evaluation.cells import Cell, Reducible
 from agglo.lab.evaluation.configs import Configs, budget_of
-from agglo.lab.evaluation.grid import Grid, about_data, run_grid
+from agglo.lab.evaluation.grid import Grid, about_data
 from agglo.lab.evaluation.report import Quality
 from agglo.lab.tasks.detection.data import make_scenes, open_coco, transforms_for
 from agglo.lab.tasks.detection.data.transforms import LONGEST, TEST_SHORT_SIDE
@@ -63,11 +63,6 @@ class EvaluationSettings:
     dtype: str = "float32"
     turns: int = 8
     detections: Path | None = None
-
-
-def run(settings: EvaluationSettings, json_path: Path | None = None) -> dict[str, Any]:
-    """Return the report of all cells, see `run_grid`."""
-    return run_grid(Evaluation, settings, json_path)
 
 
 class Evaluation(Grid):
@@ -157,8 +152,3 @@ def text(report: dict[str, Any]) -> str:
     columns = [Column(title, left=True) for title in ("method", "budget", "of")]
     all_numbers = Table([*columns, *(Column(name, ".1f") for name in NUMBERS)], rows)
     return f"{reports.text(report, QUALITY)}\n\n{all_numbers.text()}"
-
-
-def plot(report: dict[str, Any], path: Path) -> None:
-    """Plot box and mask AP against the budget, and box AP against speed."""
-    reports.plot(report, path, QUALITY)

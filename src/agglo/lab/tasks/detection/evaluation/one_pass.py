@@ -67,21 +67,15 @@ def evaluate(
     advance: Callable[[], None] | None = None,
     keep: Callable[[list[dict[str, Any]]], None] | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a detector on images.
+    """Return COCO's numbers of a detector in percent, "box_AP" to "mask_ARl", "images" and "images_per_second".
 
-    What is random in a method is drawn for each batch from its number. The speed is the median over batches without the
-    first one, which compiles kernels and fills caches; a batch that is alone runs twice. Those of processes add up.
+    A number is None where there is no object to find. What is random in a method is drawn for each batch from its
+    number. The speed is of the detector alone: the median over batches without the first one, which compiles kernels
+    and fills caches; a batch that is alone runs twice. Several processes return the same, and their speeds add up.
 
     Args:
-        model: The detector.
-        images: The batches of this process.
-        accelerator: If several processes run. Every process returns the numbers of all images.
         advance: Called after each batch.
         keep: Called with all detections, as COCO results in the order of the images, in the first process.
-
-    Returns:
-        COCO's twelve numbers in percent, "box_AP" to "mask_ARl", None where there is no object to find; "images", and
-        "images_per_second" of the detector alone: no decoding, no transfer.
     """
     like, data = next(model.parameters()), images.data
     was_training = model.training

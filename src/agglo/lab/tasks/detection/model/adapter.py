@@ -40,8 +40,7 @@ class ViTAdapter(nn.Module):
             and, unless class_token, its class token with its position embedding. Patches of 4, 8 or 16 pixels; the
             strides are a quarter, a half, one and two times as many.
         interactions: Between ViT and pyramid, each around as many blocks.
-        deform_heads: Heads of deformable attention.
-        points: Points that each head samples on each map.
+        deform_heads, points: Heads of deformable attention, and points that each samples on each map.
         prior_width: Channels of the convolutional network's first map.
         ffn_ratio: Hidden channels of the extractors' ConvFFN, as a fraction of C.
         drop_path: Of the extractors; the blocks of the ViT have their own.

@@ -30,12 +30,7 @@ _EMBEDDINGS = ("pos_embed", "level_embedding")
 def train_detector(settings: DetectionSettings, data: Path, output: Path, *, cpu: bool = False) -> dict[str, Any]:
     """Train a detector, or resume where an earlier call with the same settings stopped; return the log's best row.
 
-    Started by `accelerate launch` or `torchrun`, all processes call this.
-
-    Args:
-        settings: What is trained, and how.
-        data, output: Folder of the data set, or a JSON file, and folder of the run.
-        cpu: Train on the CPU even where there is a GPU.
+    Started by `accelerate launch` or `torchrun`, all processes call this. cpu: Train there even if there is a GPU.
     """
     return train(
         settings,
