@@ -12,6 +12,7 @@ from torch import nn
 
 from agglo.hosts import UnsupportedModelError
 from agglo.lab.tasks.detection.model.adapter import ViTAdapter, real_patches
+from agglo.lab.tasks.detection.model.adapter_layers import cell_centres
 from agglo.lab.tasks.detection.model.vit import plain_vit
 from tests.support.adapters import WIDTH, small_adapter, small_vit
 
@@ -60,6 +61,30 @@ def test_the_pass_written_out() -> None:
     ):
         resized = F.interpolate(seen, scale_factor=factor, mode="bilinear", align_corners=False)
         torch.testing.assert_close(found, norm(expected + resized), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_injector_and_extractor_by_their_formulas() -> None:
+    interaction: Any = small_adapter().interactions[0]
+    grid, shapes = (4, 6), [(8, 12), (4, 6), (2, 3)]
+    x, c = torch.randn(2, 24, WIDTH), torch.randn(2, 126, WIDTH)
+    injector, extractor = interaction.injector, interaction.extractors[0]
+    found = injector.attention(injector.norm_tokens(x), cell_centres([grid]), injector.norm_pyramid(c), shapes)
+    torch.testing.assert_close(injector(x, grid, c, shapes), injector.gamma * found)
+    looked = c + extractor.attention(extractor.norm_pyramid(c), cell_centres(shapes), extractor.norm_tokens(x), [grid])
+    hidden = extractor.ffn.enter(extractor.norm_ffn(looked))
+    maps = [
+        F.conv2d(
+            part.transpose(1, 2).reshape(2, 6, *shape),
+            extractor.ffn.convolution.weight,
+            extractor.ffn.convolution.bias,
+            padding=1,
+            groups=6,
+        ).flatten(2)
+        for part, shape in zip(hidden.split([96, 24, 6], dim=1), shapes, strict=True)
+    ]
+    hidden = F.gelu(torch.cat(maps, dim=2).transpose(1, 2))
+    torch.testing.assert_close(extractor(c, shapes, x, grid), looked + extractor.ffn.leave(hidden))
 
 
 def test_how_it_begins() -> None:

@@ -103,6 +103,15 @@ def test_losses_are_those_of_mmdetection() -> None:
     assert float(found["loss_mask"]) == pytest.approx(mask_loss / positives, rel=2e-3)  # cells at one half may differ
 
 
+def test_without_any_object_boxes_and_masks_cost_nothing() -> None:
+    module, maps = heads(), pyramid(1)
+    target = Target(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 64, 96))
+    found = module.losses(maps, [some_boxes(5, 0)], [target])
+    assert float(found["loss_bbox"]) == float(found["loss_mask"]) == 0 and float(found["loss_cls"]) > 0
+    sum(found.values()).backward()  # type: ignore[union-attr]
+    assert all(parameter.grad is not None for parameter in module.parameters())  # as several processes need
+
+
 def test_detections_are_the_definition_in_original_pixels() -> None:
     settings = HeadSettings(width=5, box_width=11, mask_convolutions=2, finest_scale=14, detections=12)
     module, maps = heads(settings), pyramid(2)

@@ -29,6 +29,22 @@ def a_head(settings: HeadSettings = ALL) -> RPN:
     return head
 
 
+def test_each_prediction_belongs_to_its_anchor() -> None:
+    """Row by row, and all ratios of a position together: as the anchors are."""
+    head, maps = a_head(), pyramid(64, 96, 2)
+    level = head(maps)[2]
+    hidden = torch.relu(head.conv(maps[2]))
+    logits, differences = head.objectness(hidden), head.differences(hidden)
+    height, width = maps[2].shape[-2:]
+    for row, column, ratio in [(0, 0, 0), (1, 4, 2), (3, 5, 1)]:
+        index = (row * width + column) * 3 + ratio
+        centre = (level.anchors[index, :2] + level.anchors[index, 2:]) / 2
+        torch.testing.assert_close(centre, torch.tensor([column * 16.0, row * 16.0]), atol=1e-4, rtol=0)
+        assert torch.equal(level.logits[:, index], logits[:, ratio, row, column])
+        assert torch.equal(level.deltas[:, index], differences[:, 4 * ratio : 4 * ratio + 4, row, column])
+    assert len(level.anchors) == height * width * 3
+
+
 def test_losses_are_sums_over_the_sample_divided_by_its_size() -> None:
     """The second image is smaller than the batch, the third has no object: it still counts one positive."""
     head, maps = a_head(), pyramid(64, 96, 3)

@@ -152,8 +152,6 @@ def test_recipes_say_what_the_study_says() -> None:
         ({"held_out": 1.0}, "held_out=1"),
         ({"image_size": 0}, "image_size=0"),
         ({"dataset": "coke"}, "dataset='coke'"),
-        ({"ranked_by": "AP"}, "ranked_by='AP'"),
-        ({"method": "atc"}, "method='atc'"),
         ({"keep_rate": 0.5}, "keep_rate=0.5"),
         ({"dataset": "scenes", "held_out": 0.5}, "held_out=0.5"),
     ],
