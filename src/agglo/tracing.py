@@ -118,14 +118,14 @@ def _numbers(tensor: Tensor | None) -> Tensor | None:
 
 _open_here: ContextVar[tuple[tuple[Trace, tuple[nn.Module, ...]], ...]] = ContextVar("agglo_traces", default=())
 _open_anywhere = 0
-_any_open = False  # apart from the number, so that torch.compile compiles for two cases only
+any_open = False  # apart from the number, so that torch.compile compiles for two cases only
 _counting = threading.Lock()
 
 
 def traces_of(module: nn.Module) -> tuple[Trace, ...]:
     """The traces that are to hear of a pass of the module that begins now."""
     # The flag comes first: torch.compile can guard on it in every version, but on context variables only in new ones.
-    if not _any_open:
+    if not any_open:
         return ()
     return tuple([trace for trace, modules in _open_here.get() if any(each is module for each in modules)])
 
@@ -144,7 +144,7 @@ def listening(trace: Trace, modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _count(change: int) -> None:
-    global _open_anywhere, _any_open
+    global _open_anywhere, any_open
     with _counting:
         _open_anywhere += change
-        _any_open = _open_anywhere > 0
+        any_open = _open_anywhere > 0

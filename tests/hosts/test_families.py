@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import agglo
-from agglo.testing import TakenApart, assert_same, at_the_same_time, tensors
+from agglo.testing import TakenApart, assert_same, tensors
 from tests.support.families import FAMILIES, PAGE, TRANSFORMERS, Family, page
 
 pytest.importorskip("transformers")
@@ -69,18 +69,6 @@ def test_gradients_and_training(family: Family) -> None:
     gradients = [p.grad for p in models[1].parameters() if p.grad is not None]
     assert all(gradient.isfinite().all() for gradient in gradients)
     assert any(gradient.abs().max() > 0 for gradient in gradients)
-
-
-@every_family
-def test_threads_do_not_meet(family: Family) -> None:
-    model = agglo.apply(family.fresh(), keep_rate=0.5)
-    batches = [family.inputs() * scale for scale in (1.0, -0.5)]
-    with torch.no_grad():
-        expected = [family.run(model, x) for x in batches]
-    results = at_the_same_time(lambda x: family.run(model, x), batches, times=2)
-    for which in (0, 1):
-        for result in results[which]:
-            assert_same(result, expected[which], atol=1e-5)
 
 
 COMPILED = (

@@ -72,18 +72,6 @@ def test_what_is_reported_to_be_spared_does_not_run(name: str, request_: str) ->
     assert -1 < beyond < own + 1
 
 
-@pytest.mark.parametrize("name", ["timm", "torchvision", "eva-02"])
-@pytest.mark.parametrize("request_", ["dense", "atc", "before blocks"])
-def test_all_flops_that_run_are_reported(name: str, request_: str) -> None:
-    model = agglo.apply(build(name), **REQUESTS[request_], last_block="class_token")
-    report = agglo.report(model)
-    assert report is not None
-    assert report.gflops_after is not None
-    # ATC's own distances are small matrix products too, and not counted in papers' FLOPs.
-    own = sum(2 * n * n * 48 for n in (16, 8, 4)) if request_ != "dense" else 0
-    assert -1 < counted_flops(model, IMAGE) - 2e9 * report.gflops_after < own + 1
-
-
 def features_of(name: str, model: Any) -> Any:
     """Everything that a model gives of its patches."""
     tokens = torch.randn(2, 17, 48, generator=torch.Generator().manual_seed(1))
@@ -204,17 +192,6 @@ def test_gradients_are_the_same(name: str) -> None:
 
 
 @every_host
-def test_half_precision_and_autocast(name: str) -> None:
-    model = agglo.apply(build(name), keep_rate=0.5, last_block="class_token")
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert all(t.isfinite().all() for t in tensors(model(IMAGE)))
-    with torch.no_grad():
-        output = tensors(model.bfloat16()(IMAGE.bfloat16()))[0]
-    assert output.dtype == torch.bfloat16
-    assert output.isfinite().all()
-
-
-@every_host
 @torch.no_grad()
 def test_compiles_as_one_graph(name: str) -> None:
     model = agglo.apply(build(name), "tome", keep_rate=0.5, last_block="class_token")
@@ -308,8 +285,8 @@ def refused() -> Iterator[tuple[Builder, str]]:
     yield lambda: timm_model(global_pool="avg"), "global_pool='avg'"
     yield lambda: timm_model(class_token=False, global_pool="map"), "global_pool='map'"
     yield lambda: transformers_model("ViTModel"), "ViTModel by itself gives its patches"
-    yield lambda: open_clip_tower(pool_type="avg"), "pools by 'avg'"
-    yield lambda: open_clip_tower(attentional_pool=True, attn_pooler_heads=7), "pools by attention"
+    yield lambda: open_clip_tower(pool_type="avg"), "pool_type='avg'"
+    yield lambda: open_clip_tower(attentional_pool=True, attn_pooler_heads=7), "attn_pool"
     yield lambda: open_clip_tower(output_tokens=True), "output_tokens=True"
     yield own_forward, "Own has a forward of its own in place of that of torchvision"
     yield own_head, "Own has a forward_head of its own in place of that of timm"
@@ -351,8 +328,3 @@ def test_a_head_of_ones_own_gets_every_patch() -> None:
     model = own_head().eval()
     reduced = agglo.apply(model, keep_rate=0.5)
     assert_same(reduced(IMAGE), reduced.forward_features(IMAGE).mean(1), atol=1e-6)
-
-
-def test_the_word_is_checked() -> None:
-    with pytest.raises(ValueError, match="last_block='forget'"):
-        agglo.apply(build("timm"), keep_rate=0.5, last_block="forget")

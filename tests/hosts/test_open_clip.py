@@ -61,11 +61,6 @@ class TestAttentionPooling(HostContract):
         return tower(attentional_pool=True, attn_pooler_queries=5, attn_pooler_heads=4, output_tokens=True)
 
 
-class TestCascadedAttentionPooling(HostContract):
-    def model(self) -> nn.Module:
-        return tower(attentional_pool="cascade", attn_pooler_queries=5, attn_pooler_heads=4, output_dim=48)
-
-
 class TestCustomBlocks(HostContract):
     def model(self) -> nn.Module:
         flags = ("qk_norm", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
@@ -87,11 +82,6 @@ class TestCLIP(HostContract):
 
     def run(self, model: Any, x: Tensor) -> Any:
         return model.encode_image(x, normalize=True)
-
-
-class TestCustomTextCLIP(TestCLIP):
-    def model(self) -> nn.Module:
-        return clip("CustomTextCLIP")
 
 
 def timm_trunk(name: str, **options: Any) -> dict[str, Any]:
@@ -168,10 +158,9 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
     assert_same(gradients[1], gradients[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["atc", "tome"])
 @torch.no_grad()
-def test_compiles_as_one_graph(method: str) -> None:
-    model = agglo.apply(tower(), method, keep_rate=0.5)
+def test_compiles_as_one_graph() -> None:
+    model = agglo.apply(tower(), keep_rate=0.5)
     expected = model(IMAGE)
     torch._dynamo.reset()
     assert_same(torch.compile(model, fullgraph=True, backend="aot_eager")(IMAGE), expected, atol=1e-5)
@@ -215,11 +204,9 @@ def as_timm(model: Any, activation: type[nn.Module]) -> nn.Module:
     return twin.eval()
 
 
-@pytest.mark.parametrize("activation", [nn.GELU, QuickGELU])
 @pytest.mark.parametrize(
-    "request_",
-    [{"keep_rate": 0.5}, {"keep_rate": 0.25, "linkage": "complete"}, {"threshold": 0.1}, {"schedule": agglo.Linear(4)}],
-    ids=str,
+    ("request_", "activation"),
+    [({"keep_rate": 0.25, "linkage": "complete"}, nn.GELU), ({"threshold": 0.1}, QuickGELU)],
 )
 @torch.no_grad()
 def test_equals_the_timm_host_on_the_same_weights(request_: dict[str, Any], activation: type[nn.Module]) -> None:
@@ -275,7 +262,7 @@ def test_what_cannot_be_taken_apart_is_refused_by_name() -> None:
         agglo.apply(tower(scaled_cosine_attn=True), keep_rate=0.5)
     model = tower()
     model.transformer.resblocks[3] = OwnBlock(model.transformer.resblocks[3])
-    with pytest.raises(agglo.UnsupportedModelError, match="OwnBlock and ResidualAttentionBlock; supported"):
+    with pytest.raises(agglo.UnsupportedModelError, match="OwnBlock; supported"):
         agglo.apply(model, keep_rate=0.5)
     model = tower()
     model.transformer.__class__ = OwnTransformer

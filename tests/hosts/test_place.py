@@ -145,30 +145,3 @@ def test_the_model_compiles_and_trains() -> None:
     assert_same(torch.compile(model, fullgraph=True, backend="eager")(IMAGE), expected, atol=1e-5)
     expected.square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "complaint"),
-    [
-        ("atc", {"place": "before_block"}, "features='keys' do not exist before a block.*features='tokens'"),
-        ("tome", {"place": "before_block", "features": "values"}, "features='values' do not exist before a block"),
-        ("atc", {"place": "before"}, "place='before'"),
-        ("topk", {"place": "before_block"}, "place='before_block'.*'topk'"),
-        ("kmedoids", {"place": "after_attention"}, "place='after_attention'.*'kmedoids'"),
-    ],
-)
-def test_what_cannot_be_is_refused(method: str, options: dict[str, Any], complaint: str) -> None:
-    model = lively_vit(24, 4)
-    before = type(model)
-    with pytest.raises(ValueError, match=complaint):
-        agglo.apply(model, method, keep_rate=0.5, **options)
-    assert type(model) is before
-
-
-@torch.no_grad()
-def test_ones_own_place_may_be_said() -> None:
-    model = lively_vit(24, 4)
-    for method, place in (("atc", "after_attention"), ("dpc_knn", "before_block")):
-        agglo.apply(model, method, keep_rate=0.5, place=place)
-        assert agglo.report(model).config.place == place  # type: ignore[union-attr]
-    agglo.remove(model)

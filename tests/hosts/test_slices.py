@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import timm
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 import agglo
 from agglo.hosts.common import blocks
@@ -63,34 +60,6 @@ def test_gradients_and_hooks_get_the_whole_batch(model: torch.nn.Module, pieces:
 
 
 @torch.no_grad()
-def test_hooks_on_all_modules_get_the_whole_batch(model: nn.Module, pieces: list[int]) -> None:
-    images, seen = torch.randn(5, 3, 64, 64), set[int]()
-    agglo.apply(model, keep_rate=0.5, blocks=(1, 2))
-
-    def look(module: nn.Module, inputs: tuple[Any, ...], *output: Any) -> None:
-        seen.update(len(tensor) for tensor in inputs if isinstance(tensor, Tensor))
-
-    for register in (register_module_forward_hook, register_module_forward_pre_hook):
-        hook = register(look)
-        try:
-            model(images)
-        finally:
-            hook.remove()
-        assert pieces == [5]
-        assert seen == {5}
-        pieces.clear()
-    model(images)
-    assert pieces == [2, 2, 1]
-
-
-@torch.no_grad()
-def test_training_gets_the_whole_batch(model: nn.Module, pieces: list[int]) -> None:
-    agglo.apply(model, keep_rate=0.5, blocks=(1, 2)).train()
-    model(torch.randn(5, 3, 64, 64))
-    assert pieces == [5]
-
-
-@torch.no_grad()
 def test_a_switch_in_the_environment(model: nn.Module, pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.randn(5, 3, 64, 64)
     agglo.apply(model, keep_rate=0.5, blocks=(1, 2))
@@ -102,29 +71,6 @@ def test_a_switch_in_the_environment(model: nn.Module, pieces: list[int], monkey
     monkeypatch.setenv("AGGLO_SLICES", "no")
     with pytest.raises(ValueError, match="AGGLO_SLICES='no' in the environment; accepted: '0' and '1'"):
         model(images)
-
-
-@pytest.mark.filterwarnings("ignore")
-@torch.no_grad()
-def test_layers_that_scale_by_the_batch_get_the_whole_batch(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's dynamic quantisation takes one scale for all of a call's input, so that slices would have others."""
-    monkeypatch.setattr(blocks, "_HIDDEN_BYTES", TOKENS_OF_TWO)
-    for parameter in model.parameters():
-        parameter.mul_(3)
-    images = torch.randn(5, 3, 64, 64)
-
-    def run(one: nn.Module, setting: str) -> Tensor:
-        monkeypatch.setenv("AGGLO_SLICES", setting)
-        logits: Tensor = one(images)
-        return logits
-
-    quantised: Any = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8).eval()
-    for one in (model, quantised):
-        agglo.apply(one, keep_rate=1.0)
-    assert torch.equal(run(quantised, "1"), run(quantised, "0"))
-    monkeypatch.setattr(blocks, "_is_quantised", lambda module: False)
-    rounding, error = ((run(one, "1") - run(one, "0")).abs().max() for one in (model, quantised))
-    assert error > 1e-3 > 100 * rounding  # what slices would have made of it
 
 
 class Wrapped(Tensor):

@@ -11,9 +11,10 @@ from typing import Any, ClassVar, cast
 from torch import Tensor, nn
 
 from agglo.hosts.common import packed_attention
-from agglo.hosts.common.base import Head, Host, Layout, matrix_entries, require_own
+from agglo.hosts.common.base import Host, Layout, matrix_entries, require_kind, require_no_bypass, require_own
 from agglo.hosts.common.blocks import Parts, Projected
 from agglo.hosts.common.loop import Given, Loop
+from agglo.hosts.common.readers import Head
 from agglo.hosts.common.refusals import refuse_given
 from agglo.hosts.common.swap import PassSetup, ReducedModule, UnsupportedModelError, begins_pass
 
@@ -86,23 +87,15 @@ class OpenClipViT(Host):
     model_classes: ClassVar[tuple[str, ...]] = ("open_clip.VisionTransformer",)
 
     def check(self, module: Any) -> None:
-        name, loop = type(module).__name__, self.loop(module)
-        for method in ("forward", "forward_intermediates"):
-            definer = getattr(getattr(type(loop), method, None), "__module__", "open_clip")
-            if definer.split(".")[0] not in ("open_clip", "agglo"):
-                raise UnsupportedModelError(
-                    f"{type(loop).__name__} replaces open_clip's {method} (in {definer}); agglo would bypass it"
-                )
-        kinds = {type(block).__name__ for block in module.transformer.resblocks}
-        if len(kinds) != 1 or not kinds <= _PARTS.keys():
-            raise UnsupportedModelError(
-                f"{name} is built from {' and '.join(sorted(kinds))}; supported: {' or '.join(_PARTS)}"
-            )
+        require_no_bypass(module.transformer, ("forward", "forward_intermediates"), "open_clip")
+        require_kind(module, module.transformer.resblocks, tuple(_PARTS), "is built from")
         for block in module.transformer.resblocks:
-            if kinds == {_PLAIN}:
+            if type(block).__name__ == _PLAIN:
                 packed_attention.require_packed(block.attn)
             elif block.attn.logit_scale is not None:
-                raise UnsupportedModelError(f"{name} attends by scaled cosines; supported: scaled dot products")
+                raise UnsupportedModelError(
+                    f"{type(module).__name__} attends by scaled cosines; supported: scaled dot products"
+                )
 
     def loop(self, module: Any) -> nn.Module:
         return cast(nn.Module, module.transformer)
@@ -130,17 +123,12 @@ class OpenClipViT(Host):
 
     def head(self, model: nn.Module, module: Any) -> Head:
         require_own(module, ("forward", "_global_pool"), "open_clip")
-        if module.attn_pool is not None or module.pool_type != "tok":
-            raise UnsupportedModelError(
-                "last_block='class_token' needs a head that reads the class token alone (pool_type='tok', no attention "
-                f"pooling); this {type(module).__name__} pools by "
-                f"{'attention' if module.attn_pool is not None else repr(module.pool_type)}"
-            )
-        if module.output_tokens:
-            raise UnsupportedModelError(
-                f"last_block='class_token' needs a model that gives no patches, and this {type(module).__name__} has "
-                "output_tokens=True"
-            )
+        for name, value in _READS_CLASS_TOKEN:
+            if getattr(module, name) != value:
+                raise UnsupportedModelError(
+                    f"last_block='class_token' needs a head that reads the class token alone ({name}={value!r}); this "
+                    f"{type(module).__name__} has {name}={getattr(module, name)!r}"
+                )
         return Head(reads=_PREFIX, reader=module, loop="transformer", watched=("ln_post",), settings=_READS_CLASS_TOKEN)
 
 

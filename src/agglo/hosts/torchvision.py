@@ -10,10 +10,11 @@ from typing import Any, ClassVar, cast
 from torch import Tensor, nn
 
 from agglo.hosts.common import packed_attention
-from agglo.hosts.common.base import Head, Host, Layout, matrix_entries, require_own
+from agglo.hosts.common.base import Host, Layout, matrix_entries, require_kind, require_no_bypass, require_own
 from agglo.hosts.common.blocks import Parts, Projected
 from agglo.hosts.common.loop import Given, Loop
-from agglo.hosts.common.swap import PassSetup, ReducedModule, UnsupportedModelError, begins_pass
+from agglo.hosts.common.readers import Head
+from agglo.hosts.common.swap import PassSetup, ReducedModule, begins_pass
 
 _PREFIX = 1  # the class token, always there
 
@@ -56,16 +57,9 @@ class TorchvisionViT(Host):
     model_classes: ClassVar[tuple[str, ...]] = ("torchvision.VisionTransformer",)
 
     def check(self, module: Any) -> None:
-        encoder = type(module.encoder)
-        if encoder.forward.__module__.split(".")[0] not in ("torchvision", "agglo"):
-            raise UnsupportedModelError(
-                f"{encoder.__name__} replaces torchvision's forward (in {encoder.__module__}); agglo would bypass it"
-            )
+        require_no_bypass(module.encoder, ("forward",), "torchvision")
+        require_kind(module, module.encoder.layers, ("EncoderBlock",), "is built from")
         for block in module.encoder.layers:
-            if type(block).__name__ != "EncoderBlock":
-                raise UnsupportedModelError(
-                    f"{type(module).__name__} is built from {type(block).__name__}; supported: EncoderBlock"
-                )
             packed_attention.require_packed(block.self_attention)
 
     def loop(self, module: Any) -> nn.Module:

@@ -10,9 +10,9 @@ from agglo.config import ReductionConfig
 from agglo.hosts import vlm
 from agglo.hosts.common import learned
 from agglo.hosts.common.base import Host, Layout
-from agglo.hosts.common.readers import ReducedReader
+from agglo.hosts.common.readers import Reading, ReducedReader
 from agglo.hosts.common.refusals import require_whole_blocks
-from agglo.hosts.common.swap import CHANGING, Applied, Reading, install, require_no_override, uninstall
+from agglo.hosts.common.swap import CHANGING, Applied, install, require_no_override, uninstall
 from agglo.hosts.registry import find_tower
 from agglo.methods import Method, ModelShape
 from agglo.methods.base import Place
@@ -77,12 +77,11 @@ def apply_to_tower(
         if grid_forwarding is not None:
             install(module, *grid_forwarding)
         if head is not None and head.reader is not None:
-            install(head.reader, ReducedReader, Reading(head.loop, mixin, head.watched, head.settings))
+            install(head.reader, ReducedReader, Reading(head.loop, head.watched, head.settings, mixin))
         for former in vlm.reduced_vlms(model):
             uninstall(former)
         if found_vlm is not None and reduction is not None:
             install(found_vlm[0], found_vlm[1].mixin, reduction)
-        learned.mark_built(method)
 
 
 def _schedule(config: ReductionConfig, method: Method, host: Host) -> Schedule | None:

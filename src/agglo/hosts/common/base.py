@@ -1,17 +1,9 @@
 """What a host file must say about a library's models. Everything else is shared.
 
-A host is a subclass of `Host` in a file of its own, listed in `hosts/registry.py` or given to `agglo.register_host`:
-
-    model_classes   the classes it reduces, as "package.ClassName", "package" being what their import begins with
-    check(module)   raise UnsupportedModelError for variants that cannot be taken apart
-    prove(module)   optional: run a block whole and in parts, and refuse the model if the two differ
-    layout(module)  a `Layout`: depth, tokens, width and heads, and the multiply-adds of one block, for reports
-    loop(module)    the submodule whose method holds the loop over blocks; by default the module itself
-    mixin(module)   a `ReducedModule` subclass with overrides of the loop's method, and of others that run blocks
-    head(model, module)     optional: a `Head`, for `last_block="class_token"`: how many tokens in front are read
-
-An override is marked `@begins_pass` (hosts/common/swap.py), which gives it the setup of a pass. A `Loop`
-(hosts/common/loop.py) calls the library's own method with blocks that run on fewer and fewer tokens:
+A host is a subclass of `Host` in a file of its own, listed in `hosts/registry.py` or given to `agglo.register_host`.
+Its mixin overrides the method that loops over blocks. An override is marked `@begins_pass` (hosts/common/swap.py),
+which gives it the setup of a pass. A `Loop` (hosts/common/loop.py) calls the library's own method with blocks that run
+on fewer and fewer tokens:
 
     class MyLoop(Loop):
         blocks_name = "layers"
@@ -41,6 +33,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from agglo.hosts.common.readers import Head
 from agglo.hosts.common.swap import ReducedModule, Setting, UnsupportedModelError
 from agglo.methods import Grid
 
@@ -49,15 +42,21 @@ from agglo.methods import Grid
 class Layout:
     """A model in numbers. Weights count the matrix entries each token is multiplied with in one block.
 
-    prefix: tokens that are never merged. suffix: those of them that are at the end.
-    patches: patch tokens at the model's own input size.
-    attention_width: heads times head width.
-    embedding_weights: of the patch embedding, for each patch.
-    head_madds: of the head, for each image.
-    width, heads: channels of a token and heads of attention; methods that learn need them.
-    grid: (rows, columns) of the patches, where the host knows.
-    query_side_params: those of attention_weights that tokens meet as they ask, and not as they are asked: of the output
-        projection, and of the query's unless `Parts.project_front` projects all tokens.
+    Args:
+        depth: Blocks.
+        prefix: Tokens that are never merged.
+        patches: Patch tokens at the model's own input size.
+        attention_weights: Of attention's projections.
+        attention_width: Heads times head width.
+        mlp_weights: Of the MLP.
+        embedding_weights: Of the patch embedding, for each patch.
+        head_madds: Multiply-adds of the head, for each image.
+        width: Channels of a token; methods that learn need it, and heads.
+        heads: Heads of attention.
+        grid: (rows, columns) of the patches, where the host knows.
+        query_side_params: Those of attention_weights that only queries meet: of the output projection, and of the
+            query's unless `Parts.project` projects all tokens.
+        suffix: Those of prefix that are at the end.
     """
 
     depth: int
@@ -75,77 +74,67 @@ class Layout:
     suffix: int = 0
 
     def gflops(self, counts: list[int], n_tokens: int, before_block: bool = False, n_front: int | None = None) -> float:
-        """Multiply-adds of an image of n_tokens patches, in 1e9: papers' FLOPs, without those of the method itself.
+        """Return the multiply-adds of an image, in 1e9: papers' FLOPs, without those of the method itself.
 
-        counts: patches left by each block, between its attention and MLP, or before both.
-        n_front: tokens in front for which alone the last block runs, if there it does not run for all.
+        Args:
+            counts: Patches left by each block, between its attention and MLP, or before both.
+            n_tokens: Patches of the image.
+            before_block: Which of the two.
+            n_front: Tokens in front for which alone the last block runs, if there it does not run for all.
         """
         total, tokens = self.head_madds + n_tokens * self.embedding_weights, self.prefix + n_tokens
         for block, count in enumerate(counts, start=1):
             if before_block:
                 tokens = self.prefix + count
             front = n_front if block == len(counts) else None
-            asking = tokens if front is None else front
-            total += tokens * (self.attention_weights - self.query_side_params) + asking * self.query_side_params
-            total += 2 * asking * tokens * self.attention_width
+            queries = tokens if front is None else front
+            total += tokens * (self.attention_weights - self.query_side_params) + queries * self.query_side_params
+            total += 2 * queries * tokens * self.attention_width
             tokens = self.prefix + count
             total += (tokens if front is None else front) * self.mlp_weights
         return total / 1e9
 
 
-@dataclass(frozen=True)
-class Head:
-    """Who reads tokens after the last block, and no others than the first ones.
-
-    reads: how many.
-    reader: the module whose `forward` calls the loop and reads; None where that is the loop's own override, which says
-        so by `replace(setup, front_only=True)`.
-    loop: the name of the loop's module in the reader.
-    watched: names of the reader's submodules that see what comes out of the last block.
-    settings: attributes of the reader, by name, and the values with which it reads like that.
-    """
-
-    reads: int
-    reader: nn.Module | None = None
-    loop: str = ""
-    watched: tuple[str, ...] = ()
-    settings: tuple[tuple[str, object], ...] = ()
-
-
 @lru_cache(maxsize=4096)  # asked for every module of a model, by every host
 def _names_of(kind: type) -> frozenset[str]:
-    """Of a class and those it inherits from, with their packages."""
+    """Return the names of a class and those it inherits from, with their packages."""
     return frozenset(f"{cls.__module__.split('.')[0]}.{cls.__name__}" for cls in kind.__mro__)
 
 
 class Host(ABC):
-    """One library's models. See the module docstring."""
+    """One library's models. See the module docstring.
+
+    Attributes:
+        model_classes: The classes it reduces, as "package.ClassName", "package" being what their import begins with.
+        may_stay_merged: Whether its loops can do `Plan.merged`.
+        rates_are_nested: Whether a keep rate is of the tokens that are left: `Stages(..., nested=True)`.
+    """
 
     model_classes: ClassVar[tuple[str, ...]]
-    may_stay_merged: ClassVar[bool] = False  # whether its loops can do `Plan.merged`
-    rates_are_nested: ClassVar[bool] = False  # whether a keep rate is of the tokens at hand: `Stages(..., nested=True)`
+    may_stay_merged: ClassVar[bool] = False
+    rates_are_nested: ClassVar[bool] = False
 
     def recognises(self, module: nn.Module) -> bool:
-        """Whether the module is, or inherits from, one of the classes. By their names: the library may be absent."""
+        """Return whether the module is of one of the classes. By name: the library may be absent."""
         kind: Any = type(module)
         return not _names_of(kind).isdisjoint(self.model_classes)
 
     @abstractmethod
     def check(self, module: nn.Module) -> None:
-        """UnsupportedModelError for a recognised class whose blocks are of a kind that cannot be taken apart."""
+        """Raise UnsupportedModelError for a recognised class whose blocks cannot be taken apart."""
 
     def prove(self, module: nn.Module) -> None:  # noqa: B027 a host need not
-        """UnsupportedModelError if a block taken apart does not give what the library's block gives (`probe.py`).
+        """Raise UnsupportedModelError if a block taken apart does not give what the library's does (`probe.py`).
 
         Called by `apply` after `check`, unless the user says `probe=False`.
         """
 
     @abstractmethod
     def layout(self, module: nn.Module) -> Layout:
-        """The model in numbers."""
+        """Return the model in numbers."""
 
     def loop(self, module: nn.Module) -> nn.Module:
-        """The submodule that owns the loop over blocks.
+        """Return the submodule that owns the loop over blocks.
 
         The smaller it is, the more ways of calling the model end there: a subclass with a forward of its own, an
         encoder called for its features.
@@ -154,16 +143,17 @@ class Host(ABC):
 
     @abstractmethod
     def mixin(self, module: nn.Module) -> type[ReducedModule]:
-        """The overrides for the module's loop."""
+        """Return the overrides for the module's loop."""
 
     def grid_forwarding(self, module: nn.Module) -> tuple[type[ReducedModule], Setting] | None:
-        """Another class for the tower and what it goes by, where its loop needs that to know where patches are."""
+        """Return another class and setting for the tower, where its loop needs them to know where patches are."""
         return None
 
     def head(self, model: nn.Module, module: nn.Module) -> Head:
-        """What reads the tokens that the module's loop gives, in the model that holds it.
+        """Return what reads the tokens that the module's loop gives, in the model that holds it.
 
-        UnsupportedModelError that says why, unless it reads prefix tokens alone.
+        Raises:
+            UnsupportedModelError: It reads more than prefix tokens.
         """
         raise UnsupportedModelError(
             "last_block='class_token' is for models whose head reads the class token alone, and agglo does not know "
@@ -172,8 +162,9 @@ class Host(ABC):
 
 
 def overridden_methods(module: nn.Module, methods: Sequence[str], package: str) -> list[str]:
-    """Those of a module's methods that its class has from somebody else than its library."""
-    definers = {name: getattr(type(module), name).__module__.split(".")[0] for name in methods}
+    """Return those of a module's methods that its class has from somebody else than its library."""
+    found = {name: getattr(type(module), name) for name in methods if hasattr(type(module), name)}
+    definers = {name: method.__module__.split(".")[0].removesuffix("_modules") for name, method in found.items()}
     return [name for name, definer in definers.items() if definer not in (package, "agglo")]
 
 
@@ -187,6 +178,24 @@ def require_own(module: nn.Module, methods: Sequence[str], package: str) -> None
         )
 
 
+def require_no_bypass(module: nn.Module, methods: Sequence[str], package: str) -> None:
+    """Raise UnsupportedModelError if somebody else's method is in the place of one that agglo overrides."""
+    for name in overridden_methods(module, methods, package):
+        raise UnsupportedModelError(
+            f"{type(module).__name__} replaces {package}'s {name} (in {getattr(type(module), name).__module__}); "
+            "agglo would bypass it"
+        )
+
+
+def require_kind(owner: nn.Module, found: Sequence[nn.Module], supported: Sequence[str], verb: str) -> None:
+    """Raise UnsupportedModelError for a part whose class is not supported, in words such as "is built from"."""
+    for part in found:
+        if type(part).__name__ not in supported:
+            raise UnsupportedModelError(
+                f"{type(owner).__name__} {verb} {type(part).__name__}; supported: {', '.join(supported)}"
+            )
+
+
 def matrix_entries(*modules: nn.Module | None) -> int:
-    """Entries of all weight matrices in the modules: the multiply-adds of one token passing through."""
+    """Return the entries of all weight matrices in the modules: the multiply-adds of one token passing through."""
     return sum(p.numel() for module in modules if module is not None for p in module.parameters() if p.dim() > 1)

@@ -1,8 +1,7 @@
 """Heads that read the class token alone: the last block need not compute what nobody reads.
 
-The class token of the last block asks, and all tokens are asked: keys and values of all of them are needed, but
-queries, output projection, MLP and last norm of the class token only (of the class and distillation tokens, where both
-are read). The output is the same but for rounding.
+The last block needs keys and values of all tokens, but queries, output projection, MLP and last norm of the class token
+only (of the class and distillation tokens, where both are read). The output is the same but for rounding.
 
 A loop over blocks cannot see who called it. Where head and loop are in one module, the host's override of `forward`
 knows (timm). Where the head is in a module around the loop's, that module, the reader, gets another class too. Its
@@ -15,15 +14,15 @@ the last block, on any module in it or on the last norm, and where the loop was 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from functools import partial, wraps
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agglo.hosts.common.swap import Reading, ReducedModule, StandIn, setup_of
+from agglo.hosts.common.swap import ReducedModule, Setting, StandIn, begins_pass, original_class, setup_of
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
@@ -31,67 +30,82 @@ _PLAIN_TENSORS = (Tensor, nn.Parameter)
 _SILENT_HOOKS = ("transformers.utils.output_capturing", "transformers.utils.generic")
 
 
+@dataclass(frozen=True)
+class Head:
+    """Who reads tokens after the last block, and no others than the first ones.
+
+    Args:
+        reads: How many.
+        reader: The module whose `forward` calls the loop and reads; None where that is the loop's own override, which
+            says so by `replace(setup, front_only=True)`.
+        loop: The name of the loop's module in the reader.
+        watched: Names of the reader's submodules that see what comes out of the last block.
+        settings: Attributes of the reader, by name, and the values with which it reads like that.
+    """
+
+    reads: int
+    reader: nn.Module | None = None
+    loop: str = ""
+    watched: tuple[str, ...] = ()
+    settings: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True)
+class Reading(Setting):
+    """What `agglo.apply` put into a reader: its head, and the mixin of its loop."""
+
+    loop: str
+    watched: tuple[str, ...]
+    settings: tuple[tuple[str, object], ...]
+    mixin: type[ReducedModule]
+
+    def holds(self, reader: Any, loop: nn.Module) -> bool:
+        """Return whether nothing has come in between since `agglo.apply`."""
+        same = all(getattr(reader, name) == value for name, value in self.settings)
+        return same and not is_replaced(loop) and not are_watched([loop, *map(reader.get_submodule, self.watched)])
+
+
 class ReducedReader(ReducedModule):
-    """The override of a reader's `forward`, under the signature of the original."""
+    """The override of a reader's `forward`."""
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "agglo_original" in vars(cls):  # not for classes that others make of this one
-            cls.forward = _reading(cls.agglo_original.forward)  # type: ignore[method-assign]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """In each reduced class another function, see above."""
-        raise NotImplementedError
-
-
-def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        reading: Reading | None = getattr(self, "agglo_applied", None)
-        if reading is None:  # removed after Python had looked up this function
-            return original(self, *args, **kwargs)
-        loop = getattr(self, reading.loop)
+    @begins_pass
+    def forward(self: Any, reading: Reading, *args: Any, **kwargs: Any) -> Any:
+        reader, loop = self, getattr(self, reading.loop)
         setup = setup_of(loop)
-        if setup is None or setup.plan.reads is None or not _reads_like_that(self, loop, reading):
-            return original(self, *args, **kwargs)
-        # The override itself, not the loop's method: that one would ask anew what is applied.
-        override = reading.mixin.forward.__wrapped__  # type: ignore[attr-defined]
-        short = partial(override, loop, replace(setup, front_only=True))
-        return original(StandIn(self, **{reading.loop: short}), *args, **kwargs)
-
-    return forward
-
-
-def _reads_like_that(reader: Any, loop: nn.Module, reading: Reading) -> bool:
-    """Whether nothing has come in between since `agglo.apply`."""
-    same = all(getattr(reader, name) == value for name, value in reading.settings)
-    return same and not is_replaced(loop) and not are_watched([loop, *map(reader.get_submodule, reading.watched)])
+        if setup is not None and setup.plan.reads is not None and reading.holds(self, loop):
+            # The override itself, not the loop's method: that one would ask anew what is applied.
+            override = reading.mixin.forward.__wrapped__  # type: ignore[attr-defined]
+            reader = StandIn(self, **{reading.loop: partial(override, loop, replace(setup, front_only=True))})
+        return original_class(self).forward(reader, *args, **kwargs)
 
 
 def are_watched(modules: Iterable[nn.Module]) -> bool:
-    """Whether somebody hangs on one of the modules who would notice that tokens are missing.
+    """Return whether a hook on one of the modules would notice that tokens are missing.
 
     Hooks on all modules at once do not count: they are those of profilers and FLOP counters.
     """
-    return any(_is_heard(hook) for module in modules for name in _HOOKS for hook in getattr(module, name).values())
-
-
-def _is_heard(hook: Any) -> bool:
-    return not str(getattr(hook, "__module__", "")).startswith(_SILENT_HOOKS)
+    hooks = (hook for module in modules for name in _HOOKS for hook in getattr(module, name).values())
+    return any(not str(getattr(hook, "__module__", "")).startswith(_SILENT_HOOKS) for hook in hooks)
 
 
 def is_replaced(module: nn.Module) -> bool:
-    """Whether a call of the module ends elsewhere than in its class's `forward`."""
+    """Return whether a call of the module ends elsewhere than in its class's `forward`."""
     return module._compiled_call_impl is not None or "forward" in module.__dict__
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Whether rows of the module's weight can be used apart: no adapter, quantisation or hook is in between."""
+    """Return whether rows of the module's weight can be used apart: no adapter, quantisation or hook is in between."""
     if type(module) is not nn.Linear or is_replaced(module) or are_watched([module]):
         return False
     return type(module.weight) in _PLAIN_TENSORS and type(module.weight.data) in _PLAIN_TENSORS
 
 
-def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None, rows: slice) -> Tensor:
-    """X (B, T, C) through some rows of a linear layer."""
-    return F.linear(x, weight[rows], None if bias is None else bias[rows])
+def front_and_rest(x: Tensor, weight: Tensor, bias: Tensor | None, n_front: int) -> tuple[Tensor, Tensor]:
+    """Project x (B, T, C) by a fused matrix of queries, keys and values.
+
+    Returns:
+        Queries of the first n_front tokens, (B, n_front, D), and keys and values of all, (B, T, 2 D).
+    """
+    width = weight.shape[0] // 3
+    q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
+    return F.linear(x[:, :n_front], weight[:width], q_bias), F.linear(x, weight[width:], kv_bias)

@@ -16,7 +16,6 @@ A forward pass may run in one thread while another thread applies or removes a r
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -24,10 +23,10 @@ from typing import Any, ClassVar, cast
 
 from torch import nn
 
+from agglo import tracing
 from agglo.config import ReductionConfig
 from agglo.methods import Method
 from agglo.plan import Plan
-from agglo.tracing import Trace, traces_of
 
 CHANGING = threading.RLock()  # models are reduced and released one after the other
 
@@ -57,21 +56,6 @@ class Applied(Setting):
 
 
 @dataclass(frozen=True)
-class Reading(Setting):
-    """What `agglo.apply` put into a module that reads what another one gives (`hosts/common/reading.py`).
-
-    loop: the name of the submodule with the loop over blocks. mixin: what overrides it.
-    watched: names of submodules that see what comes out of the loop.
-    settings: attributes of the module, by name, and the values with which it reads tokens in front alone.
-    """
-
-    loop: str
-    mixin: type[ReducedModule]
-    watched: tuple[str, ...]
-    settings: tuple[tuple[str, object], ...]
-
-
-@dataclass(frozen=True)
 class PassSetup:
     """What one forward pass goes by from its beginning to its end, whatever is applied or removed meanwhile.
 
@@ -80,7 +64,7 @@ class PassSetup:
 
     plan: Plan
     method: Method
-    traces: tuple[Trace, ...] = ()
+    traces: tuple[tracing.Trace, ...] = ()
     front_only: bool = False
 
 
@@ -99,8 +83,7 @@ class ReducedModule:
         super().__init_subclass__()
         if "agglo_original" not in vars(cls):  # a mixin, or a class that others make of this one
             return
-        names = {name for mixin in cls.agglo_mixin.__mro__ for name in vars(mixin)}
-        for name in names:
+        for name in {name for mixin in cls.agglo_mixin.__mro__ for name in vars(mixin)}:
             override = getattr(cls, name)
             if getattr(override, "begins_pass", False) and hasattr(cls.agglo_original, name):
                 setattr(cls, name, signed_as(getattr(cls.agglo_original, name), override))
@@ -109,39 +92,10 @@ class ReducedModule:
         _, _, *state = cast(tuple[Any, ...], super().__reduce_ex__(protocol))
         return (_blank, (self.agglo_mixin, self.agglo_original), *state)
 
-    def __setstate__(self, state: Any) -> None:
-        if not isinstance(self, nn.Module):  # a pipeline, which is no module
-            self.__dict__.update(state)
-            return
-        super().__setstate__(state)  # type: ignore[misc]
-        _note_holder(self)
 
-
-# The module that holds a method that learns. Weak on both sides, and apart from them: copies hold their own.
-_holders: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
-
-
-def holder_of(method: nn.Module) -> nn.Module | None:
-    """The module that works with a method which learns, or with another instance that has its parameters, if any."""
-    reference = _holders.get(method)
-    module = None if reference is None else reference()
-    applied = None if module is None else learned_method(module)
-    if applied is None or applied is method:
-        return None if applied is None else module
-    theirs = {id(parameter) for parameter in applied.parameters()}
-    return module if any(id(parameter) in theirs for parameter in method.parameters()) else None
-
-
-def learned_method(module: nn.Module) -> nn.Module | None:
-    """The method that is applied to a module, if it learns."""
-    applied = getattr(module, "agglo_applied", None)
-    return applied.method if isinstance(applied, Applied) and isinstance(applied.method, nn.Module) else None
-
-
-def _note_holder(module: nn.Module) -> None:
-    method = learned_method(module)
-    if method is not None:
-        _holders[method] = weakref.ref(module)
+def original_class(module: Any) -> Any:
+    """Return the class that a module has without agglo, whether or not it is reduced now."""
+    return getattr(type(module), "agglo_original", type(module))
 
 
 def begins_pass(override: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,7 +119,7 @@ def begins_pass(override: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def signed_as(original: Callable[..., Any], override: Callable[..., Any]) -> Callable[..., Any]:
-    """An override under the name and signature of what it overrides, which libraries look at."""
+    """Return an override under the name and signature of what it overrides, which libraries look at."""
 
     @wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -190,25 +144,25 @@ class StandIn:
 
 
 def setup_of(module: Any) -> PassSetup | None:
-    """What a pass of the module that begins now goes by; None if nothing is applied to it."""
+    """Return what a pass of the module that begins now goes by; None if nothing is applied to it."""
     applied: Applied | None = getattr(module, "agglo_applied", None)
     if applied is None:
         return None
     method = applied.method
     if isinstance(method, nn.Module) and getattr(module, "_is_replica", False):
         method = module.agglo_method  # DataParallel's copy of it, on the replica's device
-    return PassSetup(applied.plan, method, traces_of(module))
+    # The flag comes first: torch.compile can guard on it in every version, but on context variables only in new ones.
+    return PassSetup(applied.plan, method, tracing.traces_of(module) if tracing.any_open else ())
 
 
 def install(module: nn.Module, mixin: type[ReducedModule], applied: Setting) -> None:
     """Let a module run reduced from the next forward pass on."""
-    original = module.agglo_original if isinstance(module, ReducedModule) else type(module)
     _require_own_class(module)
+    original = original_class(module)
     method = applied.method if isinstance(applied, Applied) else None
     _set_submodule(module, method if isinstance(method, nn.Module) else None)
     module.agglo_applied = applied  # type: ignore[assignment]
     module.__class__ = reduced_class(mixin, original)
-    _note_holder(module)
 
 
 def uninstall(module: nn.Module) -> None:
@@ -221,10 +175,8 @@ def uninstall(module: nn.Module) -> None:
 
 
 def _require_own_class(module: nn.Module) -> None:
-    """RuntimeError if somebody else swapped the class after agglo did: it cannot be swapped back under theirs."""
-    if isinstance(module, ReducedModule) and type(module) is not reduced_class(
-        module.agglo_mixin, module.agglo_original
-    ):
+    """Raise RuntimeError if somebody else swapped the class after agglo did: it cannot be swapped back under theirs."""
+    if isinstance(module, ReducedModule) and "agglo_original" not in vars(type(module)):
         raise RuntimeError(
             f"after agglo.apply something (parametrize, fully_shard) gave {module.agglo_original.__name__} another "
             "class; undo that before agglo.remove or another agglo.apply"
@@ -247,29 +199,25 @@ _reduced_classes: dict[tuple[type[ReducedModule], type[nn.Module]], type[nn.Modu
 
 
 def reduced_class(mixin: type[ReducedModule], original: type[nn.Module]) -> type[nn.Module]:
-    """The original class with the mixin in front, under the original's name: libraries look at class names."""
+    """Return the original class with the mixin in front, under the original's name: libraries look at class names."""
     if (mixin, original) not in _reduced_classes:
+        names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
+        made = type(original.__name__, (mixin, original), {**names, "agglo_original": original, "agglo_mixin": mixin})
         # setdefault, so that threads that come here together leave with the same class
-        _reduced_classes.setdefault((mixin, original), _make_reduced_class(mixin, original))
+        _reduced_classes.setdefault((mixin, original), made)
     return _reduced_classes[mixin, original]
 
 
-def _make_reduced_class(mixin: type[ReducedModule], original: type[nn.Module]) -> type[nn.Module]:
-    names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
-    return type(original.__name__, (mixin, original), {**names, "agglo_original": original, "agglo_mixin": mixin})
-
-
 def _blank(mixin: type[ReducedModule], original: type[nn.Module]) -> nn.Module:
-    """An empty instance for copy and pickle to fill."""
+    """Return an empty instance for copy and pickle to fill."""
     cls = reduced_class(mixin, original)
     return cls.__new__(cls)
 
 
 def require_no_override(loop: nn.Module, mixin: type[ReducedModule]) -> None:
-    """A function put on the instance goes before its class: the reduction would silently not happen."""
+    """Refuse a function put on the instance, which goes before its class: the reduction would silently not happen."""
     ours = {name for cls in mixin.__mro__ if issubclass(cls, ReducedModule) for name in vars(cls)}
-    theirs = sorted(ours.intersection(vars(loop)))
-    if theirs:
+    if theirs := sorted(ours.intersection(vars(loop))):
         raise UnsupportedModelError(
             f"{theirs[0]} of this {type(loop).__name__} was replaced on the instance (accelerate's hooks and mixed "
             "precision do this), so that agglo's would never run: call agglo.apply before that happens"

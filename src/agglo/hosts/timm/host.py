@@ -10,29 +10,40 @@ alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
-from agglo.hosts.common.base import Head, Host, Layout, matrix_entries, overridden_methods, require_own
+from agglo.hosts.common.base import (
+    Host,
+    Layout,
+    matrix_entries,
+    overridden_methods,
+    require_kind,
+    require_no_bypass,
+    require_own,
+)
 from agglo.hosts.common.blocks import AttentionInputs
 from agglo.hosts.common.forward_pass import Pass
 from agglo.hosts.common.loop import Given, Loop
 from agglo.hosts.common.positions import Positions
-from agglo.hosts.common.readers import are_watched
+from agglo.hosts.common.probe import Case, prove, random_input
+from agglo.hosts.common.readers import Head, are_watched
 from agglo.hosts.common.refusals import refuse_given
-from agglo.hosts.common.sequences import Sequences, Split, padded, real_tokens
+from agglo.hosts.common.sequences import Split, padded, real_tokens
 from agglo.hosts.common.swap import PassSetup, ReducedModule, StandIn, UnsupportedModelError, begins_pass
 from agglo.hosts.timm.parts import TimmParts, block_weights, parts_of
-from agglo.hosts.timm.probe import is_like_a_block, prove_blocks
 from agglo.methods import Grid
 
 PARTS = TimmParts()
+_FEATURES = ("forward_features", "forward_intermediates")
 _HEAD = ("forward", "forward_head", "pool")  # what reads the tokens after the last norm
 _BLOCKS = ("Block", "ResPostBlock", "EvaBlock", "EvaBlockPostNorm", "ParallelThingsBlock")
 _ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention")
+_PARTS = ("norm1", "attn", "norm2", "mlp")
 
 
 class _TimmLoop(Loop):
@@ -61,24 +72,19 @@ class _TimmLoop(Loop):
 
     def begin(self, block: nn.Module, x: Tensor, given: Given) -> Pass | Split:
         mask, rope = given.get("attn_mask"), given.get("rope")
-
-        def begin(tokens: Tensor) -> Pass:
-            grid = self.grid(int(tokens.shape[1]) - self.setup.plan.ends[0])
-            per_block = bool(getattr(self.owner, "rope_mixed", False))
-            if rope is not None and (grid is None or rope.dim() > 2 + per_block):
-                raise ValueError("rotary positions of padded images, or with patch dropout, do not go with reduction")
-            return self.begin_pass(tokens, None if rope is None or grid is None else Positions(grid))
-
-        masks_padding = mask is not None and hasattr(self.owner, "embeds")  # NaFlexViT
-        if given.get("is_causal") or (mask is not None and not masks_padding):
-            refuse_given(attn_mask=mask, is_causal=True)
+        is_padded = hasattr(self.owner, "embeds")  # NaFlexViT
+        refuse_given(attn_mask=None if is_padded else mask, is_causal=bool(given.get("is_causal")))
         if mask is None:
-            return begin(x)
+            return self._begin(x, rope)
+        sequences = padded(real_tokens("attn_mask", mask).expand(x.shape[0], -1))
+        return Split(x, sequences, lambda _, tokens: self._begin(tokens, rope), None)
 
-        def begin_one(_: Sequences, tokens: Tensor) -> Pass:
-            return begin(tokens)
-
-        return Split(x, padded(real_tokens("attn_mask", mask).expand(x.shape[0], -1)), begin_one, None)
+    def _begin(self, x: Tensor, rope: Tensor | None) -> Pass:
+        grid = self.grid(int(x.shape[1]) - self.setup.plan.ends[0])
+        per_block = bool(getattr(self.owner, "rope_mixed", False))
+        if rope is not None and (grid is None or rope.dim() > 2 + per_block):
+            raise ValueError("rotary positions of padded images, or with patch dropout, do not go with reduction")
+        return self.begin_pass(x, None if rope is None or grid is None else Positions(grid))
 
     def grid(self, n_patches: int) -> Grid | None:
         grid = self.image_grid
@@ -116,7 +122,7 @@ def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _reads_prefix_alone(model: Any) -> bool:
-    """Return whether timm's own head, which pools as the model is told, reads no patch."""
+    """Return whether timm's own head reads no patch."""
     return model.global_pool == "token" and model.attn_pool is None
 
 
@@ -131,22 +137,14 @@ def _prefix(model: Any) -> int:
 
 @dataclass(frozen=True)
 class Embedded:
-    """An image before the first block.
-
-    Args:
-        tokens: (B, T, C), prefix tokens first.
-        grid: (rows, columns) of its patches.
-        rope: The table of a rotary model, or one for each block.
-        per_block: Whether there is one for each block.
-    """
+    """An image before the first block: tokens (B, T, C), prefix tokens first, and (rows, columns) of its patches."""
 
     tokens: Tensor
     grid: Grid
-    rope: Tensor | None
-    per_block: bool
+    rope: Tensor | None  # of a rotary model: a table
+    per_block: bool  # or one for each block
 
     def table(self, block: int) -> Tensor | None:
-        """Return the rotary table of a block."""
         return self.rope if self.rope is None or not self.per_block else self.rope[block]
 
 
@@ -172,26 +170,36 @@ def embed(model: Any, image: Tensor, positions: Tensor | None = None) -> Embedde
     return Embedded(model.norm_pre(x), (int(grid[0]), int(grid[1])), rope, per_block)
 
 
+def _probe_cases(block: Any) -> Iterator[Case]:
+    """Yield small random inputs for a copy of a block."""
+    attentions = [block.attn] if hasattr(block, "attn") else [one.attn for one in block.attns]
+    for attn in attentions:
+        attn.attn_drop.p = 0.0  # kernels draw it in ways of their own
+    norm = block.norm1 if hasattr(block, "norm1") else block.attns[0].norm
+    n_tokens, bias = 7, None
+    if getattr(attn, "relative_position_bias_table", None) is not None:
+        n_tokens, bias = attn.window_size[0] * attn.window_size[1] + 1, attn._get_rel_pos_bias()
+    x = random_input((2, n_tokens, norm.weight.shape[-1]), norm.weight)
+    yield parts_of(block), x, AttentionInputs(bias=bias)
+    if hasattr(attn, "num_prefix_tokens"):  # one that rotates, if it is given a table
+        table = random_input((n_tokens - attn.num_prefix_tokens, 2 * attn.head_dim), x)
+        yield parts_of(block), x, AttentionInputs(rotary=table, bias=bias)
+
+
 class TimmViT(Host):
     """timm's VisionTransformer and Eva."""
 
     model_classes: ClassVar[tuple[str, ...]] = ("timm.VisionTransformer", "timm.VisionTransformerDistilled", "timm.Eva")
 
     def check(self, module: Any) -> None:
-        _require_timms_methods(module)
+        require_no_bypass(module, _FEATURES, "timm")
+        require_kind(module, module.blocks, _BLOCKS, "is built from")
         for block in module.blocks:
-            if type(block).__name__ not in _BLOCKS:
-                raise UnsupportedModelError(
-                    f"{type(module).__name__} is built from {type(block).__name__}; supported: {', '.join(_BLOCKS)}"
-                )
-            for attn in [block.attn] if hasattr(block, "attn") else [one.attn for one in block.attns]:
-                if type(attn).__name__ not in _ATTENTIONS:
-                    raise UnsupportedModelError(
-                        f"{type(module).__name__} attends by {type(attn).__name__}; supported: {', '.join(_ATTENTIONS)}"
-                    )
+            attentions = [block.attn] if hasattr(block, "attn") else [one.attn for one in block.attns]
+            require_kind(module, attentions, _ATTENTIONS, "attends by")
 
     def prove(self, module: Any) -> None:
-        prove_blocks(module.blocks, type(module).__name__)
+        prove(module.blocks, type(module).__name__, _probe_cases)
 
     def layout(self, module: Any) -> Layout:
         attention, asking, mlp, heads, width = block_weights(module.blocks[0])
@@ -233,9 +241,10 @@ class OtherTimmViT(TimmViT):
     head = Host.head
 
     def check(self, module: Any) -> None:
-        _require_timms_methods(module)
+        require_no_bypass(module, _FEATURES, "timm")
         for block in module.blocks:
-            if not is_like_a_block(block) and not hasattr(block, "attns"):
+            has_parts = all(hasattr(block, name) for name in _PARTS) and hasattr(block.attn, "qkv")
+            if not has_parts and not hasattr(block, "attns"):
                 raise UnsupportedModelError(
                     f"{type(module).__name__} is built from {type(block).__name__}, which has not the parts of a block "
                     "that agglo knows: norm1, attn with qkv, norm2, mlp"
@@ -247,12 +256,3 @@ class OtherTimmViT(TimmViT):
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:
         return _ReducedTimm
-
-
-def _require_timms_methods(module: nn.Module) -> None:
-    for method in ("forward_features", "forward_intermediates"):
-        definer = getattr(getattr(type(module), method, None), "__module__", "timm")
-        if definer.split(".")[0] not in ("timm", "agglo"):
-            raise UnsupportedModelError(
-                f"{type(module).__name__} replaces timm's {method} (in {definer}); agglo would bypass it"
-            )

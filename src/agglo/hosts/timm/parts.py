@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from agglo.hosts.common.base import matrix_entries
 from agglo.hosts.common.blocks import Parts, Projected
-from agglo.hosts.common.readers import is_plain_linear, linear_rows
+from agglo.hosts.common.packed_attention import split_heads
+from agglo.hosts.common.readers import front_and_rest, is_plain_linear
 
 _POST_NORM = ("ResPostBlock", "EvaBlockPostNorm")
 
@@ -155,24 +156,19 @@ def _front(x: Tensor, n_front: int | None) -> Tensor:
 
 
 def _qkv(attn: Any, x: Tensor, n_front: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v (B, H, T, d); k and v may have fewer heads, and q may be of the first tokens alone."""
+    """Return q, k, v (B, H, T, d); k and v may have fewer heads, and q may be of the first tokens alone."""
     width = head_width(attn)
-
-    def heads(tensor: Tensor) -> Tensor:
-        return tensor.reshape(*tensor.shape[:-1], -1, width).transpose(1, 2)
-
     if attn.qkv is None:
-        return heads(attn.q_proj(_front(x, n_front))), heads(attn.k_proj(x)), heads(attn.v_proj(x))
+        projected = attn.q_proj(_front(x, n_front)), attn.k_proj(x), attn.v_proj(x)
+        q, k, v = (split_heads(each, each.shape[-1] // width, 1)[0] for each in projected)
+        return q, k, v
     biases = None if getattr(attn, "q_bias", None) is None else torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
     if n_front is not None and is_plain_linear(attn.qkv):
-        total, weight = attn.num_heads * width, attn.qkv.weight
         bias = attn.qkv.bias if biases is None else biases  # timm has one or the other
-        asked = linear_rows(x, weight, bias, slice(total, None))
-        k, v = asked.reshape(*asked.shape[:-1], 2, -1, width).permute(2, 0, 3, 1, 4).unbind(0)
-        return heads(linear_rows(x[:, :n_front], weight, bias, slice(total))), k, v
-    qkv = attn.qkv(x) if biases is None else attn.qkv(x) + biases
-    # Not unflatten: in an ONNX file written by way of TorchScript it fixes the batch size.
-    q, k, v = qkv.reshape(*qkv.shape[:-1], 3, -1, width).permute(2, 0, 3, 1, 4).unbind(0)
+        front, rest = front_and_rest(x, attn.qkv.weight, bias, n_front)
+        (q,), (k, v) = split_heads(front, attn.num_heads, 1), split_heads(rest, attn.num_heads, 2)
+        return q, k, v
+    q, k, v = split_heads(attn.qkv(x) if biases is None else attn.qkv(x) + biases, attn.num_heads, 3)
     return q if n_front is None else q[:, :, :n_front], k, v
 
 
@@ -183,19 +179,16 @@ def head_width(attn: Any) -> int:
 
 
 def block_weights(block: Any) -> tuple[int, int, int, int, int]:
-    """Matrix entries of a block's attention, those that tokens meet as they ask, those of its MLP; heads and width."""
-    if hasattr(block, "attns"):
-        several = len(block.attns)
-        attn = block.attns[0].attn
-        numbers = matrix_entries(attn), query_side_params(attn), matrix_entries(block.ffns[0].mlp), attn.num_heads
-        attention, asking, mlp, heads = (several * number for number in numbers)
-        return attention, asking, mlp, heads, head_width(attn)
-    attn = block.attn
-    return matrix_entries(attn), query_side_params(attn), matrix_entries(block.mlp), attn.num_heads, head_width(attn)
+    """Return matrix entries of attention, those of its query side, those of the MLP; heads and their width."""
+    branches = len(block.attns) if hasattr(block, "attns") else 1
+    attn, mlp = (block.attns[0].attn, block.ffns[0].mlp) if hasattr(block, "attns") else (block.attn, block.mlp)
+    numbers = matrix_entries(attn), _query_side_params(attn), matrix_entries(mlp), attn.num_heads
+    attention, query_side, mlp_entries, heads = (branches * number for number in numbers)
+    return attention, query_side, mlp_entries, heads, head_width(attn)
 
 
-def query_side_params(attn: Any) -> int:
-    """Matrix entries that tokens meet as they ask."""
+def _query_side_params(attn: Any) -> int:
+    """Return matrix entries that only queries meet."""
     others = matrix_entries(attn.proj, getattr(attn, "gate", None))
     if attn.qkv is None:
         return others + matrix_entries(attn.q_proj)

@@ -3,7 +3,7 @@
 ViT and its kin, CLIP and its kin, DINO, BEiT, video and audio transformers, and the towers of vision-language models.
 docs/hosts.md lists the families that are tested.
 
-Each is reduced where its loop over layers lies (`transformers_loop.py`), so classifiers, backbones, contrastive models
+Each is reduced where its loop over layers lies (`loop.py`), so classifiers, backbones, contrastive models
 and VLMs that hold one work as they are. Hidden states are full-length. Attention maps are not given: a reduced model
 attends between groups of tokens. ViTMAE reduces the patches its random masking leaves, and gives as many back. The
 chosen attention implementation runs the layers before the first reduction; after it proportional attention does.
@@ -15,13 +15,14 @@ from typing import Any, ClassVar, cast
 
 from torch import nn
 
-from agglo.hosts.common.base import Head, Host, Layout, require_own
+from agglo.hosts.common.base import Host, Layout, require_no_bypass, require_own
+from agglo.hosts.common.probe import prove
+from agglo.hosts.common.readers import Head
 from agglo.hosts.common.swap import ReducedModule, Setting, UnsupportedModelError
-from agglo.hosts.transformers.grid_forwarding import GridForwarding, GridForwardingTower
-from agglo.hosts.transformers.loop import ReducedLoop
+from agglo.hosts.transformers.loop import GridForwarding, GridForwardingTower, ReducedLoop
 from agglo.hosts.transformers.parts import Structure
-from agglo.hosts.transformers.probe import prove
-from agglo.hosts.transformers.tower import PACKAGES, is_tower, loop_of, tower_of, unknown_tokens
+from agglo.hosts.transformers.probe import probe_cases
+from agglo.hosts.transformers.tower import is_tower, loop_of, tower_of, unknown_tokens
 
 # Classifiers that read no patch, and how many tokens in front they read.
 _READERS = {
@@ -51,11 +52,7 @@ class TransformersViT(Host):
                 "docs/hosts.md for how to write a host"
             ) from error
         for part in (module, tower.loop):
-            definer = type(part).forward.__module__
-            if definer.split(".")[0] not in (*PACKAGES, "agglo"):
-                raise UnsupportedModelError(
-                    f"{type(part).__name__} replaces transformers' forward (in {definer}); agglo would bypass it"
-                )
+            require_no_bypass(part, ("forward",), "transformers")
         token = unknown_tokens(module)
         if token is not None:
             raise UnsupportedModelError(
@@ -65,16 +62,11 @@ class TransformersViT(Host):
         for layer in getattr(tower.loop, tower.layers):
             reason = _refusal(layer)
             if reason is not None:
-                import transformers
-
-                raise UnsupportedModelError(
-                    f"{name} is built from {type(layer).__name__}, which {reason} (transformers "
-                    f"{transformers.__version__})"
-                )
+                raise UnsupportedModelError(f"{name} is built from {type(layer).__name__}, which {reason}")
 
     def prove(self, module: nn.Module) -> None:
         tower = tower_of(module)
-        prove(list(getattr(tower.loop, tower.layers)), type(module).__name__)
+        prove(getattr(tower.loop, tower.layers), type(module).__name__, probe_cases)
 
     def layout(self, module: Any) -> Layout:
         return tower_of(module).layout()
@@ -89,9 +81,8 @@ class TransformersViT(Host):
         tower = tower_of(module)
         if tower.loop is module or tower.grid is None:
             return None
-        return GridForwardingTower, GridForwarding(
-            next(name for name, child in module.named_children() if child is tower.loop)
-        )
+        name = next(name for name, child in module.named_children() if child is tower.loop)
+        return GridForwardingTower, GridForwarding(name)
 
     def head(self, model: nn.Module, module: nn.Module) -> Head:
         owners = [
@@ -110,10 +101,10 @@ class TransformersViT(Host):
 
 
 def _refusal(layer: Any) -> str | None:
-    """Why a layer cannot be reduced, if it cannot."""
+    """Return why a layer cannot be reduced, if it cannot."""
     if hasattr(layer, "temporal_attention"):
-        return "attends between frames at every place alone, where merged tokens are at no place"
+        return "attends between frames at every position alone, where merged tokens are at no position"
     if hasattr(layer, "window_size"):
-        return "attends within windows of the grid, in which merged tokens have no place"
+        return "attends within windows of the grid, in which merged tokens have no position"
     found = Structure.of(layer)
     return found if isinstance(found, str) else None

@@ -6,6 +6,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, cast
 
@@ -18,7 +19,7 @@ from agglo.hosts.common.forward_pass import Pass
 from agglo.hosts.common.loop import Given, Loop
 from agglo.hosts.common.refusals import bound_arguments, refuse_given
 from agglo.hosts.common.sequences import Sequences, Split, block_boundaries, boundaries, packed, padded, real_tokens
-from agglo.hosts.common.swap import PassSetup, ReducedModule, StandIn, begins_pass
+from agglo.hosts.common.swap import PassSetup, ReducedModule, Setting, StandIn, begins_pass, original_class
 from agglo.hosts.transformers.parts import LayerParts, Structure, parts_for
 from agglo.hosts.transformers.positions import (
     append_positions,
@@ -34,35 +35,67 @@ from agglo.methods import Grid
 
 _TOKENS = ("hidden_states", "hidden_state")
 _CAPTURING = "transformers.utils.output_capturing"
-INSTALLED = "_output_capturing_hooks_installed"
-GRID = "agglo_grid"  # the argument by which a tower forwards its grid to a loop that does not see the image
+_INSTALLED = "_output_capturing_hooks_installed"
+_GRID = "agglo_grid"  # the argument by which a tower forwards its grid to a loop that does not see the image
 # Layers that give a tuple; the probe finds out about others.
 TUPLES = ("Data2VecVisionLayer", "VJEPA2Layer", "TimesformerLayer", "Llama4VisionEncoderLayer")
 # What says of which patches an image is made, where images are padded to one size.
 _PADDED = ("Siglip2", "Idefics2", "Idefics3", "SmolVLM")
 
 
-class ReducedLoop(ReducedModule):
-    """Overrides the `forward` that loops over layers."""
+class _WithStandIn(ReducedModule):
+    """A mixin whose stand-ins for `self` have the original's name: transformers looks up by it what can be recorded."""
 
-    agglo_standing: ClassVar[type[StandIn]] = StandIn
+    agglo_stand_in: ClassVar[type[StandIn]] = StandIn
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "agglo_original" in vars(cls):  # not for classes that others make of this one
-            cls.agglo_standing = standing_for(cls.agglo_original)
+            original = cls.agglo_original
+            names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
+            cls.agglo_stand_in = type(original.__name__, (StandIn,), names)
+
+
+class ReducedLoop(_WithStandIn):
+    """Overrides the `forward` that loops over layers."""
 
     @begins_pass
     def forward(self: Any, setup: PassSetup, *args: Any, **kwargs: Any) -> Any:
-        grid = kwargs.pop(GRID, None)
-        install_hooks(self, kwargs)
+        grid = kwargs.pop(_GRID, None)
+        _install_hooks(self, kwargs)
         return LayerLoop(self, setup, args, kwargs, grid).call("forward", *args, **kwargs)
 
 
-def standing_for(original: type[nn.Module]) -> type[StandIn]:
-    """Return a class of stand-ins under a class's name, by which transformers looks up what can be recorded."""
-    names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
-    return type(original.__name__, (StandIn,), names)
+@dataclass(frozen=True)
+class GridForwarding(Setting):
+    """What `agglo.apply` puts into a tower that calls a loop: the name of its module in the tower."""
+
+    loop: str
+
+
+class GridForwardingTower(_WithStandIn):
+    """A tower whose loop over layers lies in a module of its own, which is given tokens and never sees the image.
+
+    For methods that ask where patches are, it passes on to the loop how many rows and columns of them the image has,
+    which at another size than the tower's own cannot be told from their number.
+    """
+
+    @begins_pass
+    def forward(self: Any, setting: GridForwarding, *args: Any, **kwargs: Any) -> Any:
+        tower, loop = self, getattr(self, setting.loop)
+        grid = _grid_of_pixels(self, args, kwargs)
+        if grid is not None and isinstance(loop, ReducedModule):
+            _install_hooks(self, kwargs)
+            stand_in = getattr(type(self), "agglo_stand_in", StandIn)
+            tower = stand_in(self, **{setting.loop: _LoopWithGrid(loop, grid=grid), _INSTALLED: True})
+        return original_class(self).forward(tower, *args, **kwargs)
+
+
+class _LoopWithGrid(StandIn):
+    """The loop's module, called with the grid besides."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._original(*args, **kwargs, **{_GRID: self.grid})
 
 
 class LayerLoop(Loop):
@@ -74,8 +107,8 @@ class LayerLoop(Loop):
         self.blocks_name = layers_of(owner)
         super().__init__(owner, setup, lazy=_is_plain(type(owner), self.blocks_name))
         self.rotary_modules = append_positions(owner)
-        self.instead = {**self.rotary_modules, INSTALLED: True}
-        self.image_grid = grid_of_pixels(owner, args, kwargs) if grid is None else grid
+        self.instead = {**self.rotary_modules, _INSTALLED: True}
+        self.image_grid = _grid_of_pixels(owner, args, kwargs) if grid is None else grid
         self.structure: Structure | None = None
         self.table: Tensor | None = None
         self.points: Tensor | None = None
@@ -87,15 +120,15 @@ class LayerLoop(Loop):
         refuse_given(head_mask=given.get("head_mask"))
 
     def stand_in(self) -> StandIn:
-        standing = getattr(type(self.owner), "agglo_standing", StandIn)
-        return cast(StandIn, standing(self.owner, **self.replaced()))
+        stand_in: type[StandIn] = getattr(type(self.owner), "agglo_stand_in", StandIn)
+        return stand_in(self.owner, **self.replaced())
 
     def step(self, index: int, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
         given = bound_arguments(type(block), args, kwargs)
         tokens = next(iter(given)) if args else next(name for name in _TOKENS if name in given)
         x = given.pop(tokens)
         given, self.points = split_positions(given, bool(self.rotary_modules))
-        refuse_attentions(given)
+        _refuse_attentions(given)
         hooks = _listeners(block)
         last = index == len(self.blocks) - 1
         if hooks and last and isinstance(self.run, Pass):
@@ -201,37 +234,29 @@ class _MergedStates:
 
 @constant_result
 def _is_plain(owner: type[nn.Module], name: str) -> bool:
-    """Return whether the loop passes the output of a layer to the next one only.
-
-    Its source shows that: the body of the loop is one statement, the call of the layer.
-    """
+    """Return whether the loop passes the output of a layer to the next one only."""
     return _found_plain(cast(Any, owner), name)
 
 
 @cache
 def _found_plain(owner: type[nn.Module], name: str) -> bool:
+    """Read the source of `forward`: the body of the one loop over layers is one statement, the call of the layer."""
     try:
-        source = textwrap.dedent(inspect.getsource(inspect.unwrap(_original(owner).forward)))
+        original = getattr(owner, "agglo_original", owner)
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(original.forward)))
         loops = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.For)]
     except (OSError, TypeError, SyntaxError):
         return False
-    loops = [node for node in loops if ast.unparse(node.iter) == f"self.{name}"]
-    if len(loops) != 1 or len(loops[0].body) != 1 or not isinstance(loops[0].target, ast.Name):
+    bodies = [node.body for node in loops if ast.unparse(node.iter) == f"self.{name}"]
+    if len(bodies) != 1 or len(bodies[0]) != 1:
         return False
-    (statement,), layer = loops[0].body, loops[0].target.id
-    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
-        return False
-    called, targets = statement.value.func, [ast.unparse(target) for target in statement.targets]
-    arguments = [*statement.value.args, *(each.value for each in statement.value.keywords)]
-    handed_on = sum(ast.unparse(argument) in targets for argument in arguments)
-    return isinstance(called, ast.Name) and called.id == layer and len(targets) == 1 and handed_on == 1
+    match bodies[0][0]:
+        case ast.Assign(targets=[ast.Name(id=out)], value=ast.Call(args=args, keywords=keywords)):
+            return [ast.unparse(each) for each in (*args, *(k.value for k in keywords))].count(out) == 1
+    return False
 
 
-def _original(cls: type[nn.Module]) -> type[nn.Module]:
-    return getattr(cls, "agglo_original", cls)
-
-
-def grid_of_pixels(owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Grid | None:
+def _grid_of_pixels(owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Grid | None:
     """(rows, columns) of the patches, where the loop is called with the images (B, C, H, W) themselves."""
     image = kwargs.get("pixel_values", args[0] if args else None)
     side = getattr(getattr(owner, "config", None), "patch_size", None)
@@ -276,7 +301,7 @@ def _collected() -> dict[str, Any] | None:
     return _active_collector.get()
 
 
-def install_hooks(owner: Any, options: dict[str, Any]) -> None:
+def _install_hooks(owner: Any, options: dict[str, Any]) -> None:
     """Let transformers put its hooks on the layers if outputs are to be collected.
 
     Done for the owner itself, where it leaves a mark: for a stand-in it would do so each time.
@@ -290,7 +315,7 @@ def install_hooks(owner: Any, options: dict[str, Any]) -> None:
             maybe_install_capturing_hooks(owner)
 
 
-def refuse_attentions(given: dict[str, Any]) -> None:
+def _refuse_attentions(given: dict[str, Any]) -> None:
     """ValueError if attention weights are asked for."""
     asked = given.get("output_attentions")
     if not asked and not torch.compiler.is_compiling():

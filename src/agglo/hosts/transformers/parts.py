@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from agglo.hosts.common.base import matrix_entries
 from agglo.hosts.common.blocks import Parts, Projected
-from agglo.hosts.common.readers import is_plain_linear, linear_rows
+from agglo.hosts.common.readers import front_and_rest, is_plain_linear
 
 _NORMS = (
     ("layernorm_before", "layernorm_after"),
@@ -33,7 +33,7 @@ _OUTPUTS = ("o_proj", "out_proj", "projection_layer", "projection", "proj")
 _MLPS = ("mlp", "ffn", "feed_forward")
 _SCALES = (("layer_scale1", "layer_scale2"), ("lambda_1", "lambda_2"), ("ls1", "ls2"))
 _DROP_PATHS = (("drop_path", "drop_path"), ("drop_path1", "drop_path2"))
-_GATES = ("gate_attn", "gate_ffn")
+_GATES = (("gate_attn", "gate_ffn"),)
 _DROPOUTS = ("attention_dropout", "dropout_prob", "attn_drop", "dropout")
 _WIDTHS = ("head_dim", "attention_head_size")
 _HEADS = ("num_heads", "num_attention_heads")
@@ -44,10 +44,12 @@ _EXPERTS = "dataset_index"  # ViTPose tells every image's expert by this argumen
 class Structure:
     """The names under which a layer has its parts; dotted where they are nested.
 
-    output: of attention: a linear layer, or a module that may be given the layer's input too (`output_takes_both`).
-    mlp: one module, or two; the second may add the residual itself (`mlp_adds`).
-    scales: LayerScale of both branches, modules or vectors. gates: vectors whose tanh scales the branches.
-    drops: which branches the layer's own dropout acts on.
+    Args:
+        output: Of attention: a linear layer, or a module that may be given the layer's input too (`output_takes_both`).
+        mlp: One module, or two; the second may add the residual itself (`mlp_adds`).
+        scales: LayerScale of both branches, modules or vectors.
+        gates: Vectors whose tanh scales the branches.
+        drops: Which branches the layer's own dropout acts on.
     """
 
     norms: tuple[str, str]
@@ -65,72 +67,62 @@ class Structure:
 
     @staticmethod
     def of(layer: nn.Module) -> Structure | str:
-        """What a layer has, or in words what it lacks."""
-        norms = next((pair for pair in _NORMS if all(_get(layer, name) is not None for name in pair)), None)
+        """Return what a layer has, or what it lacks as the end of a sentence."""
+        norms = _pair(layer, _NORMS)
         if norms is None:
             return "has no two norms, before attention and MLP"
-        for attention in _ATTENTIONS:
-            inner = _get(layer, attention)
-            qkv = next((names for names in _QKV if all(_is_module(inner, name) for name in names)), None)
-            if qkv is not None:
-                break
-        else:
+        candidates = [(path, names) for path in _ATTENTIONS for names in _QKV if _has(get(layer, path), *names)]
+        if not candidates:
             return "has no attention with projections to q, k and v"
-        outer = attention.split(".")[0]
-        output = next((f"{attention}.{name}" for name in _OUTPUTS if _is_module(inner, name)), None)
-        if output is None and _is_module(_get(layer, outer), "output"):
-            output = f"{outer}.output"
-        if output is None:
+        attention, qkv = candidates[0]
+        inner, outer = get(layer, attention), attention.split(".")[0]
+        outputs = [f"{attention}.{name}" for name in _OUTPUTS if _has(inner, name)]
+        outputs += [f"{outer}.output"] if _has(get(layer, outer), "output") else []
+        if not outputs:
             return "has no output projection"
-        mlp: tuple[str, ...] = tuple(name for name in _MLPS if _is_module(layer, name))[:1]
-        mlp_adds = False
-        if not mlp and _is_module(layer, "intermediate") and _is_module(layer, "output"):
+        mlp: tuple[str, ...] = tuple(name for name in _MLPS if _has(layer, name))[:1]
+        if not mlp and _has(layer, "intermediate", "output"):
             mlp = ("intermediate", "output")
-            mlp_adds = _arguments(layer.output) > 1
         if not mlp:
             return "has no MLP"
         width = _head_width(inner, qkv)
         if width is None:
             return "does not say how wide its heads are"
-        has_dropout = _is_module(layer, "dropout")
+        has_dropout = _has(layer, "dropout")
         return Structure(
             norms=norms,
             attention=attention,
             qkv=qkv,
-            output=output,
-            output_takes_both=output.endswith(".output") and _arguments(_get(layer, output)) > 1,
+            output=outputs[0],
+            output_takes_both=outputs[0].endswith(".output") and _arguments(get(layer, outputs[0])) > 1,
             mlp=mlp,
-            mlp_adds=mlp_adds,
-            scales=next((pair for pair in _SCALES if all(_get(layer, name) is not None for name in pair)), None),
-            gates=_GATES if all(_get(layer, name) is not None for name in _GATES) else None,
-            drop_paths=next((pair for pair in _DROP_PATHS if all(_is_module(layer, name) for name in pair)), None),
+            mlp_adds=len(mlp) == 2 and _arguments(layer.output) > 1,
+            scales=_pair(layer, _SCALES),
+            gates=_pair(layer, _GATES),
+            drop_paths=_pair(layer, _DROP_PATHS),
             # Where attention ends with a dropout of its own, that of the layer is for the MLP.
-            drops=(has_dropout and not _is_module(inner, "projection_dropout"), has_dropout),
+            drops=(has_dropout and not _has(inner, "projection_dropout"), has_dropout),
             head_width=width,
         )
 
     def weights(self, layer: nn.Module) -> tuple[int, int, int, int]:
-        """Matrix entries of attention, those of them that tokens meet as they ask, those of the MLP; heads."""
-        attention = _get(layer, self.attention)
+        """Return matrix entries of attention, those of its query side, those of the MLP; and heads."""
+        attention = get(layer, self.attention)
         projections = [getattr(attention, name) for name in self.qkv]
-        output = matrix_entries(_get(layer, self.output))
-        asked = matrix_entries(*projections)
-        asking = output + (matrix_entries(projections[0]) if len(projections) == 3 else asked // 3)
-        # A fused projection is a third each, unless an adapter or quantisation hides its rows.
-        if len(projections) == 1 and not is_plain_linear(projections[0]):
-            asking = output
-        widths = asked // (3 * _inputs(projections[0])) if _inputs(projections[0]) else 0
-        return (
-            asked + output,
-            asking,
-            matrix_entries(*(getattr(layer, name) for name in self.mlp)),
-            widths // self.head_width,
-        )
+        output, qkv = matrix_entries(get(layer, self.output)), matrix_entries(*projections)
+        if len(projections) == 3:
+            q = matrix_entries(projections[0])
+        else:  # a fused projection is a third each, unless an adapter or quantisation hides its rows
+            q = qkv // 3 if is_plain_linear(projections[0]) else 0
+        base = getattr(projections[0], "base_layer", projections[0])
+        n_inputs = int(getattr(base, "in_features", 0))
+        heads = qkv // (3 * n_inputs) // self.head_width if n_inputs else 0
+        return qkv + output, q + output, matrix_entries(*(getattr(layer, name) for name in self.mlp)), heads
 
 
 @dataclass(frozen=True)
 class LayerParts(Parts):
-    """A layer of a known structure. given: what the library hands it beside the tokens."""
+    """A layer of a known structure, and what the library hands it beside the tokens."""
 
     structure: Structure
     given: Mapping[str, Any]
@@ -150,11 +142,8 @@ class LayerParts(Parts):
         return cast(Tensor, out[0] if isinstance(out, tuple) else out)
 
     def project(self, block: Any, x: Tensor, rotary: Tensor | None, n_front: int | None = None) -> Projected:
-        return self.attention_of(block, getattr(block, self.structure.norms[0])(x), rotary, n_front)
-
-    def attention_of(self, block: Any, x: Tensor, rotary: Tensor | None, n_front: int | None = None) -> Projected:
-        """The projections of normed tokens."""
-        attention = _get(block, self.structure.attention)
+        x = getattr(block, self.structure.norms[0])(x)
+        attention = get(block, self.structure.attention)
         rotates = rotary is not None or hasattr(attention, "apply_rotary_embeddings")
         q, k, v = self._qkv(attention, x, None if rotates else n_front)  # the first tokens may be rotated too
         features = k
@@ -183,9 +172,8 @@ class LayerParts(Parts):
         if len(names) == 3:
             q, k, v = (getattr(attention, name)(tokens) for name, tokens in zip(names, (front, x, x), strict=True))
         elif n_front is not None and is_plain_linear(fused := attention.qkv):
-            third = fused.out_features // 3
-            q = linear_rows(front, fused.weight, fused.bias, slice(third))
-            k, v = linear_rows(x, fused.weight, fused.bias, slice(third, None)).chunk(2, dim=-1)
+            q, rest = front_and_rest(x, fused.weight, fused.bias, n_front)
+            k, v = rest.chunk(2, dim=-1)
         else:
             q, k, v = attention.qkv(x).chunk(3, dim=-1)
             q = q if n_front is None else q[:, :n_front]
@@ -193,9 +181,9 @@ class LayerParts(Parts):
 
     def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
         attended = attended.transpose(1, 2).flatten(2)
-        output = _get(block, self.structure.output)
+        output = get(block, self.structure.output)
         out = output(attended, x) if self.structure.output_takes_both else output(attended)
-        attention = _get(block, self.structure.attention)
+        attention = get(block, self.structure.attention)
         if hasattr(attention, "projection_dropout"):
             out = attention.projection_dropout(out)
         return x + self._branch(block, out, 0)
@@ -211,7 +199,7 @@ class LayerParts(Parts):
         return x + self._branch(block, getattr(block, structure.mlp[0])(normed, **experts), 1)
 
     def _branch(self, block: Any, out: Tensor, which: int) -> Tensor:
-        """What attention (which = 0) or the MLP (1) gave, as it is added to the tokens (B, T, C)."""
+        """Return what attention (which = 0) or the MLP (1) gave, as it is added to the tokens (B, T, C)."""
         structure = self.structure
         if structure.drops[which]:
             out = block.dropout(out)
@@ -224,7 +212,7 @@ class LayerParts(Parts):
 
 
 class MessageParts(LayerParts):
-    """X-CLIP's layer: a message token, made of the class tokens of all frames, is asked too, and asks nothing."""
+    """X-CLIP's layer: a message token, made of the class tokens of all frames, has key and value but no query."""
 
     def project(self, block: Any, x: Tensor, rotary: Tensor | None, n_front: int | None = None) -> Projected:
         options = {name: value for name, value in self.given.items() if name != "attention_mask"}
@@ -232,9 +220,9 @@ class MessageParts(LayerParts):
         message = message + block.drop_path(block.message_attn(block.message_ln(message), **options)[0])
         tokens = torch.cat([x, message.reshape(len(x), 1, -1)], dim=1)
         projected = super().project(block, tokens, rotary, n_front)
-        n_asking = x.shape[1] if n_front is None else n_front
+        n_queries = x.shape[1] if n_front is None else n_front
         keys = projected.k[:, :, : x.shape[1]]
-        return replace(projected, q=projected.q[:, :, :n_asking], features=keys)
+        return replace(projected, q=projected.q[:, :, :n_queries], features=keys)
 
     def _branch(self, block: Any, out: Tensor, which: int) -> Tensor:
         return out  # its stochastic depth is of the message alone
@@ -245,7 +233,7 @@ class MessageParts(LayerParts):
 
 
 def parts_for(layer: nn.Module, structure: Structure, given: Mapping[str, Any]) -> LayerParts:
-    """The parts of a layer whose structure is known."""
+    """Return how a layer of a known structure comes apart."""
     return (MessageParts if hasattr(layer, "message_attn") else LayerParts)(structure, given)
 
 
@@ -253,19 +241,24 @@ def _arguments(module: Any) -> int:
     return len(inspect.signature(module.forward).parameters)
 
 
-def _get(module: Any, path: str) -> Any:
-    """A nested attribute, or None."""
+def get(module: Any, path: str) -> Any:
+    """Return a nested attribute, or None."""
     for name in path.split("."):
         module = getattr(module, name, None)
     return module
 
 
-def _is_module(owner: Any, name: str) -> bool:
-    return isinstance(getattr(owner, name, None), nn.Module)
+def _has(owner: Any, *names: str) -> bool:
+    return all(isinstance(getattr(owner, name, None), nn.Module) for name in names)
+
+
+def _pair(layer: nn.Module, pairs: tuple[tuple[str, str], ...]) -> tuple[str, str] | None:
+    """Return the first two names under which a layer has something."""
+    return next((pair for pair in pairs if all(getattr(layer, name, None) is not None for name in pair)), None)
 
 
 def _first(module: Any, names: tuple[str, ...], default: Any) -> Any:
-    """The attribute under the first name the module has."""
+    """Return the attribute under the first name the module has."""
     return next((getattr(module, name) for name in names if hasattr(module, name)), default)
 
 
@@ -274,14 +267,9 @@ def _probability(dropout: Any) -> float:
 
 
 def _is_of(norm: Any, width: int) -> bool:
-    """Whether a norm acts on so many channels."""
+    """Return whether a norm acts on so many channels."""
     weight = getattr(norm, "weight", None)
     return weight is not None and weight.shape[-1] == width
-
-
-def _inputs(linear: Any) -> int:
-    base = getattr(linear, "base_layer", linear)
-    return int(getattr(base, "in_features", 0))
 
 
 def _head_width(attention: Any, qkv: tuple[str, ...]) -> int | None:

@@ -23,7 +23,7 @@ _TILE_MULTIPLE = 8
 
 
 def append_positions(owner: Any) -> dict[str, Any]:
-    """What stands in for the rotary module of a tower whose patches come in an order of their own, if it is one."""
+    """Return a stand-in for the rotary module of a tower whose patches come in an order of their own, if it is one."""
     rotary = getattr(owner, "rotary_pos_emb", None)
     if not isinstance(rotary, nn.Module) or not hasattr(owner, "spatial_merge_size"):
         return {}
@@ -35,17 +35,17 @@ def append_positions(owner: Any) -> dict[str, Any]:
     return {"rotary_pos_emb": with_positions}
 
 
-def split_positions(given: dict[str, Any], spies: bool) -> tuple[dict[str, Any], Tensor | None]:
-    """What a layer is handed without the positions that travel with its table, and these (N, 2)."""
+def split_positions(given: dict[str, Any], has_positions: bool) -> tuple[dict[str, Any], Tensor | None]:
+    """Return what a layer is handed without the positions that travel with its table, and these (N, 2)."""
     tables = given.get(_TABLES)
-    if not spies or tables is None:
+    if not has_positions or tables is None:
         return given, None
     points = tables[0][..., -_AXES:]
     return {**given, _TABLES: tuple(table[..., :-_AXES] for table in tables)}, points
 
 
 def table_of(given: Mapping[str, Any]) -> Tensor | None:
-    """The sines and cosines (N, 2d) that a layer is handed, if any."""
+    """Return the sines and cosines (N, 2d) that a layer is handed, if any."""
     tables = given.get(_TABLES)
     if tables is None:
         return None
@@ -69,15 +69,18 @@ def positions_of(
     n_tokens: int,
     grid: Grid | None,
 ) -> Positions | None:
-    """Where the tokens of a batch are, as `Pass` wants it: None where layers do not ask.
+    """Return where the tokens of a batch are; None where layers have no rotary positions.
 
-    table: (N, 2d), of all tokens or of those behind the prefix.
-    points: (N, 2) where the patches lie, or (B, N, 2): of every image or window, the table being that of the first.
-    grid: what the patches are taken for where the table cannot be looked at, in a graph that is compiled.
+    Args:
+        table: (N, 2d), of all tokens or of those behind the prefix.
+        points: (N, 2) where the patches lie, or (B, N, 2): of every image or window, the table being that of the first.
+        ends: Tokens in front and at the end that are never merged.
+        n_tokens: All of them.
+        grid: What the patches are taken for where the table cannot be looked at, in a graph that is compiled.
     """
     attention: Any = getattr(layer, "attention", None)
     if hasattr(attention, "get_position_ids"):
-        axes = attention.get_position_ids(torch.empty(1, n_tokens, 0, device=_device(layer)))
+        axes = attention.get_position_ids(torch.empty(1, n_tokens, 0, device=next(layer.parameters()).device))
         return Positions(torch.stack(axes, dim=-1))
     if table is None:
         return None
@@ -96,7 +99,7 @@ def positions_of(
 
 
 def rows_and_columns(table: Tensor) -> tuple[int, int]:
-    """The grid of a table (N, 2d) that goes row by row, each channel following either the row or the column.
+    """Return the grid of a table (N, 2d) that goes row by row, each channel following either the row or the column.
 
     Channels that the first step to the right leaves alone follow the row; the first patch where one of them changes
     begins the second row. A single column is taken for a single row, which has the same angles.
@@ -116,14 +119,14 @@ def bias_of(layer: Any, given: Mapping[str, Any], n_tokens: int) -> Tensor | Non
     tables = [_additive(given[name]) for name in names if given.get(name) is not None]
     module, resolution = _bias_module(layer), given.get("resolution")
     if module is not None and resolution is not None:
-        patch = _patch_size(layer)
+        patch = patch_size(layer)
         window = int(resolution[0]) // patch, int(resolution[1]) // patch
         tables.append(module(window, bool(given.get("interpolate_pos_encoding")), dim_size=n_tokens))
     return sum(tables[1:], start=tables[0]) if tables else None
 
 
 def _additive(mask: Tensor) -> Tensor:
-    """A mask as it is added to logits, where it says True for what is open."""
+    """Return a mask as it is added to logits, where it says True for what is open."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
@@ -138,13 +141,10 @@ def _bias_module(layer: Any) -> Any:
     return getattr(_self_attention(layer), "relative_position_bias", None) if own is None else own
 
 
-def _patch_size(layer: Any) -> int:
+def patch_size(layer: Any) -> int:
+    """Return the side of a patch in pixels, of a layer that is told the resolution of the image."""
     own = getattr(layer, "patch_size", None)
     return int(getattr(getattr(_self_attention(layer), "config", None), "patch_size", 1) if own is None else own)
-
-
-def _device(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
 
 
 @dataclass(frozen=True)
@@ -166,23 +166,23 @@ class Tiles:
     order: Tensor
 
     def bias(self, mask: Tensor) -> Tensor:
-        """A mask (B, 1, T, T) between the tokens in this order."""
+        """Return a mask (B, 1, T, T) between the tokens in this order."""
         return mask[:, :, self.order][..., self.order]
 
 
 def has_tiles(owner: Any) -> bool:
-    """Whether the loop over layers is Mllama's."""
+    """Return whether the loop over layers is Mllama's."""
     return type(owner).__name__ == "MllamaVisionEncoder"
 
 
 def length_of(config: Any) -> tuple[int, int]:
-    """Patches of a tile, and tokens beside them."""
+    """Return the patches of a tile, and tokens beside them."""
     patches = (config.image_size // config.patch_size) ** 2
     return patches, 1 + (-(patches + 1)) % _TILE_MULTIPLE
 
 
 def tiles_of(owner: Any, x: Tensor) -> Tiles:
-    """The tiles in tokens x (B, T, C)."""
+    """Return the tiles in tokens x (B, T, C)."""
     patches, kept = length_of(owner.config)
     positions = torch.arange(x.shape[1], device=x.device).view(-1, patches + kept)
     others = torch.cat([positions[:, :1], positions[:, 1 + patches :]], dim=1)
