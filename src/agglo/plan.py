@@ -22,7 +22,7 @@ class Plan:
         proportional: Whether log(size) is added to the attention logits.
         grid: (rows, columns) of the patches at the model's own input size, for hosts whose loop sees tokens alone.
         place: Where the method acts; None means at its own place.
-        reads: How many tokens in front the model's head reads, where unread ones are dropped; None keeps all.
+        reads: How many tokens in front the last block computes, since the model's head reads no others; None means all.
         merged: Whether merged tokens leave the model, one per group, instead of one for every position.
         read_blocks: With `merged`, the blocks whose states the surrounding model reads, if several, concatenated.
         ends: Tokens in front and at the end that are never merged, for hosts whose loop sees tokens alone.
@@ -40,7 +40,7 @@ class Plan:
     ends: tuple[int, int] = (0, 0)
 
     def acts_before_block(self, method: Method) -> bool:
-        """Whether the method acts before a block, or else between its attention and its MLP."""
+        """Return whether the method acts before a block, or else between its attention and its MLP."""
         return (self.place or method.place) == "before_block"
 
     def front(self, method: Method, last_target: int | None, traced: bool = False) -> int | None:
@@ -58,7 +58,7 @@ class Plan:
     def targets(
         self, method: Method, n_tokens: int, depth: int, grid: Grid | None = None, *, strict: bool = False
     ) -> list[int | None]:
-        """What the method is to leave at each block: a count it really reaches, or None where it is not asked.
+        """Return what the method is to leave at each block: a count it really reaches, or None where it is not called.
 
         With a threshold the blocks where it acts have target 0, since no count is known.
 
@@ -83,7 +83,7 @@ class Plan:
         return targets
 
     def _reducing(self, method: Method, n_tokens: int, asked: list[int]) -> list[int]:
-        """Blocks at which the method is asked, given the counts asked for after each block."""
+        """Return the blocks at which the method is called, given the counts asked for after each block."""
         assert self.schedule is not None
         before = [n_tokens, *asked]
         if method.tokens_return == "after_block":
@@ -97,7 +97,7 @@ class Plan:
         return [block for block, count in enumerate(asked) if count < before[block]]
 
     def counts(self, method: Method, n_tokens: int, depth: int, grid: Grid | None = None) -> list[int]:
-        """Patch tokens really left after each block, or processed by it where they return.
+        """Return the patch tokens really left after each block, or processed by it where they return.
 
         With a threshold as many as there were, since it is not known.
         """

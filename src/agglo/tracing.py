@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -30,10 +31,10 @@ class Step:
 
 
 class _Kept:
-    """A place for the steps of one pass, empty at first.
+    """The steps of one pass, empty at first.
 
-    torch.compile guards on how long a list is and on the types in it, never on what an unread attribute holds. With as
-    many places as passes are kept, there from the start, a compiled model need not be compiled again as they fill.
+    torch.compile guards on how long a list is and on the types in it, never on what an attribute holds that no graph
+    reads. With a slot for every pass that is kept, a compiled model need not be compiled again as they fill.
     """
 
     def __init__(self, steps: list[Step] | None = None) -> None:
@@ -43,11 +44,12 @@ class _Kept:
 class Trace:
     """What forward passes reported, one list of steps per pass, each whole even when several threads run the model.
 
-    `steps`, `groupings` and `loss` speak of the latest pass. Only there do losses and masks carry gradients; everything
+    `steps`, `groupings` and `loss` are of the latest pass. Only there do losses and masks carry gradients; everything
     else is detached, so that a trace around an epoch holds no graph but the latest.
 
-    passes: to start with, oldest first.
-    limit: how many passes are kept.
+    Args:
+        passes: To start with, oldest first.
+        limit: How many passes are kept.
     """
 
     def __init__(self, passes: Sequence[Sequence[Step]] = (), limit: int | None = None) -> None:
@@ -58,19 +60,19 @@ class Trace:
             self.record(steps)
 
     def record(self, steps: Sequence[Step]) -> None:
-        """Called by the loop over blocks at its end."""
+        """Add a pass, at the end of its loop over blocks."""
         self._latest = [_detached(step, keep_masks=True) for step in steps]
         self._kept.append(_Kept([_detached(step, keep_masks=False) for step in steps]))
         del self._kept[0]
 
     @property
     def passes(self) -> list[list[Step]]:
-        """The steps of the latest passes, oldest first, without gradients."""
+        """Return the steps of the latest passes, oldest first, without gradients."""
         return [kept.steps for kept in self._kept if kept.steps is not None]
 
     @property
     def steps(self) -> list[Step]:
-        """The reductions of the latest pass, in order."""
+        """Return the reductions of the latest pass, in order."""
         if self._latest is None:
             raise RuntimeError(
                 "nothing was traced: run the model inside `with agglo.trace(model) as t:`, in the same thread "
@@ -80,32 +82,22 @@ class Trace:
 
     @property
     def groupings(self) -> dict[int, Grouping]:
-        """The group of each original token, prefix tokens first, by the block after which it holds."""
+        """Return the group of each original token, prefix tokens first, by the block after which it holds."""
         return {step.block: step.total for step in self.steps}
 
     @property
     def loss(self) -> Tensor | None:
-        """The methods' extra losses of the latest pass, summed; None where there are none."""
-        total: Tensor | None = None
-        for step in self.steps:
-            if step.outcome.loss is not None:
-                total = step.outcome.loss if total is None else total + step.outcome.loss
-        return total
+        """Return the methods' extra losses of the latest pass, summed; None where there are none."""
+        losses = [step.outcome.loss for step in self.steps if step.outcome.loss is not None]
+        return sum(losses[1:], start=losses[0]) if losses else None
 
 
 def _detached(step: Step, *, keep_masks: bool) -> Step:
-    """The step without the graph behind it, except, if asked for, that of its loss and masks."""
-    outcome = step.outcome
-    detached = replace(
-        outcome,
-        grouping=_detached_grouping(outcome.grouping),
-        tokens=_numbers(outcome.tokens),
-        weights=_numbers(outcome.weights),
-        loss=outcome.loss if keep_masks else _numbers(outcome.loss),
-        policy=outcome.policy if keep_masks else _numbers(outcome.policy),
-        processed=outcome.processed if keep_masks else _numbers(outcome.processed),
-    )
-    return replace(step, outcome=detached, total=_detached_grouping(step.total))
+    """Return the step without the graph behind it, except, if asked for, that of its loss and masks."""
+    names = ("tokens", "weights") if keep_masks else ("tokens", "weights", "loss", "policy", "processed")
+    tensors: dict[str, Any] = {name: _numbers(getattr(step.outcome, name)) for name in names}
+    outcome = replace(step.outcome, grouping=_detached_grouping(step.outcome.grouping), **tensors)
+    return replace(step, outcome=outcome, total=_detached_grouping(step.total))
 
 
 def _detached_grouping(grouping: Grouping) -> Grouping:
@@ -123,7 +115,7 @@ _counting = threading.Lock()
 
 
 def traces_of(module: nn.Module) -> tuple[Trace, ...]:
-    """The traces that are to hear of a pass of the module that begins now."""
+    """Return the traces that record a pass of the module that begins now."""
     # The flag comes first: torch.compile can guard on it in every version, but on context variables only in new ones.
     if not any_open:
         return ()
@@ -132,7 +124,7 @@ def traces_of(module: nn.Module) -> tuple[Trace, ...]:
 
 @contextmanager
 def listening(trace: Trace, modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let a trace hear of the modules' passes in this context."""
+    """Let a trace record the modules' passes in this context."""
     _open_here.set((*_open_here.get(), (trace, tuple(modules))))
     _count(1)
     try:

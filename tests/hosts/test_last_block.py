@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,8 +15,7 @@ from torch import Tensor, nn
 import agglo
 from agglo.grouping import Grouping
 from agglo.methods import Method, Outcome, View
-from agglo.methods.tome import ToMe
-from agglo.testing import assert_same, at_the_same_time, tensors
+from agglo.testing import assert_same, tensors
 from tests.support.class_heads import (
     MODELS,
     ONE_OF_EACH,
@@ -198,51 +197,6 @@ def test_compiles_as_one_graph(name: str) -> None:
     expected = model(IMAGE)
     torch._dynamo.reset()
     assert_same(torch.compile(model, fullgraph=True, backend="eager")(IMAGE), expected, atol=1e-5)
-
-
-@every_host
-def test_threads_do_not_meet(name: str) -> None:
-    """While one thread wants logits, another may want features."""
-    model = agglo.apply(build(name), keep_rate=0.5, last_block="class_token")
-    with torch.no_grad():
-        expected = [model(IMAGE), features_of(name, model)]
-    calls = (lambda: model(IMAGE), lambda: features_of(name, model))
-    results = at_the_same_time(lambda call: call(), calls)
-    for which in (0, 1):
-        for result in results[which]:
-            assert_same(result, expected[which], atol=1e-6)
-
-
-class Interrupting(ToMe):
-    """Lets somebody do something in the middle of the pass."""
-
-    def __init__(self, interruption: Callable[[], object]) -> None:
-        super().__init__()
-        self.interruption = interruption
-
-    def reduce(self, view: View) -> Outcome:
-        self.interruption()
-        return super().reduce(view)
-
-
-@every_host
-@torch.no_grad()
-def test_a_pass_that_has_begun_goes_on_as_it_began(name: str) -> None:
-    model = build(name)
-    dense = model(IMAGE)
-    halved = agglo.apply(model, "tome", keep_rate=0.5)(IMAGE)
-    other = agglo.apply(model, "tome", keep_rate=0.9)(IMAGE)
-    for change, after in (
-        (lambda: agglo.remove(model), dense),
-        (lambda: agglo.apply(model, "tome", keep_rate=0.9), other),
-        (lambda: agglo.apply(model, "tome", keep_rate=0.9, last_block="class_token"), other),
-    ):
-        agglo.apply(model, Interrupting(change), keep_rate=0.5, last_block="class_token")
-        assert_same(model(IMAGE), halved, atol=2e-5)
-        assert_same(model(IMAGE), after, atol=2e-5)
-    looked_up = type(agglo.apply(model, "tome", keep_rate=0.5, last_block="class_token")).forward
-    agglo.remove(model)
-    assert_same(looked_up(model, IMAGE), dense)
 
 
 @every_host

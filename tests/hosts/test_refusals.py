@@ -37,21 +37,6 @@ def sam() -> nn.Module:
     return transformers.SamVisionModel(config)  # type: ignore[no-any-return]
 
 
-def bridge_tower() -> nn.Module:
-    vision = {"hidden_size": 64, "num_hidden_layers": 1, "image_size": 32, "patch_size": 8}
-    text = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "vocab_size": 9,
-    }
-    config = transformers.BridgeTowerConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vision_config=vision, text_config=text
-    )
-    return transformers.BridgeTowerModel(config)  # type: ignore[no-any-return]
-
-
 def timesformer() -> nn.Module:
     return transformers.TimesformerModel(transformers.TimesformerConfig(**SMALL, num_frames=2))  # type: ignore[no-any-return]
 
@@ -60,11 +45,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "timm-swin": (timm("swin_transformer", "SwinTransformer", img_size=32, embed_dim=8, depths=(1, 1), num_heads=(1, 1), window_size=4), "SwinTransformer attends within windows"),
     "timm-xcit": (timm("xcit", "Xcit", img_size=32, patch_size=8, embed_dim=16, depth=1, num_heads=2), "Xcit attends between channels"),
     "timm-sam": (timm("vision_transformer_sam", "VisionTransformerSAM", img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, window_size=2), "VisionTransformerSAM attends within windows"),
-    "timm-hiera": (timm("hiera", "Hiera", img_size=(64, 64), embed_dim=8, num_heads=1, stages=(1, 1, 1, 1)), "Hiera pools its tokens"),
     "swin": (swin, "SwinModel attends within windows"),
     "sam": (sam, "SamVisionLayer, which attends within windows"),
-    "bridgetower": (bridge_tower, "timm's version of the same tower works"),
-    "timesformer": (timesformer, "TimesformerLayer, which attends between frames at every place alone"),
+    "timesformer": (timesformer, "TimesformerLayer, which attends between frames at every position alone"),
     "convolutions": (lambda: nn.Sequential(nn.Conv2d(3, 3, 3)), "holds no transformer that agglo can reduce; supported: "),
 }  # fmt: skip
 

@@ -13,8 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import agglo
-from agglo.testing import assert_same
-from tests.support.families import FAMILIES, images
+from tests.support.families import FAMILIES
 from tests.support.processes import torchrun
 
 BY_ITSELF = r"{} of this \w+ is sharded by itself.*agglo\.apply\(model, \.\.\.\), then fully_shard\(model\)"
@@ -43,8 +42,7 @@ def test_two_processes_of_ddp_learn_as_one_does(ranks: list[Found]) -> None:
         wanted = found["one process"]
         assert furthest(found["applied, then wrapped"], wanted) < 1e-4
         assert furthest(found["wrapped, then applied"], wanted) < 1e-4
-        assert furthest(found["without DDP"], wanted) > 0.1, "half of the batch says something else"
-        assert furthest(found["not reduced"], wanted) > 0.1, "and so does the dense model"
+        assert furthest(found["without DDP"], wanted) > 0.1, "half of the batch has other gradients"
 
 
 def test_two_processes_of_fsdp_share_a_model_as_one_unit(ranks: list[Found]) -> None:
@@ -78,13 +76,9 @@ def one_process() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("family", "part", "named"),
     [
-        ("timm-VisionTransformer", "blocks.2", "blocks.2"),
-        ("timm-VisionTransformer", "blocks", "blocks"),
         ("timm-VisionTransformer", "blocks.2.attn", "blocks.2.attn"),
-        ("timm-Beit", "blocks.2", "blocks.2"),
         ("transformers-ViTForImageClassification", "vit.layers.2", "layers.2"),
         ("torchvision-VisionTransformer", "encoder.layers.encoder_layer_2", "encoder.layers.encoder_layer_2"),
-        ("open_clip-VisionTransformer", "transformer.resblocks.2", "transformer.resblocks.2"),
     ],
 )
 def test_every_host_refuses_blocks_that_are_sharded_by_themselves(family: str, part: str, named: str) -> None:
@@ -94,26 +88,6 @@ def test_every_host_refuses_blocks_that_are_sharded_by_themselves(family: str, p
     with pytest.raises(agglo.UnsupportedModelError, match=BY_ITSELF.format(re.escape(repr(named)))):
         agglo.apply(model, keep_rate=0.5)
     assert [type(module) for module in model.modules()] == types
-
-
-@torch.no_grad()
-@pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize(
-    ("family", "parts"),
-    [
-        ("timm-VisionTransformer", ("patch_embed", "norm", "head")),
-        ("transformers-ViTForImageClassification", ("vit.embeddings", "vit", "classifier")),
-        ("torchvision-VisionTransformer", ("conv_proj", "encoder")),
-    ],
-)
-def test_what_is_called_whole_may_be_sharded_by_itself(family: str, parts: tuple[str, ...]) -> None:
-    model, mesh = model_of(family), init_device_mesh("cpu", (1,))
-    expected = agglo.apply(model, keep_rate=0.5)(images())
-    agglo.remove(model)
-    for part in parts:
-        fully_shard(model.get_submodule(part), mesh=mesh)
-    found = agglo.apply(fully_shard(model, mesh=mesh), keep_rate=0.5)(images())
-    assert_same(found, expected, atol=1e-5)
 
 
 def model_of(family: str) -> Any:

@@ -258,27 +258,6 @@ def test_hooks_on_layers_see_no_merged_tokens() -> None:
     assert [state.shape[1] for state in states] == [65] * 9
 
 
-@current
-def test_adapters_on_linear_layers_run_and_learn() -> None:
-    class LowRank(nn.Module):
-        def __init__(self, base: nn.Linear) -> None:
-            super().__init__()
-            self.base, self.down = base, nn.Linear(base.in_features, 2)
-            self.up, self.out_features = nn.Linear(2, base.out_features), base.out_features
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.base(x) + self.up(self.down(x))
-            return y
-
-    model = build("vit")
-    for layer in model.layers:
-        layer.attention.q_proj = LowRank(layer.attention.q_proj)
-    dense = run(model)
-    assert_same(run(agglo.apply(model, TakenApart(), schedule=[1])), dense, atol=1e-5)
-    run(agglo.apply(model, keep_rate=0.5)).last_hidden_state.square().sum().backward()
-    assert all(layer.attention.q_proj.up.weight.grad.abs().max() > 0 for layer in model.layers)
-
-
 @torch.no_grad()
 def test_an_applied_model_is_saved_as_the_dense_one(tmp_path: Any) -> None:
     torch.manual_seed(0)
@@ -288,18 +267,6 @@ def test_an_applied_model_is_saved_as_the_dense_one(tmp_path: Any) -> None:
     loaded = tf.AutoModelForImageClassification.from_pretrained(tmp_path)
     assert agglo.report(loaded) is None
     assert_same(loaded.eval()(IMAGE), dense)
-
-
-@torch.no_grad()
-def test_a_vlm_asked_for_hidden_states_gives_its_own() -> None:
-    model, ids = TestLLaVA().model().eval(), torch.tensor([[1] + [59] * 64 + [5, 7]] * 2)
-    dense = model(input_ids=ids, pixel_values=IMAGE, output_hidden_states=True)
-    agglo.apply(model, keep_rate=0.5)
-    reduced = model(input_ids=ids, pixel_values=IMAGE, output_hidden_states=True)
-    assert [s.shape for s in reduced.hidden_states] == [s.shape for s in dense.hidden_states]
-    assert not torch.equal(reduced.logits, dense.logits)
-    generated = model.generate(input_ids=ids, pixel_values=IMAGE, max_new_tokens=3, do_sample=False)
-    assert generated.shape[0] == 2
 
 
 class OwnForward(tf.ViTModel):  # type: ignore[misc, name-defined]

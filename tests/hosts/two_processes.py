@@ -58,7 +58,6 @@ def ddp(mine: Tensor) -> dict[str, Any]:
     return {
         "one process": gradients(reduced(), IMAGES),
         "without DDP": gradients(reduced(), mine),
-        "not reduced": gradients(dense(), IMAGES),
         "applied, then wrapped": gradients(DistributedDataParallel(reduced()), mine),
         "wrapped, then applied": gradients(later, mine),
     }

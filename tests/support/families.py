@@ -96,7 +96,6 @@ def hf(
     run: Callable[[Any, Tensor], Any] = everything,
     layout: str = "",
     batch: Callable[[], Tensor] | None = None,
-    config_class: str | None = None,
 ) -> Family:
     def build() -> nn.Module:
         library = tf()

@@ -1,4 +1,4 @@
-"""Small random models in the folders that their libraries write, and pictures to show them."""
+"""Small random models in the folders that their libraries write, and images to show them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ VISION = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "
 NAMES = ("tench", "tree_frog", "hen")
 
 
-def write_pictures(root: Path, names: tuple[str, ...] = NAMES, each: int = 4) -> Path:
-    """Class folders in train/ and val/, of pictures that are wider than high and have odd sides."""
+def write_images(root: Path, names: tuple[str, ...] = NAMES, each: int = 4) -> Path:
+    """Class folders in train/ and val/, of images that are wider than high and have odd sides."""
     from PIL import Image
 
     random = np.random.default_rng(0)
@@ -25,13 +25,13 @@ def write_pictures(root: Path, names: tuple[str, ...] = NAMES, each: int = 4) ->
             (root / split / name).mkdir(parents=True)
             for number in range(each):
                 pixels = random.integers(0, 256, (6, 8, 3), dtype=np.uint8)
-                picture = Image.fromarray(pixels).resize((91, 67), Image.Resampling.BICUBIC)
-                picture.save(root / split / name / f"{number}.png")
+                image = Image.fromarray(pixels).resize((91, 67), Image.Resampling.BICUBIC)
+                image.save(root / split / name / f"{number}.png")
     return root
 
 
 def stirred(model: Any, seed: int = 0) -> Any:
-    """The model with weights large enough for answers to depend on the picture, in eval mode."""
+    """The model with weights large enough for answers to depend on the image, in eval mode."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         if parameter.dim() > 1:

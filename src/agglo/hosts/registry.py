@@ -21,7 +21,7 @@ _TOWER_NAMES = ("visual", "vision_tower", "vision_model", "trunk")
 def register_host(host: Host) -> Host:
     """Make a host known, in front of those that come with agglo. Returns it.
 
-    docs/hosts.md builds one from the beginning. Here timm's own is told to take a class of another package too:
+    docs/hosts.md builds one from the beginning. Here timm's own takes a class of another package too:
 
     >>> from agglo.hosts.timm.host import TimmViT
     >>> class MyHost(TimmViT):
@@ -34,12 +34,12 @@ def register_host(host: Host) -> Host:
 
 
 def host_of(module: nn.Module) -> Host | None:
-    """The host that recognises the module, if any."""
+    """Return the host that recognises the module, if any."""
     return next((host for host in HOSTS if host.recognises(module)), None)
 
 
 def find_tower(model: nn.Module, tower: str | nn.Module | None = None) -> tuple[nn.Module, Host]:
-    """The module to reduce inside a model and its host.
+    """Return the module to reduce inside a model, and its host.
 
     Wrappers (DataParallel, DDP, PEFT, compiled modules) and composite models hold the transformer as a submodule, so
     one search finds it in all of them. `tower` (a submodule, or its name) says where to look when there are several.
@@ -67,7 +67,7 @@ def find_tower(model: nn.Module, tower: str | nn.Module | None = None) -> tuple[
 
 
 def _submodule(model: nn.Module, tower: str | nn.Module) -> nn.Module:
-    """The submodule that was given, itself or by its name."""
+    """Return the submodule that was given, itself or by its name."""
     for name, module in model.named_modules(remove_duplicate=False):
         if module is tower or (isinstance(tower, str) and name == tower):
             return module
@@ -75,14 +75,14 @@ def _submodule(model: nn.Module, tower: str | nn.Module) -> nn.Module:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside data-parallel and compile wrappers."""
+    """Return the model inside data-parallel and compile wrappers."""
     while type(model).__name__ in ("DataParallel", "DistributedDataParallel", "OptimizedModule"):
         model = next(model.children())
     return model
 
 
 def _described(model: nn.Module) -> str:
-    """The class of a model, and of the vision tower where a composite model has one under a usual name."""
+    """Name the class of a model, and of the vision tower where a composite model has one under a usual name."""
     inner = model = unwrapped(model)
     while parts := [part for name in _TOWER_NAMES if isinstance(part := getattr(inner, name, None), nn.Module)]:
         inner = parts[0]
@@ -92,11 +92,11 @@ def _described(model: nn.Module) -> str:
 
 
 def applied_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules of a model that are reduced now: those whose class was swapped."""
+    """Return the modules of a model that are reduced now: those whose class was swapped."""
     return [module for module in model.modules() if isinstance(module, ReducedModule)]
 
 
 def applied_towers(model: nn.Module) -> list[tuple[nn.Module, Host]]:
-    """The towers of a model that are reduced now, and their hosts."""
+    """Return the towers of a model that are reduced now, and their hosts."""
     towers = [(module, host) for module in model.modules() if (host := host_of(module)) is not None]
     return [(module, host) for module, host in towers if isinstance(host.loop(module), ReducedModule)]

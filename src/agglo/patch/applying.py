@@ -58,7 +58,7 @@ def apply(
     A method that learns brings parameters (`agglo_method.*` in the state dict). Apply it before an optimiser is made,
     which would not know of them, and before DistributedDataParallel or FSDP wraps the model. Applied again by its name,
     with the same options, it keeps what it learned if all shapes are the same (dynamicvit at another keep rate), and
-    starts anew with a warning if not (sit at another keep rate). An instance works in one model at a time.
+    starts anew with a warning if not (sit at another keep rate). Two models with one instance share its parameters.
 
     >>> import timm
     >>> model = agglo.apply(timm.create_model("deit_tiny_patch16_224"), keep_rate=0.5)
@@ -88,10 +88,8 @@ def _config(method: str | Method | ReductionConfig, tuned: Any, arguments: dict[
     if tuned is not None:
         output = arguments.pop("output", None)
         if method != "atc" or arguments:
-            beside = (
-                f"{next(iter(arguments))}={next(iter(arguments.values()))!r}" if arguments else f"method={method!r}"
-            )
-            raise ValueError(f"tuned={tuned!r} says it all; {beside} does not go with it")
+            name, value = next(iter({**arguments, "method": method}.items()))
+            raise ValueError(f"tuned={tuned!r} says it all; {name}={value!r} does not go with it")
         found = tuned_results.config(tuned)
         return found if output is None else ReductionConfig.of(found.method, **{**found.given(), "output": output})
     if isinstance(method, ReductionConfig):
@@ -130,10 +128,11 @@ def _apply_late(model: nn.Module, config: ReductionConfig, method: Method) -> No
 
 
 def image_tokens(model: nn.Module, dense: int | None = None) -> int:
-    """How many tokens an image takes in the prompt of a reduced vision-language model: known before it is seen.
+    """Return how many tokens an image takes in the prompt of a reduced vision-language model.
 
-    dense: how many it takes without reduction, for models whose images differ in size (Qwen-VL). Where an image is
-    cut into tiles, the number is that of one tile.
+    Args:
+        model: The reduced model. Where it cuts an image into tiles, the number is that of one tile.
+        dense: How many it takes without reduction, for models whose images differ in size (Qwen-VL).
 
     >>> from transformers import LlavaConfig, LlavaForConditionalGeneration
     >>> small = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
@@ -177,12 +176,10 @@ def adapt_processor(processor: P, model: nn.Module) -> P:
 
 
 def remove(model: M) -> M:
-    """Take every reduction out of a model again: it is exactly as it was.
-
-    Returns the model. (A processor that `adapt_processor` changed is taken too.).
+    """Take every reduction out of a model, or of a processor that `adapt_processor` changed: it is exactly as it was.
 
     Forward passes that run in other threads meanwhile go on reduced to their end. What a method has learned goes with
-    it: save the state dict first, or keep the instance, which can be applied again.
+    it: save the state dict first, or keep the instance, which can be applied again. Returns the model.
 
     >>> import timm
     >>> model = agglo.apply(timm.create_model("test_vit"), keep_rate=0.5)

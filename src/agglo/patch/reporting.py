@@ -22,15 +22,19 @@ from agglo.tracing import Trace, listening
 class Report:
     """What is applied to a model.
 
-    config: what was asked for. method, schedule: the Python that makes them.
-    counts: patch tokens really left after each block; None where a threshold makes them differ from image to image.
-    varies: "no"; "at_most" where images may keep fewer than the counts; "about" where they may keep more or fewer.
-    returning: whether counts are of tokens that a block processes, while the others pass it by and are not lost.
-    prefix: tokens in front that are never merged.
-    gflops_before, gflops_after: multiply-adds of one image, in 1e9; of a diffusion model those of self-attention.
-    levels: of a diffusion model, whose counts are of its self-attentions: tokens and groups at each resolution.
-    image_tokens: that an image takes in a language model's prompt, without reduction and with it; None where that is
-        the same, or depends on the image's size.
+    Attributes:
+        config: What was asked for.
+        method: The Python that makes it, and the same of schedule.
+        n_tokens: Patch tokens of an image.
+        prefix: Tokens in front that are never merged.
+        counts: Patch tokens left after each block; None where a threshold makes them differ from image to image.
+        gflops_before: Multiply-adds of one image, in 1e9; of a diffusion model those of self-attention.
+        gflops_after: The same once reduced.
+        varies: "no"; "at_most" where images may keep fewer than the counts; "about" where they may keep more or fewer.
+        returning: Whether counts are of tokens that a block processes, while the others pass it by and are not lost.
+        levels: Of a diffusion model, whose counts are of its self-attentions: tokens and groups at each resolution.
+        image_tokens: Of an image in a language model's prompt, without reduction and with it; None where that is the
+            same, or depends on the image's size.
 
     >>> import timm
     >>> found = agglo.report(agglo.apply(timm.create_model("deit_tiny_patch16_224"), keep_rate=0.5))
@@ -53,30 +57,27 @@ class Report:
 
     def __str__(self) -> str:
         leaving = "" if self.image_tokens is None else ", {} -> {} image tokens".format(*self.image_tokens)
-        return self._described() + leaving
-
-    def _described(self) -> str:
-        if self.levels:
-            return (
-                f"{self.method}, {self.schedule}: {'; '.join(map(str, self.levels))} tokens, self-attention "
-                f"{self.gflops_before:.2f} -> {self.gflops_after:.2f} GFLOPs"
-            )
-        if self.image_tokens is not None and self.counts is None:
-            return f"{self.method}, {self.schedule}: the tower runs whole"
-        if self.counts is None or self.gflops_after is None:
-            return f"{self.method}, {self.schedule}: {self.n_tokens} patch tokens, counts differ from image to image"
-        bound = "" if self.varies == "no" else f"{self.varies} ".replace("_", " ")
-        return (
-            f"{self.method}, {self.schedule}: {self.n_tokens} -> {bound}{self.counts[-1]} "
-            f"patch tokens{' processed' if self.returning else ''} {self.counts}, "
-            f"{self.gflops_before:.2f} -> {self.gflops_after:.2f} GFLOPs"
-        )
+        if self.gflops_after is None and leaving:
+            what = "the tower runs whole"
+        elif self.gflops_after is None:
+            what = f"{self.n_tokens} patch tokens, counts differ from image to image"
+        else:
+            gflops = f"{self.gflops_before:.2f} -> {self.gflops_after:.2f} GFLOPs"
+            what = f"{'; '.join(map(str, self.levels))} tokens, self-attention {gflops}"
+            if not self.levels and self.counts is not None:
+                bound = "" if self.varies == "no" else f"{self.varies} ".replace("_", " ")
+                processed = " processed" if self.returning else ""
+                what = f"{self.n_tokens} -> {bound}{self.counts[-1]} patch tokens{processed} {self.counts}, {gflops}"
+        return f"{self.method}, {self.schedule}: {what}{leaving}"
 
 
 def report(model: Any, n_tokens: int | None = None) -> Report | None:
-    """What is applied to a model now, for its own input size or n_tokens patch tokens; None if nothing is.
+    """Return what is applied to a model now; None if nothing is.
 
-    Of a diffusion model n_tokens are those of its finest resolution.
+    Args:
+        model: What `apply` was given, or a part of it.
+        n_tokens: Patch tokens of an image, if not those of the model's own input size; of a diffusion model those of
+            its finest resolution.
 
     >>> import timm
     >>> model = agglo.apply(timm.create_model("deit_tiny_patch16_224"), schedule="linear:8")
@@ -122,7 +123,7 @@ def _image_tokens(reduction: vlm.VLMReduction | None) -> tuple[int, int] | None:
 
 
 def _late_reduction(model: nn.Module, reduction: vlm.VLMReduction) -> Report:
-    """Of a model whose tower runs whole."""
+    """Report on a model whose tower runs whole."""
     try:
         module, host = find_tower(model)
         layout: Layout | None = host.layout(module)
@@ -170,11 +171,12 @@ def _diffusion_reduction(model: Any, n_tokens: int | None) -> Report | None:
 def trace(model: Any, passes: int = 1) -> Iterator[Trace]:
     """Record what is merged where while the model runs in this thread (or asyncio task).
 
-    passes: how many forward passes to keep, the latest ones.
-
     Passes of other threads are theirs to trace, even of those started inside the `with`; DataParallel on several
-    devices runs in such threads. Tensors are detached, except the losses and masks of the latest pass, which training
-    needs.
+    devices runs in such threads. Tensors are detached, except the losses and masks of the latest pass.
+
+    Args:
+        model: A reduced model.
+        passes: How many forward passes to keep, the latest ones.
 
     >>> import timm
     >>> model = agglo.apply(timm.create_model("test_vit"), keep_rate=0.5, blocks=(2,))

@@ -24,7 +24,7 @@ RUN = ("--workers", "0", "--batch-size", "5", "--device", "cpu")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.write_pictures(tmp_path_factory.mktemp("data"))
+    return tiny_models.write_images(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_demo_draws_a_photo_with_another_librarys_model(vit: str, data: Path, tm
 
 def test_finetune_and_evaluate_what_came_out(vit: str, data: Path, tmp_path: Path) -> None:
     """A head for other classes than the folder's: 3 there, 2 here."""
-    two = tiny_models.write_pictures(tmp_path / "two", ("cat", "dog"), each=4)
+    two = tiny_models.write_images(tmp_path / "two", ("cat", "dog"), each=4)
     settings = ["epochs=1", "batch_size=4", "drop_path=0", "mixup=0", "cutmix=0", "warmup_epochs=0", "workers=0"]
     command = ["finetune", "deit", "--model", vit, "--dataset", "folder", "--data", str(two)]
     command += ["--output", str(tmp_path / "run"), "--method", "atc", "--keep-rate", "0.5", "--set", *settings]

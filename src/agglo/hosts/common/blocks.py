@@ -27,8 +27,6 @@ from torch.utils.checkpoint import checkpoint
 from agglo.attention import attention_received, attention_with_received, policy_attention, proportional_attention
 
 Call = Callable[..., Any]
-VARIABLE = "AGGLO_SLICES"
-PLAIN_TENSORS = (Tensor, nn.Parameter)
 _HIDDEN_BYTES = 8 * 2**20
 _HIDDEN_PER_CHANNEL = 4  # how much wider than its tokens an MLP usually is
 _QUANTISERS = ("torch.ao.", "torchao.", "bitsandbytes.", "optimum.", "hqq.")
@@ -57,6 +55,23 @@ class Projected:
     scale: float | None = None
     dropout: float = 0.0
     bias: Tensor | None = None
+
+
+def split_heads(x: Tensor, n_heads: int, n_parts: int) -> tuple[Tensor, ...]:
+    """Return the parts (B, H, T, d) of x (B, T, parts * H * d)."""
+    # Not unflatten: in an ONNX file written by way of TorchScript it fixes the batch size.
+    return x.reshape(*x.shape[:-1], n_parts, n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def front_and_rest(x: Tensor, weight: Tensor, bias: Tensor | None, n_front: int) -> tuple[Tensor, Tensor]:
+    """Project x (B, T, C) by a fused matrix of queries, keys and values.
+
+    Returns:
+        Queries of the first n_front tokens, (B, n_front, D), and keys and values of all, (B, T, 2 D).
+    """
+    width = weight.shape[0] // 3
+    q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
+    return F.linear(x[:, :n_front], weight[:width], q_bias), F.linear(x, weight[width:], kv_bias)
 
 
 class Parts(ABC):
@@ -115,11 +130,13 @@ def checkpointed(function: Call, *arguments: Any) -> Any:
 class AttentionInputs:
     """What the attention of a block depends on beside its tokens (B, T, C).
 
-    rotary: the table of their positions, as `Parts.project` takes it.
-    bias: relative position bias (B or 1, H or 1, T, T), beside any that `project` gives.
-    sizes, policy: (B, T).
-    elsewhere: keys and values (B, H, n, d) that belong to no token of x, and their bias (B, 1, 1, n).
-    bounds: where the packed sequences that the block attends within begin and end, if they are packed.
+    Args:
+        rotary: The table of their positions, as `Parts.project` takes it.
+        bias: Relative position bias (B or 1, H or 1, T, T), beside any that `project` gives.
+        sizes: (B, T), for proportional attention.
+        policy: (B, T), a mask of keys that learns.
+        elsewhere: Keys and values (B, H, n, d) that belong to no token of x, and their bias (B, 1, 1, n).
+        bounds: Where the packed sequences that the block attends within begin and end, if they are packed.
     """
 
     rotary: Tensor | None = None
@@ -227,7 +244,9 @@ def _images_at_once(x: Tensor) -> int:
 
 def _may_slice(block: nn.Module) -> bool:
     """Return whether slices of the batch change nothing that anyone could see."""
-    if not _is_on() or all_modules._global_forward_hooks or all_modules._global_forward_pre_hooks:
+    if all_modules._global_forward_hooks or all_modules._global_forward_pre_hooks:
+        return False
+    if os.environ.get("AGGLO_SLICES") == "0":
         return False
     return not any(
         module.training or module._forward_hooks or module._forward_pre_hooks or _is_quantised(module)
@@ -235,16 +254,9 @@ def _may_slice(block: nn.Module) -> bool:
     )
 
 
-def _is_on() -> bool:
-    setting = os.environ.get(VARIABLE, "1")
-    if setting not in ("0", "1"):
-        raise ValueError(f"{VARIABLE}={setting!r} in the environment; accepted: '0' and '1'")
-    return setting == "1"
-
-
 def _is_quantised(module: nn.Module) -> bool:
     """Return whether the module comes from a library that quantises, or has weights of a tensor class of their own."""
     if type(module).__module__.startswith(_QUANTISERS):
         return True
     tensors = [p for p in (*module._parameters.values(), *module._buffers.values()) if p is not None]
-    return any(type(p) not in PLAIN_TENSORS or type(p.data) not in PLAIN_TENSORS for p in tensors)
+    return not all(type(p) in (Tensor, nn.Parameter) and type(p.data) in (Tensor, nn.Parameter) for p in tensors)

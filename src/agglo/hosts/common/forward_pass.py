@@ -37,15 +37,28 @@ class Pass:
 
     It lives as long as the loop over blocks does: two threads may run one model.
 
+    Args:
+        setup: What `apply` decided, as the pass found it at its beginning.
+        x: Tokens (B, T, C), prefix tokens first and suffix tokens last; neither are ever merged.
+        depth: Blocks that the schedule counts.
+        prefix: How many prefix tokens there are.
+        training: Whether the model trains.
+        suffix: How many suffix tokens there are.
+        positions: Those of a model with rotary position embeddings.
+        grid: (rows, columns) of the patches, for methods that ask where they are.
+        real: (B, T - prefix) bool, patches of a padded batch that show some of an image, which never merge with those
+            that show padding alone. None where all do, or where it does not matter.
+        call: `directly`, or `checkpointed` for gradient checkpointing. The decision what to merge is never inside, so
+            that it is taken once.
+
     Attributes:
-        x: Tokens (B, G, C) at hand, suffix tokens behind the prefix tokens and counted among them.
+        x: The tokens that are left, (B, G, C), suffix tokens behind the prefix tokens and counted among them.
         total: How the first tokens became these.
         before_drops: The tokens just before some of them were dropped, and the grouping that had led there.
-        positions, initial_positions: Of the tokens at hand, and of all.
-        bias: Shares of the first tokens in those at hand, once a block has relative position bias.
-        policy, processed: The masks of the latest outcome.
-        received, class_attention: Of the tokens at hand in the latest attention, if the method asks for it.
-        memory: (B, T), what the method remembers of every token, at hand or not.
+        bias: Shares of the first tokens in those that are left, once a block has relative position bias.
+        policy: A mask of the latest outcome, as is processed.
+        received: Of the latest attention, as is class_attention, if the method asks for it.
+        memory: (B, T), what the method remembers of every token, left or not.
         front_only: Whether the last block may run for the tokens in front alone that the head reads.
         never_whole: Whether the library's own blocks cannot take the tokens as they are.
     """
@@ -66,22 +79,6 @@ class Pass:
         real: Tensor | None = None,
         call: Call = directly,
     ) -> None:
-        """Begin a pass.
-
-        Args:
-            setup: What `apply` decided, as the pass found it at its beginning.
-            x: Tokens (B, T, C), prefix tokens first and suffix tokens last; neither are ever merged.
-            depth: Blocks that the schedule counts.
-            prefix: How many prefix tokens there are.
-            training: Whether the model trains.
-            suffix: How many suffix tokens there are.
-            positions: Those of a model with rotary position embeddings.
-            grid: (rows, columns) of the patches, for methods that ask where they are.
-            real: (B, T - prefix) bool, patches of a padded batch that show some of an image, which never merge with
-                those that show padding alone. None where all do, or where it does not matter.
-            call: `directly`, or `checkpointed` for gradient checkpointing. The decision what to merge is never inside,
-                so that it is taken once.
-        """
         grid = None if grid is None else (int(grid[0]), int(grid[1]))  # tensors, while TorchScript watches
         self.setup, self.plan, self.method = setup, setup.plan, setup.method
         self.before_block = setup.plan.acts_before_block(setup.method)
@@ -95,7 +92,7 @@ class Pass:
         self.positions = self.initial_positions = positions
         self.bias: RelativeBias | None = None
         self.targets = self.plan.targets(self.method, self.n_tokens - self.prefix, depth, grid)
-        self.asked = [index for index, target in enumerate(self.targets) if target is not None]
+        self.reducing = [index for index, target in enumerate(self.targets) if target is not None]
         self.total: Grouping | None = None
         self.policy: Tensor | None = None
         self.processed: Tensor | None = None
@@ -106,17 +103,12 @@ class Pass:
         self.steps: list[Step] = []
 
     def block(self, index: int, block: nn.Module, parts: Parts, given: AttentionInputs = NO_INPUTS) -> None:
-        """Run one block, and reduce the tokens if the plan says so.
-
-        Args:
-            index: Which of the blocks it is.
-            block: The library's module.
-            parts: How it comes apart.
-            given: The rotary table and the relative position bias of all tokens, as the library has them.
-        """
+        """Run one block, given the rotary table and the bias of all tokens, and reduce the tokens if it is its turn."""
         target = self.targets[index]
         if given.bias is not None and self.bias is None:
-            self.bias = self._shares_so_far()
+            self.bias = RelativeBias()
+            if self.total is not None:
+                self.bias = self.bias.after(replace(self.total, chosen=None))
         if target is not None and self.method.tokens_return != "never":
             self._let_return()
         if target is not None and self.before_block:
@@ -139,7 +131,7 @@ class Pass:
             self._let_return()
 
     def _inputs(self, given: AttentionInputs) -> AttentionInputs:
-        """Return what the attention of the tokens at hand depends on."""
+        """Return what the attention of the tokens that are left depends on."""
         return AttentionInputs(
             rotary=given.rotary if self.positions is None else self.positions.table(given.rotary),
             bias=None if given.bias is None or self.bias is None else self.bias.between(given.bias),
@@ -147,12 +139,6 @@ class Pass:
             policy=self.policy,
             elsewhere=given.elsewhere,
         )
-
-    def _shares_so_far(self) -> RelativeBias:
-        if self.total is None:
-            return RelativeBias()
-        every = torch.eye(self.n_tokens, device=self.x.device).expand(self.x.shape[0], -1, -1)
-        return RelativeBias(replace(self.total, chosen=None).merge(every))
 
     def _n_front(self, index: int, block: nn.Module) -> int | None:
         """Return how many tokens in front the block may run for alone; None if it runs for all."""
@@ -163,19 +149,18 @@ class Pass:
         return self.plan.front(self.method, self.targets[last], bool(self.setup.traces))
 
     def _may_run_whole(self, parts: Parts, inputs: AttentionInputs) -> bool:
-        """Return whether the library's own block can take the tokens at hand."""
+        """Return whether the library's own block can take the tokens that are left."""
         if self.never_whole or inputs.sizes is not None or self.policy is not None:
             return False
         return self.total is None or not (parts.needs_all_tokens or inputs.bias is not None)
 
     def _attention_is_wanted(self, index: int, target: int | None) -> bool:
-        return index + 1 in self.asked if self.before_block else target is not None
+        return index + 1 in self.reducing if self.before_block else target is not None
 
     def _remembering(self, index: int) -> RememberingMethod | None:
         """Return the method if it remembers the attention of this block."""
-        asked = self.asked
-        listens = bool(asked) and asked[0] - 1 <= index < asked[-1]
-        return self.method if isinstance(self.method, RememberingMethod) and listens else None
+        until_last = bool(self.reducing) and self.reducing[0] - 1 <= index < self.reducing[-1]
+        return self.method if isinstance(self.method, RememberingMethod) and until_last else None
 
     def _looks_at(self, index: int) -> bool:
         """Return whether the method needs to see the attention of a block at which nothing is reduced."""
@@ -220,11 +205,11 @@ class Pass:
         return in_library_order(self._full_length(), self.ends)
 
     def reduced(self) -> Tensor:
-        """Return the tokens at hand, (B, G, C)."""
+        """Return the tokens that are left, (B, G, C)."""
         return in_library_order(self.x, self.ends)
 
     def merged_like_now(self, earlier: Tensor) -> Tensor:
-        """Return earlier tokens (B, T, C) of `full` in the groups of the tokens at hand."""
+        """Return earlier tokens (B, T, C) of `full` in the groups of the tokens that are left."""
         earlier = ends_first(earlier, self.ends)
         return in_library_order(earlier if self.total is None else self.total.merge(earlier), self.ends)
 
@@ -311,7 +296,7 @@ class Pass:
             self.memory = latest
 
     def _memory(self) -> Tensor | None:
-        """Return what is remembered of the tokens at hand, (B, G)."""
+        """Return what is remembered of the tokens that are left, (B, G)."""
         if self.memory is None or self.total is None:
             return self.memory
         return self.total.merge(self.memory.unsqueeze(-1)).squeeze(-1)

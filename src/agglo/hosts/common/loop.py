@@ -35,7 +35,7 @@ class Loop(ABC):
         owner: The module that loops over the blocks.
         setup: What the pass goes by.
         lazy: Whether nothing but the next block sees what a block gives.
-        restores: Whether the last block gives back all tokens, or those at hand, prefix tokens first.
+        restores: Whether the last block gives back all tokens, or those that are left, prefix tokens first.
     """
 
     blocks_name = "blocks"
@@ -118,7 +118,7 @@ class Loop(ABC):
         return self.run.full()
 
     def advance(self, index: int, block: nn.Module, x: Tensor, given: Given) -> None:
-        """Run one block on the tokens at hand."""
+        """Run one block on the tokens that are left."""
         if self.run is None:
             self.run = self.begin(block, x, given)
         elif x is not self.given_back:

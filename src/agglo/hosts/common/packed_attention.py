@@ -11,8 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agglo.hosts.common.blocks import Projected
-from agglo.hosts.common.readers import front_and_rest
+from agglo.hosts.common.blocks import Projected, front_and_rest, split_heads
 from agglo.hosts.common.swap import UnsupportedModelError
 
 
@@ -39,12 +38,6 @@ def packed_qkv(attn: Any, x: Tensor, n_front: int | None = None) -> tuple[Tensor
         front, rest = front_and_rest(x, weight, bias, n_front)
         (q,), (k, v) = split_heads(front, n_heads, 1), split_heads(rest, n_heads, 2)
     return q, k, v
-
-
-def split_heads(x: Tensor, n_heads: int, n_parts: int) -> tuple[Tensor, ...]:
-    """Return the parts (B, H, T, d) of x (B, T, parts * H * d)."""
-    # Not unflatten: in an ONNX file written by way of TorchScript it fixes the batch size.
-    return x.reshape(*x.shape[:-1], n_parts, n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def project(attn: nn.MultiheadAttention, x: Tensor, n_front: int | None = None) -> Projected:

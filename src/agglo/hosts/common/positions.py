@@ -6,7 +6,7 @@ the position, so the step of each channel along rows and columns is read off the
 points gets its own angle. A step is only known up to whole turns: the smallest is taken, the smoothest rotation through
 the same grid points.
 
-Relative: with S (B, G, T) the shares of the T first tokens in the G tokens at hand, whose rows sum to 1, a table b (H,
+Relative: with S (B, G, T) the shares of the T first tokens in the G tokens left, whose rows sum to 1, a table b (H,
 T, T) becomes S b S^T. The bias between two merged tokens is then the mean over all pairs of their members.
 """
 
@@ -38,7 +38,7 @@ class Positions:
     n_front: int = 0
 
     def table(self, table: Tensor | None) -> Tensor | None:
-        """Return the sines and cosines for the tokens at hand.
+        """Return the sines and cosines for the tokens that are left.
 
         Args:
             table: What the library hands the block, (..., N, 2d). None where the block computes the rotation itself,
@@ -71,12 +71,12 @@ class Positions:
 
 @dataclass(frozen=True)
 class RelativeBias:
-    """Shares (B, G, T) of the first tokens in those at hand; None while they are these."""
+    """Shares (B, G, T) of the first tokens in those that are left; None while they are these."""
 
     shares: Tensor | None = None
 
     def between(self, table: Tensor) -> Tensor:
-        """Return the bias between the tokens at hand, given that of the first tokens, (1 or B, H or 1, T, T)."""
+        """Return the bias between the tokens that are left, given that of the first tokens, (1 or B, H or 1, T, T)."""
         if self.shares is None:
             return table
         with torch.autocast(table.device.type, enabled=False):

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.hosts.common.swap import ReducedModule, Setting, StandIn, begins_pass, original_class, setup_of
@@ -98,14 +97,3 @@ def is_plain_linear(module: nn.Module) -> bool:
     if type(module) is not nn.Linear or is_replaced(module) or are_watched([module]):
         return False
     return type(module.weight) in _PLAIN_TENSORS and type(module.weight.data) in _PLAIN_TENSORS
-
-
-def front_and_rest(x: Tensor, weight: Tensor, bias: Tensor | None, n_front: int) -> tuple[Tensor, Tensor]:
-    """Project x (B, T, C) by a fused matrix of queries, keys and values.
-
-    Returns:
-        Queries of the first n_front tokens, (B, n_front, D), and keys and values of all, (B, T, 2 D).
-    """
-    width = weight.shape[0] // 3
-    q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
-    return F.linear(x[:, :n_front], weight[:width], q_bias), F.linear(x, weight[width:], kv_bias)

@@ -12,36 +12,20 @@ from torch import nn
 from agglo.compiling import constant_result
 from agglo.hosts.common.swap import UnsupportedModelError
 
-_WINDOWS = "attends within windows of the grid, in which merged tokens have no place"
-_STRIDES = "makes its keys by strides or convolutions over the grid, in which merged tokens have no place"
-_SWIN = f"{_WINDOWS}, and joins neighbouring patches from stage to stage"
-_REASONS = {
-    "Swin": _SWIN,
-    "DonutSwin": _SWIN,
-    "MaskFormerSwin": _SWIN,
-    "MaxxVit": _WINDOWS,
-    "DaVit": _WINDOWS,
-    "Davit": _WINDOWS,
-    "VitDet": _WINDOWS,
-    "VisionTransformerSAM": f"{_WINDOWS}, with a bias that goes by rows and columns",
-    "Sam": f"{_WINDOWS}, with a bias that goes by rows and columns",
+_WINDOWS = "attends within windows of the grid, in which merged tokens have no position"
+_STRIDES = "makes its keys by strides or convolutions over the grid, in which merged tokens have no position"
+_STAGES = "changes the number of its tokens by their positions in the grid from stage to stage"
+_CONVOLUTIONS = "has no attention, only convolutions"
+_REASONS = {  # by how the names of classes begin
+    **dict.fromkeys(("Swin", "DonutSwin", "MaskFormerSwin", "MaxxVit", "DaVit", "Davit", "VitDet"), _WINDOWS),
+    **dict.fromkeys(("VisionTransformerSAM", "Sam"), _WINDOWS),
+    **dict.fromkeys(("Segformer", "Pvt", "PyramidVisionTransformer", "MultiScaleVit", "Twins"), _STRIDES),
+    **dict.fromkeys(("Hiera", "Levit"), _STAGES),
+    **dict.fromkeys(("ConvNext", "ResNet", "EfficientNet"), _CONVOLUTIONS),
     "Xcit": "attends between channels instead of tokens, and mixes neighbouring patches by convolutions",
-    "Hiera": "pools its tokens by their places in the grid from stage to stage",
-    "Segformer": _STRIDES,
-    "Pvt": _STRIDES,
-    "PyramidVisionTransformer": _STRIDES,
-    "MultiScaleVit": _STRIDES,
-    "Twins": _STRIDES,
-    "Levit": "changes the number of its tokens by their places in the grid from stage to stage",
     "GroupViT": "groups its tokens itself",
-    "Vilt": "mixes the tokens of a text with those of the picture",
-    "ConvNext": "has no attention, only convolutions",
-    "ResNet": "has no attention, only convolutions",
-    "EfficientNet": "has no attention, only convolutions",
+    "Vilt": "mixes the tokens of a text with those of the image",
 }
-
-# Models of transformers that are not reduced there, and a model of timm with the same architecture that is.
-_IN_TIMM = {"BridgeTower": "vit_base_patch16_clip_224"}
 
 # Classes that FSDP puts into, or around, a module whose weights it gathers when that is called. By name, so that agglo
 # need not import FSDP.
@@ -49,19 +33,14 @@ _SHARDED = ("FSDPModule", "FullyShardedDataParallel")
 
 
 def because(model: nn.Module) -> str:
-    """Why a model is not reduced, as the end of a sentence, if that is known; and what to take instead."""
+    """Return why a model is not reduced, as the end of a sentence, if that is known."""
     names = [type(module).__name__ for module in model.modules()]
-    said = next((f": {name} {why}" for name in names for start, why in _REASONS.items() if name.startswith(start)), "")
-    for start, instead in _IN_TIMM.items():
-        if any(name.startswith(start) for name in names):
-            said += f"; timm's version of the same tower works (timm.create_model({instead!r}))"
-    return said
+    return next((f": {name} {why}" for name in names for start, why in _REASONS.items() if name.startswith(start)), "")
 
 
 def require_whole_blocks(tower: nn.Module) -> None:
-    """UnsupportedModelError if FSDP shards the tower block by block.
+    """Raise UnsupportedModelError if FSDP shards the tower block by block.
 
-    The weights of such a block are gathered when it is called, and a block that reduces is not: it runs in parts.
     Blocks stand in lists. What is sharded beside them (a patch embedding, an encoder as a whole) is called as ever.
     """
     for list_name, listed in tower.named_modules():

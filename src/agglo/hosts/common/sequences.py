@@ -101,8 +101,8 @@ def real_tokens(name: str, mask: Tensor) -> Tensor:
         raise refusal(name)
     opens = _open(name, mask)[:, 0]
     keys = opens.any(dim=1)
-    asks = keys.unsqueeze(2) if mask.shape[2] > 1 else torch.ones_like(keys[:, :1, None])
-    if ((opens != keys.unsqueeze(1)) & asks).any():
+    queries = keys.unsqueeze(2) if mask.shape[2] > 1 else torch.ones_like(keys[:, :1, None])
+    if ((opens != keys.unsqueeze(1)) & queries).any():
         raise refusal(name)
     return keys
 
@@ -136,8 +136,10 @@ class Split:
         self.runs = [begin(each, self._tokens()[each.index]) for each in sequences]
         for run in self.runs:
             run.never_whole, run.front_only = True, False
-        # The block before the first reduction may be asked about its attention.
-        self.first = min((max(0, run.asked[0] - 1) if run.asked else len(run.targets) for run in self.runs), default=0)
+        # A method may need the attention of the block before the first reduction.
+        self.first = min(
+            (max(0, run.reducing[0] - 1) if run.reducing else len(run.targets) for run in self.runs), default=0
+        )
         self.apart = False
 
     def passes(self) -> list[Pass]:

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.hosts.common.base import matrix_entries
-from agglo.hosts.common.blocks import Parts, Projected
-from agglo.hosts.common.packed_attention import split_heads
-from agglo.hosts.common.readers import front_and_rest, is_plain_linear
+from agglo.hosts.common.blocks import Parts, Projected, front_and_rest, split_heads
+from agglo.hosts.common.readers import is_plain_linear
 
 _POST_NORM = ("ResPostBlock", "EvaBlockPostNorm")
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from agglo.hosts.common.base import matrix_entries
-from agglo.hosts.common.blocks import Parts, Projected
-from agglo.hosts.common.readers import front_and_rest, is_plain_linear
+from agglo.hosts.common.blocks import Parts, Projected, front_and_rest
+from agglo.hosts.common.readers import is_plain_linear
 
 _NORMS = (
     ("layernorm_before", "layernorm_after"),

@@ -34,10 +34,11 @@ _NOMINAL_SIDE = 16  # patches, for towers that take every size and name none
 class Tower:
     """A vision tower, and where its parts are.
 
-    loop: the module that loops over its layers, `layers` being their name in it.
-    prefix, suffix: tokens that are never merged.
-    grid: (rows, columns) of the patches at the tower's own input size, if they are in such an order.
-    patches: how many there are.
+    Args:
+        loop: The module that loops over its layers, `layers` being their name in it.
+        prefix: Tokens in front that are never merged; suffix: those at the end.
+        grid: (rows, columns) of the patches at the tower's own input size, if they are in such an order.
+        patches: How many there are.
     """
 
     module: Any
@@ -64,7 +65,7 @@ class Tower:
             mlp_weights=mlp,
             embedding_weights=_patch_weights(self.embeddings) * embedded // self.patches,
             head_madds=_head_madds(self.module, self.patches),
-            width=_width(layers[0], structure),
+            width=int(getattr(layers[0], structure.norms[0]).weight.shape[-1]),
             heads=heads,
             grid=self.grid,
             query_side_params=asking,
@@ -73,7 +74,7 @@ class Tower:
 
 
 def loop_of(module: nn.Module) -> tuple[nn.Module, str] | None:
-    """The module with the layers of what may be a tower, and their name in it."""
+    """Return the module with the layers of what may be a tower, and their name in it."""
     for owner in (module, *(child for name in _LOOPS if (child := module._modules.get(name)) is not None)):
         for name in _LISTS:
             layers = owner._modules.get(name)
@@ -83,12 +84,12 @@ def loop_of(module: nn.Module) -> tuple[nn.Module, str] | None:
 
 
 def layers_of(loop: nn.Module) -> str:
-    """The name of the layers in the module that loops over them."""
+    """Return the name of the layers in the module that loops over them."""
     return next(name for name in _LISTS if isinstance(loop._modules.get(name), nn.ModuleList))
 
 
 def embeddings_of(module: nn.Module) -> nn.Module | None:
-    """The patch embedding of what may be a tower.
+    """Return the patch embedding of what may be a tower.
 
     A child with a convolution over two or three dimensions, or with a linear layer named after patches, and without a
     vocabulary.
@@ -103,14 +104,14 @@ def embeddings_of(module: nn.Module) -> nn.Module | None:
 
 
 def is_tower(module: nn.Module) -> bool:
-    """Whether a module of transformers is built like a vision tower. Its layers may still be of another kind."""
+    """Return whether a module of transformers is built like a vision tower. Its layers may still be of another kind."""
     if not any(cls.__module__.split(".")[0] in PACKAGES for cls in type(module).__mro__):
         return False
     return loop_of(module) is not None and embeddings_of(module) is not None
 
 
 def tower_of(module: Any) -> Tower:
-    """The parts of a module that is built like a tower."""
+    """Return the parts of a module that is built like a tower."""
     found, embeddings = loop_of(module), embeddings_of(module)
     assert found is not None
     assert embeddings is not None
@@ -125,7 +126,7 @@ def tower_of(module: Any) -> Tower:
 
 
 def unknown_tokens(module: Any) -> str | None:
-    """A parameter of the embedding that may be tokens which agglo does not know of."""
+    """Return a parameter of the embedding that may be tokens which agglo does not know of."""
     embeddings = embeddings_of(module)
     assert embeddings is not None
     known = _FRONT + _BACK + _NOT_TOKENS
@@ -135,7 +136,7 @@ def unknown_tokens(module: Any) -> str | None:
 
 
 def _count(holder: Any, names: Sequence[str]) -> int:
-    """Tokens among the parameters of a module: (1, n, C), (n, C) or (C)."""
+    """Count tokens among the parameters of a module: (1, n, C), (n, C) or (C)."""
     tensors = [holder._parameters.get(name) for name in names]
     return sum(prod(tensor.shape[:-1]) for tensor in tensors if tensor is not None)
 
@@ -146,13 +147,13 @@ def _patch_linears(module: nn.Module) -> list[nn.Linear]:
 
 
 def _patch_weights(embeddings: nn.Module) -> int:
-    """Multiply-adds of the embedding, for each patch."""
+    """Return the multiply-adds of the embedding, for each patch."""
     convolutions = [part for part in embeddings.modules() if isinstance(part, _CONVOLUTIONS)]
     return matrix_entries(*(convolutions[-1:] or _patch_linears(embeddings)[:1]))
 
 
 def _patches(config: Any, embeddings: Any) -> tuple[Grid | None, int]:
-    """(rows, columns) where patches are in such an order, and how many there are at the tower's own input size."""
+    """Return (rows, columns) where patches are in such an order, and their number at the tower's own input size."""
     size = next((getattr(config, name) for name in ("image_size", "crop_size") if hasattr(config, name)), None)
     if hasattr(config, "num_mel_bins"):  # audio, as an image of frequencies and times
         mel, length, side = config.num_mel_bins, config.max_length, config.patch_size
@@ -176,17 +177,12 @@ def _patches(config: Any, embeddings: Any) -> tuple[Grid | None, int]:
 
 
 def pair(size: Any) -> tuple[int, int]:
-    """A size of both sides."""
+    """Return a size of both sides."""
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
-def _width(layer: Any, structure: Structure) -> int:
-    norm = getattr(layer, structure.norms[0])
-    return int(norm.weight.shape[-1])
-
-
 def _head_madds(module: Any, patches: int) -> int:
-    """Of the pooler inside the tower. One that attends projects every patch to a key and a value."""
+    """Return the multiply-adds of the tower's pooler. One that attends projects every patch to a key and a value."""
     head, width = getattr(module, "head", None), getattr(module.config, "hidden_size", 0)
     if head is None:
         return matrix_entries(getattr(module, "pooler", None))

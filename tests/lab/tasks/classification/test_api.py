@@ -28,7 +28,7 @@ QUICK = {"epochs": 2, "batch_size": 4, "warmup_epochs": 0.0, "mixup": 0.0, "cutm
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.write_pictures(tmp_path_factory.mktemp("data"))
+    return tiny_models.write_images(tmp_path_factory.mktemp("data"))
 
 
 def transformers_vit(classes: int = 3) -> Any:
