@@ -266,5 +266,5 @@ def test_what_cannot_be_taken_apart_is_refused_by_name() -> None:
         agglo.apply(model, keep_rate=0.5)
     model = tower()
     model.transformer.__class__ = OwnTransformer
-    with pytest.raises(agglo.UnsupportedModelError, match="OwnTransformer replaces open_clip's forward"):
+    with pytest.raises(agglo.UnsupportedModelError, match="OwnTransformer replaces forward of open_clip"):
         agglo.apply(model, keep_rate=0.5)

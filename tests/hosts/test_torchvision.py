@@ -167,7 +167,7 @@ class OtherAttention(nn.MultiheadAttention):
 def test_what_agglo_would_bypass_is_refused_by_name() -> None:
     model = vit()
     model.encoder.__class__ = OwnEncoder
-    with pytest.raises(agglo.UnsupportedModelError, match="OwnEncoder replaces torchvision's forward"):
+    with pytest.raises(agglo.UnsupportedModelError, match="OwnEncoder replaces forward of torchvision"):
         agglo.apply(model, keep_rate=0.5)
     model = vit()
     model.encoder.layers[3].self_attention = OtherAttention(48, 4, batch_first=True)

@@ -282,7 +282,7 @@ class OwnLayer(nn.Module):
 @current
 def test_subclasses_are_refused_by_name() -> None:
     config = tf.ViTConfig(**SMALL)
-    with pytest.raises(agglo.UnsupportedModelError, match="OwnForward replaces transformers' forward"):
+    with pytest.raises(agglo.UnsupportedModelError, match="OwnForward replaces forward of transformers"):
         agglo.apply(OwnForward(config), keep_rate=0.5)
     model = tf.ViTModel(config)
     model.layers[2] = OwnLayer()

@@ -182,7 +182,7 @@ def require_no_bypass(module: nn.Module, methods: Sequence[str], package: str) -
     """Raise UnsupportedModelError if somebody else's method is in the place of one that agglo overrides."""
     for name in overridden_methods(module, methods, package):
         raise UnsupportedModelError(
-            f"{type(module).__name__} replaces {package}'s {name} (in {getattr(type(module), name).__module__}); "
+            f"{type(module).__name__} replaces {name} of {package} (in {getattr(type(module), name).__module__}); "
             "agglo would bypass it"
         )
 

@@ -143,8 +143,9 @@ def _bias_module(layer: Any) -> Any:
 
 def patch_size(layer: Any) -> int:
     """Return the side of a patch in pixels, of a layer that is told the resolution of the image."""
-    own = getattr(layer, "patch_size", None)
-    return int(getattr(getattr(_self_attention(layer), "config", None), "patch_size", 1) if own is None else own)
+    config = getattr(_self_attention(layer), "config", None)
+    found = getattr(layer, "patch_size", getattr(config, "patch_size", 1))
+    return int(found if isinstance(found, int) else found[0])
 
 
 @dataclass(frozen=True)
