@@ -40,7 +40,7 @@ NOISE: dict[str, Any] = {
 
 
 def untrained(**options: Any) -> nn.Module:
-    """The model before training, started as DiT is: every block begins as the identity.
+    """Build the model before training, started as DiT is: every block begins as the identity.
 
     options: in place of some of SHAPE.
     """
@@ -64,7 +64,7 @@ def untrained(**options: Any) -> nn.Module:
 
 
 def trained(weights: Path = WEIGHTS) -> nn.Module:
-    """The generator with its weights, in float32, for evaluation.
+    """Load the generator with its weights, in float32, for evaluation.
 
     weights: another file of them, such as best/model.safetensors of a run of `agglo train-generator`.
     """
@@ -78,19 +78,19 @@ def trained(weights: Path = WEIGHTS) -> nn.Module:
 
 
 def to_model(images: Tensor) -> Tensor:
-    """Grey images (B, 1, 28, 28), uint8, as the model takes them: (B, 1, 32, 32) in -1 to 1, padded with black."""
+    """Return grey images (B, 1, 28, 28), uint8, as the model takes them: (B, 1, 32, 32) in -1 to 1, black around."""
     padded = nn.functional.pad(images, (PADDING,) * 4)
     return padded.to(torch.float32) / 127.5 - 1.0
 
 
 def to_images(samples: Tensor) -> Tensor:
-    """What the model makes, (B, 1, 32, 32), as grey images (B, 1, 28, 28), uint8."""
+    """Return samples of the model (B, 1, 32, 32) as grey images (B, 1, 28, 28), uint8."""
     inner = samples[..., PADDING:-PADDING, PADDING:-PADDING]
     return ((inner.float().clamp(-1.0, 1.0) + 1.0) * 127.5).round().to(torch.uint8)
 
 
 def starting_noise(seeds: Sequence[int]) -> Tensor:
-    """(B, 1, 32, 32), each image's from its own seed: the same in any batch and on any device."""
+    """Return noise (B, 1, 32, 32), each image's from its own seed: the same in any batch and on any device."""
     side = SHAPE["sample_size"]
     return torch.stack([torch.randn(1, side, side, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
 
@@ -103,12 +103,12 @@ def sample(
     *,
     steps: int = 25,
     guidance: float = 1.0,
-    after_step: Callable[[int, Tensor], None] | None = None,
+    after_step: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Images (B, 1, 28, 28), uint8, of a class and a seed each, by DDIM without further noise.
+    """Return images (B, 1, 28, 28), uint8, of a class and a seed each, by DDIM without further noise.
 
     guidance: how much of the difference that the class makes is taken; 1 runs the model without the class "any".
-    after_step: called with the number of steps done and the images that the model has in mind by then.
+    after_step: called with the number of steps done.
     """
     from diffusers import DDIMScheduler
 
@@ -130,8 +130,7 @@ def sample(
             if guided:
                 free, prompted = velocity.chunk(2)
                 velocity = free + guidance * (prompted - free)
-            stepped = scheduler.step(velocity, step, noisy)
-            noisy = stepped.prev_sample
+            noisy = scheduler.step(velocity, step, noisy).prev_sample
             if after_step is not None:
-                after_step(number, to_images(stepped.pred_original_sample))
+                after_step(number)
     return to_images(noisy)

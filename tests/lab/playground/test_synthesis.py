@@ -55,20 +55,3 @@ def test_what_cannot_be_drawn_is_said(models: Models) -> None:
     assert dense.difference(dense) == 0 and (other.difference(dense) or 0) > 1
     with pytest.raises(ValueError, match="class"):
         models.request("Hat", 0)
-
-
-def test_a_pipeline_without_a_callback_tells_its_steps_by_its_model() -> None:
-    """DiT's takes classes and has no callback."""
-    from diffusers import AutoencoderKL, DDIMScheduler, DiTPipeline, DiTTransformer2DModel
-
-    from agglo.lab.tasks.synthesis.evaluation.generators import _telling
-
-    shape = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "num_layers": 2, "sample_size": 8}
-    transformer = DiTTransformer2DModel(**shape, patch_size=2, out_channels=4, num_embeds_ada_norm=10)
-    vae = AutoencoderKL(block_out_channels=(4,), norm_num_groups=2, latent_channels=4)
-    pipeline = DiTPipeline(transformer, vae, DDIMScheduler())
-    steps: list[int] = []
-    with _telling(pipeline, lambda step, image: steps.append(step)) as arguments:
-        pipeline([1], num_inference_steps=3, guidance_scale=1.0, **arguments)
-    pipeline([1], num_inference_steps=1, guidance_scale=1.0)  # nobody listens any more
-    assert arguments == {} and steps == [1, 2, 3]

@@ -23,9 +23,9 @@ from agglo.utils.files import require_output
 
 EXAMPLES = """\
 examples:
-  agglo fid generated/atc-average-paper_keep0.5 imagenet-val-5000
+  agglo fid generated/atc_keep0.5 imagenet-val-5000
   agglo fid imagenet-val-5000 generated/dense --keep imagenet.npz
-  agglo fid imagenet.npz generated/tome_keep0.5 --weights inception-2015-12-05.pt --device cuda
+  agglo fid imagenet.npz generated/tomesd_keep0.5 --weights inception-2015-12-05.pt --device cuda
   agglo fid fashion generated/dense --features classifier
 """
 

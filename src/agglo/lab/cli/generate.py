@@ -7,12 +7,12 @@ MODEL is a pipeline of diffusers (a folder, or a name on the hub), or `embedded`
 makes clothes of ten classes instead of prompts; --weights takes what `agglo train-generator` wrote.
 The folder gets one folder of PNGs for each method and keep rate, for `agglo fid`; each PNG holds its prompt, its seed
 and the seconds it took. record.json holds the settings and the times, sheet.png the first images side by side. The same
-command goes on where an earlier one was stopped or killed; other methods and keep rates are added, other settings are
+command continues where an earlier one was stopped or killed; other methods and keep rates are added, other settings are
 refused. On several GPUs: accelerate launch -m agglo generate ...
 
 --imagenet is the paper's protocol: "A high quality photograph of a {class}." for 1000 classes, 2 images each, 50 steps,
 guidance 7.5, the pipeline's own scheduler (PNDM), images named {class}_{number} with the digits of both as the seed.
-The paper's atc is --variant paper, its ToMe --option use_rand=false.
+The paper's ATC is atc:features=tokens,proportional=false, its ToMe tomesd:use_rand=false.
 """
 
 from __future__ import annotations
@@ -21,29 +21,27 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
-from agglo.config import DIFFUSION_FIELDS
 from agglo.lab.options import AtLeastOne, Whole, device_or_best, option
 from agglo.lab.tasks.synthesis.data import requests as wanted
 from agglo.lab.tasks.synthesis.data.requests import Request
-from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell, cells_of
+from agglo.lab.tasks.synthesis.evaluation.cells import cells_of
 from agglo.lab.tasks.synthesis.evaluation.generators import EmbeddedGenerator, Generator, PipelineGenerator
 from agglo.lab.tasks.synthesis.evaluation.grid import Workers, generate
-from agglo.lab.tasks.synthesis.evaluation.sheets import contact_sheet, groups_sheet
-from agglo.text import parse_options
+from agglo.lab.tasks.synthesis.evaluation.sheets import contact_sheet
 from agglo.utils.devices import dtype_named, require_device
 
 EXAMPLES = """\
 examples:
-  agglo generate embedded --per-class 4 --method dense tomesd atc --keep-rate 0.5 --output generated --groups 12
+  agglo generate embedded --per-class 4 --method dense tomesd atc --keep-rate 0.5 --output generated
   agglo generate stable-diffusion-v1-5 --imagenet --per-class 2 --output sd --device cuda --dtype float16 \\
-      --method dense tomesd atc --linkage single average complete --variant paper --option use_rand=false \\
+      --method dense tomesd:use_rand=false atc:linkage=single,features=tokens,proportional=false \\
       --keep-rate 0.9 0.8 0.7 0.6 0.5 0.4
-  agglo fid imagenet-val-5000 sd/atc-average-paper_keep0.5 --device cuda
-  agglo generate sdxl-folder --prompts prompts.txt --method dense atc --keep-rate 0.5 --every 5 --output xl
+  agglo fid imagenet-val-5000 sd/tomesd-use_rand=false_keep0.5 --device cuda
+  agglo generate sdxl-folder --prompts prompts.txt --method dense atc:every=5 --keep-rate 0.5 --output xl
 """
 
 
@@ -54,7 +52,6 @@ class Options:
     WHAT: ClassVar = "what is generated"
     REDUCTION: ClassVar = "token reduction"
     HOW: ClassVar = "how"
-    SHEETS: ClassVar = "sheets of images"
 
     model: str = option("embedded", positional=True, metavar="MODEL")
     output: Path = option(help="folder of the images", metavar="DIR")
@@ -64,34 +61,12 @@ class Options:
     classes: Sequence[Whole] | None = option(None, "only these, from 0 (default: all)", metavar="C", group=WHAT)
     seed: Whole = option(0, "added to all seeds", group=WHAT)
     method: Sequence[str] = option(
-        ("dense", "tomesd", "atc"), "dense, atc, tomesd, pool, random, ...", metavar="M", group=REDUCTION
-    )
-    keep_rate: Sequence[float] = option((0.5,), metavar="R", group=REDUCTION)
-    linkage: Sequence[str] = option(("average",), "of atc", metavar="L", group=REDUCTION)
-    variant: Sequence[str] = option(
-        ("own",),
-        "of atc: own (keys, proportional attention), paper (block inputs, neither)",
-        metavar="V",
+        ("dense", "tomesd", "atc"),
+        "dense, atc, tomesd, pool, ..., with options as in atc:linkage=single,every=5 (docs/synthesis.md lists them)",
+        metavar="M",
         group=REDUCTION,
     )
-    proportional: Literal["on", "off"] | None = option(None, "(default: the method's)", group=REDUCTION)
-    features: str | None = option(
-        None, "tokens, keys, keys_per_head, values (default: the method's)", metavar="F", group=REDUCTION
-    )
-    max_downsample: AtLeastOne | None = option(
-        None, "coarsest tokens (default: the finest)", metavar="D", group=REDUCTION
-    )
-    merge: Sequence[str] | None = option(None, "attn, cross, mlp (default: attn)", metavar="P", group=REDUCTION)
-    share: str | None = option(
-        None, "groups per block, or one per resolution (default: block)", metavar="S", group=REDUCTION
-    )
-    every: AtLeastOne | None = option(None, "steps that keep their groups (default: 1)", group=REDUCTION)
-    drift: float | None = option(
-        None, "keep groups until features have moved by this much", metavar="D", group=REDUCTION
-    )
-    method_option: Sequence[str] = option(
-        [], "of the methods that have it", flags=("--option",), metavar="NAME=VALUE", group=REDUCTION
-    )
+    keep_rate: Sequence[float] = option((0.5,), metavar="R", group=REDUCTION)
     weights: Path | None = option(None, "of the embedded model (default: those in agglo)", group=HOW)
     steps: AtLeastOne | None = option(None, "of denoising (default: 50; embedded 25)", group=HOW)
     guidance: float | None = option(None, "classifier-free (default: 7.5; embedded 1)", metavar="G", group=HOW)
@@ -106,30 +81,11 @@ class Options:
         None, "cpu, cuda, cuda:1, mps (default: this process's under accelerate, else the best)", metavar="D", group=HOW
     )
     dtype: str = option("float32", "float32, bfloat16, float16", metavar="DTYPE", group=HOW)
-    sheet: Whole = option(8, "images on sheet.png; 0 is none", group=SHEETS)
-    groups: Whole | None = option(
-        None,
-        "draw the groups of this step, from 0, over the first images of the sheet: groups/<method>.png",
-        metavar="STEP",
-        group=SHEETS,
-    )
+    sheet: Whole = option(8, "images on sheet.png; 0 is none", group=HOW)
 
 
 def run(options: Options) -> None:
-    common = {name: getattr(options, name) for name in DIFFUSION_FIELDS if getattr(options, name) is not None}
-    if options.proportional is not None:
-        common["proportional"] = options.proportional == "on"
-    of_method = parse_options(options.method_option)
-    if options.features is not None:
-        of_method["features"] = options.features
-    cells = cells_of(
-        options.method,
-        options.keep_rate,
-        linkages=options.linkage,
-        variants=options.variant,
-        common=common,
-        of_method=of_method,
-    )
+    cells = cells_of(options.method, options.keep_rate)
     requests = _requests(options)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         workers, chosen = Workers(), device_or_best(options.device)
@@ -141,8 +97,10 @@ def run(options: Options) -> None:
         workers, chosen = Workers(state.num_processes, state.process_index), options.device or str(state.device)
     generator = _generator(options, chosen)
     generate(generator, cells, requests, options.output, batch_size=options.batch_size, workers=workers)
-    if workers.index == 0:
-        _draw(options, generator, cells, requests)
+    if workers.index == 0 and options.sheet:
+        path = options.output / "sheet.png"
+        contact_sheet(options.output, cells, requests[: options.sheet]).save(path)
+        print(path)
 
 
 def _requests(options: Options) -> list[Request]:
@@ -173,23 +131,3 @@ def _generator(options: Options, device: str) -> Generator:
         raise ValueError(f"--weights {options.weights} is for the embedded model; a pipeline brings its own")
     size = None if options.size is None else (options.size[0], options.size[1])
     return PipelineGenerator(options.model, size=size, scheduler=options.scheduler, **given)
-
-
-def _draw(
-    options: Options,
-    generator: Generator,
-    cells: Sequence[GenerationCell],
-    requests: Sequence[Request],
-) -> None:
-    shown = requests[: options.sheet]
-    if shown:
-        path = options.output / "sheet.png"
-        contact_sheet(options.output, cells, shown).save(path)
-        print(path)
-    if options.groups is not None:
-        (options.output / "groups").mkdir(exist_ok=True)
-        for cell in cells:
-            if cell.config is not None:
-                path = options.output / "groups" / f"{cell.name}.png"
-                groups_sheet(generator, cell, shown or requests[:1], options.groups).save(path)
-                print(path)

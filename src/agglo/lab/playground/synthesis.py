@@ -58,7 +58,7 @@ def draw(
         found = report(generator.reduced)
         tracing = nullcontext(Trace()) if found is None else trace(generator.reduced, passes=generator.steps)
         with stopwatch() as taken, tracing as record:
-            [image] = generator([request], lambda step, _: after_step(step))
+            [image] = generator([request], after_step)
     except ValueError as error:
         return Drawn(config=config, refused=str(error))
     finally:

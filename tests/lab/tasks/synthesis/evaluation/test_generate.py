@@ -15,12 +15,12 @@ import agglo
 from agglo import ReductionConfig
 from agglo.embedded import generator as embedded
 from agglo.lab.cli import main
-from agglo.lab.tasks.synthesis.data.requests import Request, fashion_requests
+from agglo.lab.tasks.synthesis.data.requests import Request, fashion_requests, imagenet_requests
 from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell, cells_of
 from agglo.lab.tasks.synthesis.evaluation.errors import prediction_errors, relative_errors
 from agglo.lab.tasks.synthesis.evaluation.generators import EmbeddedGenerator, PipelineGenerator
-from agglo.lab.tasks.synthesis.evaluation.grid import Workers, generate
-from agglo.lab.tasks.synthesis.evaluation.sheets import contact_sheet, groups_sheet, panel_pixels
+from agglo.lab.tasks.synthesis.evaluation.grid import generate
+from agglo.lab.tasks.synthesis.evaluation.sheets import contact_sheet, panel_pixels
 from tests.support.diffusion import save_dit_pipeline, save_prompted_pipeline
 from tests.support.generation import random_weights
 from tests.support.processes import torchrun
@@ -53,15 +53,15 @@ def require_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> N
 
 def test_every_cell_gets_every_image(generator: EmbeddedGenerator, tmp_path: Path) -> None:
     made = generate(generator, CELLS, REQUESTS, tmp_path, batch_size=3)
-    assert [cell.name for cell in CELLS] == ["dense", "tomesd_keep0.5", "atc-average_keep0.5"]
+    assert [cell.name for cell in CELLS] == ["dense", "tomesd_keep0.5", "atc_keep0.5"]
     found = pixels(tmp_path)
     assert len(found) == len(CELLS) * len(REQUESTS)
     seeds = [request.seed for request in REQUESTS[:3]]
     dense = embedded.sample(generator.reduced, [0, 1, 2], seeds, steps=2, guidance=1.5)
     for number in range(3):
         assert np.array_equal(found[f"dense/{number}_0.png"], dense[number, 0].numpy())
-    assert not np.array_equal(found["dense/0_0.png"], found["atc-average_keep0.5/0_0.png"])
-    assert not np.array_equal(found["tomesd_keep0.5/0_0.png"], found["atc-average_keep0.5/0_0.png"])
+    assert not np.array_equal(found["dense/0_0.png"], found["atc_keep0.5/0_0.png"])
+    assert not np.array_equal(found["tomesd_keep0.5/0_0.png"], found["atc_keep0.5/0_0.png"])
     assert list(made.values()) == json.loads((tmp_path / "record.json").read_text())["results"]
     assert made["dense"]["images"] == 4 and made["dense"]["seconds_mean"] > 0
     about = Image.open(tmp_path / "dense" / "3_0.png").info
@@ -97,30 +97,15 @@ def test_a_stopped_run_goes_on_to_the_same_images(
     require_equal(pixels(stopped), pixels(whole))
 
 
-def test_processes_share_the_images(generator: EmbeddedGenerator, tmp_path: Path) -> None:
-    generate(generator, CELLS[1:2], REQUESTS, tmp_path / "one", batch_size=1)
-
-    class Told(Workers):
-        def wait(self) -> None: ...
-
-    # Process 1 first: process 0 sums up what all have done.
-    with pytest.raises(FileNotFoundError):
-        generate(generator, CELLS[1:2], REQUESTS, tmp_path / "two", batch_size=1, workers=Told(2, 0))
-    assert sorted(pixels(tmp_path / "two")) == ["tomesd_keep0.5/0_0.png", "tomesd_keep0.5/2_0.png"]
-    generate(generator, CELLS[1:2], REQUESTS, tmp_path / "two", batch_size=1, workers=Told(2, 1))
-    generate(generator, CELLS[1:2], REQUESTS, tmp_path / "two", batch_size=1, workers=Told(2, 0))
-    require_equal(pixels(tmp_path / "two"), pixels(tmp_path / "one"))
-
-
 def test_another_run_in_the_same_folder_is_refused(generator: EmbeddedGenerator, weights: Path, tmp_path: Path) -> None:
     generate(generator, CELLS[:2], REQUESTS[:1], tmp_path)
     other = EmbeddedGenerator(weights=weights, steps=3, guidance=1.5)
     changed = GenerationCell("tomesd_keep0.5", ReductionConfig.of("tomesd", keep_rate=0.5, use_rand=False))
     for arguments, batch_size, named in (
-        ((other, CELLS[:1], REQUESTS[:1]), 1, "settings.steps: 2 there, 3 now"),
+        ((other, CELLS[:1], REQUESTS[:1]), 1, "settings.steps"),
         ((generator, CELLS[:1], REQUESTS[:1]), 2, "settings.batch_size"),
         ((generator, CELLS[:1], REQUESTS[:2]), 1, "settings.requests"),
-        ((generator, [changed], REQUESTS[:1]), 1, "tomesd_keep0.5 with other config"),
+        ((generator, [changed], REQUESTS[:1]), 1, "config"),
     ):
         with pytest.raises(ValueError, match=named):
             generate(*arguments, tmp_path, batch_size=batch_size)
@@ -138,32 +123,24 @@ def test_an_impossible_cell_raises_before_any_work(generator: EmbeddedGenerator,
 
 
 def test_the_grid() -> None:
-    cells = cells_of(
-        ["dense", "atc", "tomesd", "atc"],
-        [0.9, 0.5],
-        linkages=["single", "average"],
-        variants=["paper", "own"],
-        common={"every": 2},
-        of_method={"use_rand": False},
-    )
-    assert [cell.name for cell in cells[:6]] == [
+    paper = "atc:linkage=single,features=tokens,proportional=false"
+    cells = cells_of(["dense", paper, "tomesd:use_rand=false,every=2", paper], [0.9, 0.5])
+    assert [cell.name for cell in cells[:3]] == [
         "dense",
-        "atc-single-paper_keep0.9",
-        "atc-average-paper_keep0.9",
-        "atc-single_keep0.9",
-        "atc-average_keep0.9",
-        "tomesd_keep0.9",
+        "atc-linkage=single-features=tokens-proportional=false_keep0.9",
+        "tomesd-use_rand=false-every=2_keep0.9",
     ]
-    assert len(cells) == 11 and len({cell.name for cell in cells}) == 11
-    paper = {"linkage": "single", "features": "tokens", "proportional": False}
-    assert cells[1].config == ReductionConfig.of("atc", keep_rate=0.9, every=2, **paper)
-    assert cells[5].config == ReductionConfig.of("tomesd", keep_rate=0.9, every=2, use_rand=False)
-    with pytest.raises(ValueError, match="stride=3"):
-        cells_of(["atc"], [0.5], of_method={"stride": 3})
-    with pytest.raises(ValueError, match="variant='released'"):
-        cells_of(["atc"], [0.5], variants=["released"])
-    with pytest.raises(ValueError, match="need keep rates"):
-        cells_of(["dense", "atc"])
+    assert len({cell.name for cell in cells}) == len(cells) == 5
+    options = {"linkage": "single", "features": "tokens", "proportional": False}
+    assert cells[1].config == ReductionConfig.of("atc", keep_rate=0.9, **options)
+    assert cells[2].config == ReductionConfig.of("tomesd", keep_rate=0.9, every=2, use_rand=False)
+    for methods, rates, named in (
+        (["atc:stride=3"], [0.5], "stride"),
+        (["atc:3"], [0.5], "atc:3"),
+        (["atc"], [], "atc"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            cells_of(methods, rates)
 
 
 def test_errors_against_dense(generator: EmbeddedGenerator) -> None:
@@ -172,7 +149,7 @@ def test_errors_against_dense(generator: EmbeddedGenerator) -> None:
     dense = model(noisy, steps, classes).sample.detach()
     rates = [1.0, 0.8, 0.3]
     found = prediction_errors(model, cells_of(["atc"], rates), [lambda: model(noisy, steps, classes).sample])
-    errors = [found[f"atc-average_keep{rate:g}"][0] for rate in rates]
+    errors = [found[f"atc_keep{rate:g}"][0] for rate in rates]
     assert errors[0] < 1e-5 < errors[1] < errors[2]
     agglo.apply(model, keep_rate=0.8)
     with torch.no_grad():
@@ -196,29 +173,6 @@ def test_sheets(generator: EmbeddedGenerator, tmp_path: Path) -> None:
     assert wide.shape == (128, 256, 3)
 
 
-def test_groups_of_a_step(generator: EmbeddedGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    from agglo.lab.tasks.synthesis.evaluation import sheets
-
-    plain = sheets.group_rows
-    monkeypatch.setattr(sheets, "group_rows", lambda trace, *a, **k: seen.append(trace) or plain(trace, *a, **k))
-    groups_sheet(generator, CELLS[2], REQUESTS[:1], 1)
-    steps = seen[0].steps
-    assert [step.block for step in steps] == list(range(8))
-    assert all(step.total.labels.shape == (1, 256) for step in steps)
-    assert all(len(step.total.labels.unique()) == 128 for step in steps)
-    # Those of the prompted half at the second step, by hand.
-    CELLS[2].apply(generator.reduced)
-    with agglo.trace(generator.reduced, passes=generator.steps) as trace:
-        generator(REQUESTS[:1])
-    agglo.remove(generator.reduced)
-    assert torch.equal(trace.passes[1][3].total.labels[1], steps[3].total.labels[0])
-    with pytest.raises(ValueError, match="step 2 of 2 does not exist: 0 to 1"):
-        groups_sheet(generator, CELLS[2], REQUESTS[:1], 2)
-    with pytest.raises(ValueError, match="dense has no groups"):
-        groups_sheet(generator, CELLS[0], REQUESTS[:1], 0)
-
-
 def test_seeds_not_batches_decide(generator: EmbeddedGenerator) -> None:
     alone = embedded.sample(generator.reduced, [3], [7], steps=2)
     among = embedded.sample(generator.reduced, [1, 3, 5], [6, 7, 8], steps=2)
@@ -232,11 +186,10 @@ def test_seeds_not_batches_decide(generator: EmbeddedGenerator) -> None:
 
 def test_the_command(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["generate", "embedded", "--weights", str(weights), "--steps", "1", "--classes", "0", "--sheet", "1"]
-    arguments += ["--per-class", "1", "--output", str(tmp_path / "out"), "--keep-rate", "0.5", "--groups", "0"]
-    assert main([*arguments, "--method", "dense", "atc", "--variant", "paper"]) == 0
-    told = capsys.readouterr().out.split()
-    assert [Path(path).name for path in told] == ["sheet.png", "atc-average-paper_keep0.5.png"]
-    assert all(Path(path).exists() for path in told)
+    arguments += ["--per-class", "1", "--output", str(tmp_path / "out"), "--keep-rate", "0.5"]
+    assert main([*arguments, "--method", "dense", "atc:features=tokens"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "out" / "sheet.png")
+    assert len(pixels(tmp_path / "out")) == 3
     for words, named in (
         ([*arguments[1:], "--method", "atc", "--steps", "2"], "settings.steps"),
         (["embedded", "--imagenet", "--output", str(tmp_path)], "--imagenet"),
@@ -254,21 +207,20 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_pipeline_of_diffusers(pipeline: Path, tmp_path: Path) -> None:
-    from agglo.lab.tasks.synthesis.data.requests import imagenet_requests
-
     generator = PipelineGenerator(str(pipeline), steps=2, guidance=4.0, scheduler="DPMSolverMultistepScheduler")
     assert generator.about()["scheduler"] == "DPMSolverMultistepScheduler"
-    cells = cells_of(["dense", "atc"], [0.5])
     requests = imagenet_requests(1, classes=[18, 412])
-    generate(generator, cells, requests, tmp_path)
+    generate(generator, cells_of(["dense", "atc"], [0.5]), requests, tmp_path)
     found = pixels(tmp_path)
-    assert sorted(found) == [
-        f"{cell}/{name}.png" for cell in ("atc-average_keep0.5", "dense") for name in ("18_0", "412_0")
-    ]
+    assert sorted(found) == [f"{cell}/{name}.png" for cell in ("atc_keep0.5", "dense") for name in ("18_0", "412_0")]
     again = generator.reduced(
         class_labels=[412], generator=torch.Generator().manual_seed(4120), num_inference_steps=2, guidance_scale=4.0
     ).images[0]
     assert np.array_equal(found["dense/412_0.png"], np.asarray(again))
+    steps: list[int] = []
+    generator(requests, steps.append)
+    generator(requests)  # without a hook
+    assert steps == [1, 2]
     with pytest.raises(ValueError, match="scheduler='AutoencoderKL'"):
         PipelineGenerator(str(pipeline), scheduler="AutoencoderKL")
 
@@ -282,11 +234,11 @@ def test_prompts_by_the_command(prompted: Path, tmp_path: Path, capsys: pytest.C
     (tmp_path / "prompts.txt").write_text("a cat\na dog\n")
     arguments = ["generate", str(prompted), "--prompts", str(tmp_path / "prompts.txt"), "--per-class", "1"]
     arguments += ["--steps", "3", "--size", "16", "16", "--method", "dense", "atc", "--keep-rate", "0.5"]
-    assert main([*arguments, "--output", str(tmp_path / "out"), "--groups", "1"]) == 0, capsys.readouterr().err
+    assert main([*arguments, "--output", str(tmp_path / "out")]) == 0, capsys.readouterr().err
     found = pixels(tmp_path / "out")
     assert found["dense/0_0.png"].shape == (16, 16, 3)
     assert not np.array_equal(found["dense/0_0.png"], found["dense/1_0.png"])
-    assert not np.array_equal(found["dense/0_0.png"], found["atc-average_keep0.5/0_0.png"])
+    assert not np.array_equal(found["dense/0_0.png"], found["atc_keep0.5/0_0.png"])
     record = json.loads((tmp_path / "out" / "record.json").read_text())
     assert record["settings"]["scheduler"] == "PNDMScheduler" and record["settings"]["guidance"] == 7.5
 

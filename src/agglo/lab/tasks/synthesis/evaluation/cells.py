@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from agglo import patch
-from agglo.checks import choice
 from agglo.config import ReductionConfig
-from agglo.methods.registry import find
+from agglo.text import parse_call
 
 DENSE = "dense"
-OWN, PAPER = "own", "paper"
-VARIANTS = (OWN, PAPER)
-_SUFFIXES = {OWN: "", PAPER: f"-{PAPER}"}
-# The paper compares block inputs and adds nothing to the attention logits.
-_OPTIONS: dict[str, dict[str, Any]] = {OWN: {}, PAPER: {"features": "tokens", "proportional": False}}
 
 
 class GenerationCell(NamedTuple):
@@ -32,45 +27,25 @@ class GenerationCell(NamedTuple):
             patch.apply(model, self.config)
 
 
-def cells_of(
-    methods: Sequence[str],
-    keep_rates: Sequence[float] = (),
-    *,
-    linkages: Sequence[str] = ("average",),
-    variants: Sequence[str] = (OWN,),
-    common: Mapping[str, Any] | None = None,
-    of_method: Mapping[str, Any] | None = None,
-) -> list[GenerationCell]:
-    """Return every method at every keep rate, atc with every linkage and variant; repeated values once.
+def cells_of(methods: Sequence[str], keep_rates: Sequence[float] = ()) -> list[GenerationCell]:
+    """Return every method at every keep rate, repeated ones once, the dense model first.
 
     Args:
-        methods: "dense", and those that `agglo.apply` takes for a diffusion model.
+        methods: "dense", names of methods, or texts with their options and fields of the config.
         keep_rates: Fractions of tokens that stay.
-        linkages: For atc.
-        variants: For atc: "own" or "paper".
-        common: Further fields of the config, for all methods.
-        of_method: Options for the methods that have them.
+
+    >>> [cell.name for cell in cells_of(["dense", "atc:linkage=single,every=2"], [0.5])]
+    ['dense', 'atc-linkage=single-every=2_keep0.5']
     """
-    for name in variants:
-        choice("variant", name, VARIANTS)
-    given = dict(of_method or {})
-    reducing = [name for name in dict.fromkeys(methods) if name != DENSE]
-    accepted = {name: find(name).defaults() for name in reducing}
-    for option, value in given.items():
-        if not any(option in options for options in accepted.values()):
-            raise ValueError(f"{option}={value!r} goes with none of the methods {', '.join(map(repr, methods))}")
+    reducing = [text for text in dict.fromkeys(methods) if text != DENSE]
     if reducing and not keep_rates:
         raise ValueError(f"methods {', '.join(reducing)} need keep rates")
-    atc_options: dict[str, dict[str, Any]] = {
-        f"atc-{linkage}{_SUFFIXES[variant]}": {"linkage": linkage, **_OPTIONS[variant]}
-        for variant in variants
-        for linkage in linkages
-    }
     cells = [GenerationCell(DENSE)] if DENSE in methods else []
     for rate in dict.fromkeys(keep_rates):
-        for name in reducing:
-            own = {option: value for option, value in given.items() if option in accepted[name]}
-            for title, options in atc_options.items() if name == "atc" else [(name, {})]:
-                config = ReductionConfig.of(name, keep_rate=rate, **{**(common or {}), **own, **options})
-                cells.append(GenerationCell(f"{title}_keep{rate:g}", config))
+        for text in reducing:
+            name, values, options = parse_call(text)
+            if values:
+                raise ValueError(f"method={text!r}: write name:key=value")
+            config = ReductionConfig.of(name, keep_rate=rate, **options)
+            cells.append(GenerationCell(f"{re.sub('[^a-zA-Z0-9_.=]+', '-', text)}_keep{rate:g}", config))
     return cells

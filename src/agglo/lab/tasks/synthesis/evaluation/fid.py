@@ -100,13 +100,9 @@ def _root(covariance: Floats) -> Floats:
 def statistics_of(
     source: Path, features: Callable[[], Features], *, batch_size: int = 32, keep: Path | None = None
 ) -> Statistics:
-    """Return the statistics of a folder of images, or those in an .npz file.
+    """Return the statistics of a folder of images, kept in a file if wanted, or those in an .npz file.
 
-    Args:
-        source: The folder or file.
-        features: Returns the feature extractor; called for a folder only.
-        batch_size: Images per batch.
-        keep: Where to write the statistics of a folder.
+    `features` returns the feature extractor; it is called for a folder only.
     """
     if source.suffix == ".npz":
         if keep is not None:

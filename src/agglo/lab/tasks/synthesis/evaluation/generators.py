@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 EMBEDDED = "embedded"
-# Called with the number of steps done, and the predicted first image if the model has one by then.
-AfterStep = Callable[[int, "Image | None"], None]
+AfterStep = Callable[[int], None]  # called with the number of steps done
 
 
 class Generator(ABC):
@@ -30,12 +28,10 @@ class Generator(ABC):
 
     Attributes:
         reduced: The pipeline or model that `agglo.apply` takes.
-        guided: Whether a call of the model has every image twice, without and then with its prompt.
         steps: Number of denoising steps.
     """
 
     reduced: Any
-    guided: bool
     steps: int
 
     @abstractmethod
@@ -70,17 +66,11 @@ class EmbeddedGenerator(Generator):
             self.reduced.to(dtype)
         self.fingerprint = fingerprint(self.reduced.state_dict())
         self.steps, self.guidance, self.dtype = steps, guidance, dtype
-        self.guided = guidance != 1.0
 
     def __call__(self, requests: Sequence[Request], after_step: AfterStep | None = None) -> list[Image]:
         labels, seeds = [request.label for request in requests], [request.seed for request in requests]
-
-        def show(step: int, images: Tensor) -> None:
-            if after_step is not None:
-                after_step(step, pil_images(images[:1])[0])
-
-        images = embedded.sample(self.reduced, labels, seeds, steps=self.steps, guidance=self.guidance, after_step=show)
-        return pil_images(images)
+        how: dict[str, Any] = {"steps": self.steps, "guidance": self.guidance, "after_step": after_step}
+        return pil_images(embedded.sample(self.reduced, labels, seeds, **how))
 
     def canvas(self, image: Image) -> Image:
         from PIL import ImageOps
@@ -129,14 +119,12 @@ class PipelineGenerator(Generator):
             pipeline.register_modules(safety_checker=None)  # it blackens images: no measure of a model
         if scheduler is not None:
             kind: Any = getattr(diffusers, scheduler, None)
-            known = inspect.isclass(kind) and issubclass(kind, diffusers.SchedulerMixin)
-            if not known:
+            if not hasattr(kind, "set_timesteps"):
                 raise ValueError(f"scheduler={scheduler!r} is no scheduler of diffusers, such as 'PNDMScheduler'")
             pipeline.scheduler = kind.from_config(pipeline.scheduler.config)
         pipeline.set_progress_bar_config(disable=True)
         self.reduced, self.name, self.steps, self.guidance = pipeline.to(device), name, steps, guidance
         self.size, self.device, self.dtype = size, torch.device(device), dtype
-        self.guided = guidance > 1.0
         accepted = inspect.signature(type(pipeline).__call__).parameters
         if "prompt" not in accepted and "class_labels" not in accepted:
             raise ValueError(f"model={name!r} is a {type(pipeline).__name__}, which takes neither prompts nor classes")
@@ -144,16 +132,21 @@ class PipelineGenerator(Generator):
 
     def __call__(self, requests: Sequence[Request], after_step: AfterStep | None = None) -> list[Image]:
         generators = [torch.Generator(self.device).manual_seed(request.seed) for request in requests]
-        what: dict[str, Any] = (
-            {"prompt": [request.prompt for request in requests]}
-            if self.by_prompt
-            else {"class_labels": [request.label for request in requests]}
-        )
+        what: dict[str, Any] = {"num_inference_steps": self.steps, "guidance_scale": self.guidance}
+        if self.by_prompt:
+            what["prompt"] = [request.prompt for request in requests]
+        else:
+            what["class_labels"] = [request.label for request in requests]
         if self.size is not None:
             what |= {"height": self.size[0], "width": self.size[1]}
-        what |= {"generator": generators, "num_inference_steps": self.steps, "guidance_scale": self.guidance}
-        with _telling(self.reduced, after_step) as arguments:
-            found: list[Image] = self.reduced(**what, **arguments).images
+        calls, hook = count(1), None
+        if after_step is not None:  # not every pipeline takes a callback
+            hook = denoisers(self.reduced)[0].register_forward_hook(lambda *_: after_step(next(calls)))
+        try:
+            found: list[Image] = self.reduced(**what, generator=generators).images
+        finally:
+            if hook is not None:
+                hook.remove()
         return found
 
     def about(self) -> dict[str, Any]:
@@ -166,30 +159,6 @@ class PipelineGenerator(Generator):
             "device": self.device.type,  # noise is drawn on it: the same seeds give other images on another
             "dtype": str(self.dtype).removeprefix("torch."),
         }
-
-
-@contextmanager
-def _telling(pipeline: Any, after_step: AfterStep | None) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of a pipeline's call that report its steps.
-
-    A pipeline that takes no callback is followed by a hook on its model.
-    """
-    if after_step is None:
-        yield {}
-    elif "callback_on_step_end" in inspect.signature(type(pipeline).__call__).parameters:
-
-        def told(_pipeline: Any, step: int, _time: Any, kept: dict[str, Any]) -> dict[str, Any]:
-            after_step(step + 1, None)
-            return kept
-
-        yield {"callback_on_step_end": told}
-    else:
-        calls = count(1)
-        hook = denoisers(pipeline)[0].register_forward_hook(lambda *_: after_step(next(calls), None))
-        try:
-            yield {}
-        finally:
-            hook.remove()
 
 
 def pil_images(images: Tensor) -> list[Image]:

@@ -69,13 +69,9 @@ def generate(
         raise ValueError(f"batch_size={batch_size} must be at least 1")
     described = [[request.name, request.prompt, request.seed] for request in requests]
     settings = {**generator.about(), "batch_size": batch_size, "requests": described}
+    header, writes = {"settings": settings}, workers.index == 0
     journal = Journal(
-        output / _RECORD,
-        {"settings": settings},
-        same=("settings",),
-        subject=("name",),
-        sources=("config",),
-        writes=workers.index == 0,
+        output / _RECORD, header, same=("settings",), subject=("name",), sources=("config",), writes=writes
     )
     for cell in cells:  # an impossible one raises before hours of work on the others
         cell.apply(generator.reduced)
@@ -158,9 +154,5 @@ def summary(folder: Path, requests: Sequence[Request]) -> dict[str, Any]:
         with Image.open(file_of(folder, request)) as image:
             image.load()
             seconds.append(float(image.info[_SECONDS]))
-    return {
-        "images": len(seconds),
-        "seconds_mean": mean(seconds),
-        "seconds_std": pstdev(seconds),
-        "seconds_median": median(seconds),
-    }
+    times = {"seconds_mean": mean(seconds), "seconds_std": pstdev(seconds), "seconds_median": median(seconds)}
+    return {"images": len(seconds), **times}
