@@ -90,7 +90,7 @@ def _table(results: Sequence[Result], scenes: int) -> list[Section]:
     for result in results:
         rate = "" if result["keep_rate"] is None else f" {result['keep_rate']:.0%}"
         way = "padded" if result["keep_rate"] is None and result["way"] == APART else result["way"]
-        rows.append([f"{result['method']}{rate}", way, *(_told(result, kind) for kind in BOX_AND_MASK)])
+        rows.append([f"{result['method']}{rate}", way, *(_cell_text(result, kind) for kind in BOX_AND_MASK)])
     text = (
         f"{results[0]['scenes']} scenes; in brackets the 95 % interval of the difference to the scenes alone, over "
         "resampled scenes."
@@ -98,9 +98,9 @@ def _table(results: Sequence[Result], scenes: int) -> list[Section]:
     return [Section("AP by way of padding", Table(columns, rows), text)]
 
 
-def _told(result: Result, kind: str) -> str:
-    told, (low, high) = f"{result[f'{kind}_AP']:.1f}", result["to_alone"][kind]
-    return told if result["way"] == ALONE else f"{told} [{low:+.1f}, {high:+.1f}]"
+def _cell_text(result: Result, kind: str) -> str:
+    text, (low, high) = f"{result[f'{kind}_AP']:.1f}", result["to_alone"][kind]
+    return text if result["way"] == ALONE else f"{text} [{low:+.1f}, {high:+.1f}]"
 
 
 PADDING = study(

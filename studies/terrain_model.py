@@ -51,7 +51,7 @@ class Terrain(nn.Module):
         self.label = nn.Sequential(nn.Linear(1, 128), nn.SiLU(), nn.Linear(128, 128))
 
     def predict(self, noisy: Tensor, sigma: Tensor, difficulty: Tensor) -> Tensor:
-        """What the U-Net itself puts out."""
+        """Return the output of the U-Net itself."""
         scaled = noisy / (sigma.square() + SIGMA_DATA**2).sqrt().view(-1, 1, 1, 1)
         prediction: Tensor = self.unet(scaled, 250.0 * sigma.log(), self.label(difficulty[:, None])).sample
         return prediction
@@ -65,21 +65,20 @@ class Terrain(nn.Module):
 
 
 def load(path: Path) -> Terrain:
-    """With the weights of the package's ONNX file."""
+    """Return the model with the weights of the package's ONNX file."""
     weights = read(path)
     state: dict[str, Tensor] = {}
-    for name, (theirs, kind) in places().items():
+    for name, theirs in layer_names().items():
         for end in ("weight", "bias"):
             value = weights.pop(f"{theirs}.{end}", None)
             if value is None:
                 continue
-            if kind == "qkv":
-                for which, part in zip(
-                    "qkv", value.flatten(1).chunk(3) if end == "weight" else value.chunk(3), strict=True
-                ):
-                    state[f"{name}.to_{which}.{end}"] = part
+            if theirs.endswith(("qkv", "proj_out")) and end == "weight":
+                value = value.flatten(1)  # a convolution of one position is a linear layer
+            if theirs.endswith("qkv"):
+                state |= {f"{name}.to_{which}.{end}": part for which, part in zip("qkv", value.chunk(3), strict=True)}
             else:
-                state[f"{name}.{end}"] = value.flatten(1) if kind == "linear" and end == "weight" else value
+                state[f"{name}.{end}"] = value
     if weights:
         raise ValueError(f"{str(path)!r} holds weights that have no place: {', '.join(sorted(weights)[:5])}")
     model = Terrain()
@@ -88,7 +87,7 @@ def load(path: Path) -> Terrain:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The file's weights by their names in guided diffusion.
+    """Return the file's weights by their names in guided diffusion.
 
     Those of norms have lost theirs: each belongs to the convolution that reads it next.
     """
@@ -114,62 +113,60 @@ def read(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def places() -> dict[str, tuple[str, str]]:
-    """Where diffusers has a layer: its name in guided diffusion, and what becomes of its weights."""
+def layer_names() -> dict[str, str]:
+    """Return every layer's name in guided diffusion by its name in diffusers."""
     found = {
-        "unet.time_embedding.linear_1": ("time_embed.0", ""),
-        "unet.time_embedding.linear_2": ("time_embed.2", ""),
-        "label.0": ("label_emb.0", ""),
-        "label.2": ("label_emb.2", ""),
-        "unet.conv_in": ("input_blocks.0.0", ""),
-        "unet.conv_norm_out": ("out.0", ""),
-        "unet.conv_out": ("out.2", ""),
-        **_residual("unet.mid_block.resnets.0", "middle_block.0"),
-        **_attention("unet.mid_block.attentions.0", "middle_block.1"),
-        **_residual("unet.mid_block.resnets.1", "middle_block.2"),
+        "unet.time_embedding.linear_1": "time_embed.0",
+        "unet.time_embedding.linear_2": "time_embed.2",
+        "label.0": "label_emb.0",
+        "label.2": "label_emb.2",
+        "unet.conv_in": "input_blocks.0.0",
+        "unet.conv_norm_out": "out.0",
+        "unet.conv_out": "out.2",
     }
-    for ours, theirs, is_attention in _blocks():
-        found |= (_attention if is_attention else _residual)(f"unet.{ours}", theirs)
+    for ours, theirs in _block_names():
+        layers = _ATTENTION if ".attentions." in ours else _RESIDUAL
+        found |= {f"unet.{ours}{own}": f"{theirs}.{other}" for own, other in layers.items()}
     return found
 
 
-def _blocks() -> Iterator[tuple[str, str, bool]]:
-    """Of the ways down and up: guided diffusion counts all blocks of a way, diffusers those of each resolution."""
-    levels, number = len(CHANNELS), 0
-    for level in range(levels):
+_ATTENTION = {".group_norm": "norm", "": "qkv", ".to_out.0": "proj_out"}
+_RESIDUAL = {
+    ".norm1": "in_layers.0",
+    ".conv1": "in_layers.2",
+    ".time_emb_proj": "emb_layers.1",
+    ".norm2": "out_layers.0",
+    ".conv2": "out_layers.3",
+    ".conv_shortcut": "skip_connection",
+}
+
+
+def _block_names() -> Iterator[tuple[str, str]]:
+    """Yield blocks: guided diffusion counts all of the way down or up, diffusers those of each resolution."""
+    for number, layer in enumerate(("resnets.0", "attentions.0", "resnets.1")):
+        yield f"mid_block.{layer}", f"middle_block.{number}"
+    last, down, up = len(CHANNELS) - 1, 0, -1
+    for level in range(len(CHANNELS)):
         for layer in range(LAYERS):
-            number += 1
-            yield f"down_blocks.{level}.resnets.{layer}", f"input_blocks.{number}.0", False
+            down += 1
+            yield f"down_blocks.{level}.resnets.{layer}", f"input_blocks.{down}.0"
             if level >= 2:
-                yield f"down_blocks.{level}.attentions.{layer}", f"input_blocks.{number}.1", True
-        if level < levels - 1:
-            number += 1
-            yield f"down_blocks.{level}.downsamplers.0", f"input_blocks.{number}.0", False
-    number = -1
-    for level in range(levels):
+                yield f"down_blocks.{level}.attentions.{layer}", f"input_blocks.{down}.1"
+        if level < last:
+            down += 1
+            yield f"down_blocks.{level}.downsamplers.0", f"input_blocks.{down}.0"
         attended = level < 3
         for layer in range(LAYERS + 1):
-            number += 1
-            yield f"up_blocks.{level}.resnets.{layer}", f"output_blocks.{number}.0", False
+            up += 1
+            yield f"up_blocks.{level}.resnets.{layer}", f"output_blocks.{up}.0"
             if attended:
-                yield f"up_blocks.{level}.attentions.{layer}", f"output_blocks.{number}.1", True
-        if level < levels - 1:
-            yield f"up_blocks.{level}.upsamplers.0", f"output_blocks.{number}.{2 if attended else 1}", False
-
-
-def _residual(ours: str, theirs: str) -> dict[str, tuple[str, str]]:
-    names = {"norm1": "in_layers.0", "conv1": "in_layers.2", "time_emb_proj": "emb_layers.1"}
-    names |= {"norm2": "out_layers.0", "conv2": "out_layers.3", "conv_shortcut": "skip_connection"}
-    return {f"{ours}.{name}": (f"{theirs}.{other}", "") for name, other in names.items()}
-
-
-def _attention(ours: str, theirs: str) -> dict[str, tuple[str, str]]:
-    found = {f"{ours}.group_norm": (f"{theirs}.norm", ""), ours: (f"{theirs}.qkv", "qkv")}
-    return {**found, f"{ours}.to_out.0": (f"{theirs}.proj_out", "linear")}
+                yield f"up_blocks.{level}.attentions.{layer}", f"output_blocks.{up}.1"
+        if level < last:
+            yield f"up_blocks.{level}.upsamplers.0", f"output_blocks.{up}.{2 if attended else 1}"
 
 
 def difference_to_onnx(model: Terrain, path: Path) -> float:
-    """The largest, of height maps in -1 to 1."""
+    """Return the largest difference, of height maps in -1 to 1."""
     import onnxruntime
 
     noisy = torch.randn(1, 1, SIZE, SIZE, generator=random_generator("terrain")) * 5
@@ -183,7 +180,7 @@ def difference_to_onnx(model: Terrain, path: Path) -> float:
 
 @torch.no_grad()
 def terrains(model: Terrain, count: int) -> tuple[Tensor, Tensor]:
-    """Height maps that the model makes in its one step, and their difficulties."""
+    """Return height maps that the model makes in its one step, and their difficulties."""
     difficulty = torch.linspace(0.1, 0.9, count)
     noise = torch.randn(count, 1, SIZE, SIZE, generator=random_generator("terrains", count)) * SIGMA_MAX
     return model(noise, torch.full((count,), SIGMA_MAX), difficulty), difficulty

@@ -21,7 +21,6 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -31,21 +30,8 @@ from agglo.lab.tasks.detection.specs import open_detector
 from agglo.utils.files import save_weights, write_json
 
 TRAINING = Path(__file__).parents[1] / "results" / "training"
+FOLDERS = {"classifier": "embedded-model", "generator": "embedded-generator", "detector": "embedded-detector"}
 N_IMAGES = 1000
-
-
-def embed_classifier(run: Path, data: Path) -> None:
-    """Write the weights of a run of `agglo finetune`, and the first images of the idx files in `data`."""
-    save_file(_half(load_file(run / "best" / "model.safetensors")), classifier.WEIGHTS)
-    for name, dimensions in (("t10k-images-idx3-ubyte", 3), ("t10k-labels-idx1-ubyte", 1)):
-        write_idx(classifier.IMAGES / f"{name}.gz", read_idx(find_idx(data, name), dimensions)[:N_IMAGES])
-
-
-def embed_generator(run: Path) -> None:
-    """Write the weights of a run of `agglo train-generator`."""
-    best = run / "best" / "model.safetensors"
-    generator.trained(best)  # raises unless the weights fit
-    save_file(_half(load_file(best)), generator.WEIGHTS)
 
 
 def embed_detector(run: Path, weights: Path = detector.WEIGHTS) -> None:
@@ -67,29 +53,25 @@ def keep_log(run: Path, folder: Path) -> None:
 
 
 def _half(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights in half precision; ValueError if one is too large for it."""
-    half = {name: value.to(torch.float16) if value.is_floating_point() else value for name, value in weights.items()}
-    if infinite := [name for name, value in half.items() if not value.isfinite().all()]:
-        raise ValueError(f"{infinite[0]} is beyond half precision")
-    return half
+    return {name: value.half() if value.is_floating_point() else value for name, value in weights.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=("classifier", "generator", "detector"))
+    parser.add_argument("model", choices=FOLDERS)
     parser.add_argument("--run", type=Path, required=True, help="folder of the training run")
     parser.add_argument("--data", type=Path, help="folder of Fashion-MNIST's idx files, for the classifier")
     arguments = parser.parse_args()
-    if arguments.model == "classifier":
-        if arguments.data is None:
-            parser.error("the classifier needs --data")
-        embed_classifier(arguments.run, arguments.data)
-    elif arguments.model == "generator":
-        embed_generator(arguments.run)
-    else:
+    if arguments.model == "detector":
         embed_detector(arguments.run)
-    names = {"classifier": "embedded-model", "generator": "embedded-generator", "detector": "embedded-detector"}
-    keep_log(arguments.run, TRAINING / names[arguments.model])
+    else:
+        target = classifier.WEIGHTS if arguments.model == "classifier" else generator.WEIGHTS
+        save_file(_half(load_file(arguments.run / "best" / "model.safetensors")), target)
+    if arguments.data is not None:
+        for name, dimensions in (("t10k-images-idx3-ubyte", 3), ("t10k-labels-idx1-ubyte", 1)):
+            images = read_idx(find_idx(arguments.data, name), dimensions)[:N_IMAGES]
+            write_idx(classifier.IMAGES / f"{name}.gz", images)
+    keep_log(arguments.run, TRAINING / FOLDERS[arguments.model])
 
 
 if __name__ == "__main__":

@@ -205,14 +205,14 @@ def test_steps_of_the_terrain_unet() -> None:
         assert torch.allclose(path[1](), model.predict(second, torch.tensor([sigmas[26]]), difficulty), atol=1e-5)
 
 
-def test_every_weight_of_the_terrain_unet_has_one_place() -> None:
+def test_every_weight_of_the_terrain_unet_has_one_name() -> None:
     own = terrain_model.Terrain().state_dict()
     names = set()
-    for name, (_, kind) in terrain_model.places().items():
-        layers = [f"{name}.to_{which}" for which in "qkv"] if kind == "qkv" else [name]
+    for name, theirs in terrain_model.layer_names().items():
+        layers = [f"{name}.to_{which}" for which in "qkv"] if theirs.endswith("qkv") else [name]
         names.update(f"{layer}.{end}" for layer in layers for end in ("weight", "bias") if f"{layer}.{end}" in own)
     assert names == set(own)
-    theirs = [other for other, _ in terrain_model.places().values()]
+    theirs = list(terrain_model.layer_names().values())
     assert len(set(theirs)) == len(theirs)
 
 
