@@ -12,7 +12,7 @@ import pytest
 
 from agglo.embedded import classifier as embedded
 from agglo.lab.data.fashion_mnist import find_idx, read_idx, write_idx
-from agglo.lab.paper.classifiers import ALL, FASHION, LINKAGES, PAPER
+from agglo.lab.paper.classifiers import ALL, FASHION, PAPER
 from agglo.lab.paper.listing import listing, table
 from agglo.lab.paper.output import read_results, write_output
 from agglo.lab.paper.registry import item_named, items
@@ -60,10 +60,7 @@ def test_cells_are_told_apart(miniature: bool) -> None:
 def test_the_big_table_has_all_its_cells() -> None:
     cells = item_named("fine-tuned").cells(Settings())
     assert len(cells) == 3 * 4 * (4 * 16 + 1)
-    assert {cell.about["method"] for cell in cells} == {"dense", *(entry.name for entry in PAPER)}
     assert len(item_named("fine-tuned").cells(Settings(seeds=3))) == 3 * len(cells)
-    shelf = item_named("off-the-shelf").cells(Settings())
-    assert len([c for c in shelf if c.about["method"] in [f"atc {name}" for name in LINKAGES]]) == 36 * 4
 
 
 def test_every_method_takes_part() -> None:
@@ -75,11 +72,10 @@ def test_every_method_takes_part() -> None:
 
 
 def test_lists() -> None:
-    assert all(f"| `{name}` |" in table(items().values()) for name in items())
-    for miniature in (False, True):
-        lines = listing(items().values(), Settings(miniature=miniature)).splitlines()
-        told = {line.split()[0] for line in lines if line}
-        assert all((name in told) == item.is_offered(miniature) for name, item in items().items())
+    markdown = table(items().values())
+    assert all(f"| `{name}` |" in markdown for name in items())
+    lines = listing(items().values(), Settings(miniature=True)).splitlines()
+    assert {line.split()[0] for line in lines[1:]} == set(items())
     with pytest.raises(ValueError, match=r"item='fine-tune' .* mean 'fine-tuned'"):
         item_named("fine-tune")
 
@@ -98,7 +94,7 @@ def test_off_the_shelf(settings: Settings) -> None:
     assert (folder / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_fine_tuned_and_what_follows(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fine_tuned(settings: Settings) -> None:
     item = item_named("fine-tuned")
     found = run(item, settings, method="atc average", keep_rate=0.25, seed=1)
     found += run(item, settings, method="tome", keep_rate=0.25, seed=0)
@@ -118,13 +114,15 @@ def test_what_follows_is_drawn_from_the_record(settings: Settings) -> None:
         for seed in (0, 1)
     ]  # fmt: skip
     (folder / "record.json").write_text(json.dumps({"results": results}))
-    for name in ("rank", "difference", "ranking-per-rate", "accuracy-curves"):
+    shown = {
+        "rank": "| atc average | 1.00 +- 0.00 | 1.97 +- 1.17 | 1.97 +- 1.17 |",
+        "difference": "| atc average | +3.50 (0.00) | +2.51 | +2.51 |",
+        "ranking-per-rate": "ranking-per-rate.png",
+        "accuracy-curves": "accuracy.png",
+    }
+    for name, part in shown.items():
         page = (write_output(item_named(name), [], settings) / "tables.md").read_text()
-        assert ".png)" in page and "p, 2026-11-17" in page
-        if name == "rank":
-            assert "| atc average | 1.00 +- 0.00 | 1.97 +- 1.17 | 1.97 +- 1.17 |" in page
-        if name == "difference":
-            assert "| atc average | +3.50 (0.00) | +2.51 | +2.51 |" in page
+        assert part in page and ".png)" in page and "p, 2026-11-17" in page
 
 
 def test_the_papers_figures_follow_from_its_table(tmp_path: Path) -> None:
@@ -144,9 +142,6 @@ def test_mae(settings: Settings) -> None:
         assert found[-1]["counts"][-1] == left
     found += run(item, settings, training="fine-tuned", schedule="constant", method="tome", seed=1)
     assert found[-1]["counts"][-1] == 10 and found[-1]["batch_size"] == 32
-    small = replace(settings, batch_size=16, runs=settings.runs / "small")
-    [other] = run(item, small, training="fine-tuned", schedule="constant", method="tome", seed=1)
-    assert other["batch_size"] == 16 and other["weights"] == found[-1]["weights"]
     page = (write_output(item, found, settings) / "tables.md").read_text()
     assert "agglo_fashion_vit, fine-tuned" in page and "atc single as released" in page
     tuned = [cell for cell in item.cells(settings) if cell.about["training"] == "fine-tuned"]
@@ -159,19 +154,13 @@ def test_curves(settings: Settings, monkeypatch: pytest.MonkeyPatch, fashion: Pa
         item = item_named(f"curves-{family}")
         few = replace(item.miniature, subjects=(replace(item.miniature.subjects[0], images=12),))
         item = replace(item, miniature=few)
-        t = 18 if family == "swag" else 8
+        t, patches = (18, 441) if family == "swag" else (8, 196)
         found = [*run(item, settings, t=0), *run(item, settings, t=t, schedule="constant", method="atc average")]
         assert len(found) == 2 and found[1]["images"] == 12
-        patches = 441 if family == "swag" else 196
         assert found[1]["counts"][0] == patches - t
-        pictures = item.draw(found, few, settings, _made(settings.folder(item.name)))
-        assert [path.name for path in pictures] == ["curves-constant.png"]
-        assert item.sections(found, settings)[0].table is not None
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    return folder
+        folder = write_output(item, found, settings)
+        assert [path.name for path in folder.glob("*.png")] == ["curves-constant.png"]
+        assert f"| atc average | {found[1]['top1']:.2f} |" in (folder / "tables.md").read_text()
 
 
 def test_hyper_parameters(settings: Settings) -> None:
@@ -179,11 +168,8 @@ def test_hyper_parameters(settings: Settings) -> None:
     found = run(item, settings, warmup_epochs=1, backbone_lr_scale=0.01)
     page = (write_output(item, found, settings) / "tables.md").read_text()
     assert "of 2 combinations" in page and page.count("| yes |") == 1, "the paper's choice is marked"
-    assert "| nuswide | atc single | its own | its own | its own | ImageNet's |" in page
     two = item.sections([*found, *({**one, "seed": 1, "top1": one["top1"] + 2} for one in found)], settings)[0]
     assert two.table is not None and all("(1.41)" in row[3] for row in two.table.rows), "the spread of two seeds"
-    seeds = {cell.about["seed"] for cell in item.cells(replace(settings, seeds=3))}
-    assert seeds == {0, 1, 2}
 
 
 def test_clusters(settings: Settings) -> None:
@@ -217,8 +203,7 @@ def test_several_processes_run_every_cell_together(fashion: Path, tmp_path: Path
     found = read_results(tmp_path / "miniature" / "mae")
     assert [(result["training"], result["method"]) for result in found] == [
         ("off the shelf", "tome"),
-        ("fine-tuned", "tome"),
         ("fine-tuned", "atc single"),
     ]
     assert all(0 <= result["top1"] <= 100 for result in found)
-    assert done.stderr.count("mae 3/3") == 1, "one process reports"
+    assert done.stderr.count("mae 2/2") == 1, "one process reports"

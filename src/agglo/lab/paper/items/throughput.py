@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -35,7 +33,7 @@ _TICKS = 6  # of a panel that are all named; of more, every other one
 _OVER = {"batch": "batch size", "tokens": "tokens"}
 _SPEED = "images_per_second"
 _ENTRIES = (*plain("tome", "kmedoids", "dpc_knn"), *ATC)
-_PEERS = {"scikit-learn": "sklearn", "scipy": "scipy", "fastcluster": "fastcluster", "cuml": "cuml"}
+_PEERS = {"scikit-learn": "sklearn", "scipy": "scipy", "fastcluster": "fastcluster"}
 FRAMEWORKS = ("agglo", "agglo, torch", *_PEERS)
 
 
@@ -66,28 +64,6 @@ def timed(run: Callable[[], Any], device: torch.device, timing: Timing) -> dict[
         each = (passes - warm_up) // _PARTS
         times = [seconds_per_pass(run, device, each) for _ in range(_PARTS)]
     return {"seconds": median(times), "range": [min(times), max(times)], "passes": each * len(times)}
-
-
-@contextmanager
-def refuse_when_full(device: torch.device) -> Iterator[None]:
-    """Let a CPU's memory be refused once nearly all that was free is taken: an error in Python.
-
-    Linux would otherwise promise it and kill the process later. A GPU refuses by itself.
-    """
-    if device.type != "cpu" or sys.platform != "linux":
-        yield
-        return
-    import resource
-
-    import psutil
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = psutil.Process().memory_info().data + int(0.9 * psutil.virtual_memory().available)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _only_device(settings: Settings) -> torch.device:
@@ -125,11 +101,46 @@ def _run_model(timing: Timing, settings: Settings) -> RunCell:
                 apply(model, entry.config(about["keep_rate"], proportional=True))
             except ValueError as error:
                 raise CannotRunError(str(error)) from error
-        with refuse_when_full(device):
-            pixels = torch.rand(about["batch"], 3, 224, 224, device=device)
-            return _measure(lambda: model(pixels), about["batch"], device, timing)
+        pixels = torch.rand(about["batch"], 3, 224, 224, device=device)
+        return _measure(lambda: model(pixels), about["batch"], device, timing)
 
     return run
+
+
+def _framework_axes(sizes: Sequence[tuple[int, int]]) -> Callable[[Timing, Settings], Iterator[Cell]]:
+    """Return the cells of clustering alone, over batches and tokens."""
+
+    def axes(timing: Timing, settings: Settings) -> Iterator[Cell]:
+        for batch, tokens in sizes:
+            for framework in FRAMEWORKS:
+                package = _PEERS.get(framework)
+                needs = (Need("extra", package, f"{framework}, to compare with"),) if package else ()
+                for linkage in LINKAGES:
+                    about = {"framework": framework, "linkage": linkage, "batch": batch, "tokens": tokens}
+                    yield Cell(about, needs)
+
+    return axes
+
+
+def _run_framework(timing: Timing, settings: Settings) -> RunCell:
+    device = _only_device(settings)
+
+    def run(about: Mapping[str, Any]) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(0)
+        features = torch.randn(about["batch"], about["tokens"], 64, generator=generator).to(device)
+        call, groups = contestant(about["framework"]), about["tokens"] // 2
+        return _measure(lambda: call(features, groups, about["linkage"]), about["batch"], device, timing)
+
+    return run
+
+
+def contestant(framework: str) -> Callable[[torch.Tensor, int, str], Any]:
+    """Return a function from features (B, N, D) to labels; peers get distances on the CPU."""
+    if framework.startswith("agglo"):
+        backend = "torch" if framework.endswith("torch") else None
+        return lambda features, k, linkage: cluster(features, k=k, linkage=linkage, backend=backend)
+    peer = CONTESTANTS[framework]
+    return lambda features, k, linkage: peer(pairwise(features, "cosine").cpu(), k, linkage)
 
 
 def _speeds(results: Sequence[Result], heads: Mapping[str, str], over: str) -> Table:
@@ -152,16 +163,6 @@ def _speed(results: Sequence[Result] | None) -> str | None:
     return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
 
 
-def _text(results: Sequence[Result], over: str) -> str:
-    text = (
-        f"Images per second by {_OVER[over]}. The paper draws these and prints no numbers. {_where(results)} Cells run "
-        "one after the other, as in the paper, so that two of them differ by what else the machine did too: `agglo "
-        "bench model` and `agglo bench clustering` take turns, and are what claims go by."
-        f"\n\n{compare.reasons(results)}"
-    )
-    return text.strip()
-
-
 def _where(results: Sequence[Result]) -> str:
     done = [result for result in results if "device" in result]
     if not done:
@@ -172,109 +173,68 @@ def _where(results: Sequence[Result]) -> str:
     return f"{processors}{many}; a quarter of the passes is warm-up, the others count by the median of parts."
 
 
-def _panel(results: Sequence[Result], by: str, over: str, title: str) -> CurvePanel:
-    curves = compare.curves(results, by, over, _SPEED)
-    ticks = compare.ticks(curves)
-    ticks = ticks[::2] if len(ticks) > _TICKS else ticks
-    return CurvePanel(curves, _OVER[over], "images per second", None, title, ticks, y_log=True, x_log=True)
+def _study(over: str, heads: Mapping[str, str], panel: str, **how: Any) -> Study:
+    """Return a study with a table and a figure per model, or of clustering.
 
-
-def _model_table(results: Sequence[Result], timing: Timing) -> list[Section]:
-    sections = []
-    for (model,), here in compare.grouped(results, "model").items():
-        table = _speeds(here, {"method": "method", "keep_rate": "keep rate"}, "batch")
-        sections.append(Section(model, table, _text(here, "batch")))
-    return sections
-
-
-def _draw_model(results: Sequence[Result], timing: Timing, settings: Settings, folder: Path) -> list[Path]:
-    paths = []
-    for (model,), here in compare.grouped([r for r in results if _SPEED in r], "model").items():
-        panels = []
-        for rate in sorted({result["keep_rate"] for result in here} - {None}):
-            chosen = [result for result in here if result["keep_rate"] in (None, rate)]
-            panels.append(_panel(chosen, "method", "batch", f"{model}, keep rate {percent(rate)}"))
-        paths += compare.draw_panels(panels, folder / f"throughput-{model}.png", _where(here))
-    return paths
-
-
-def _frameworks(name: str, shows: str, over: str, sizes: Sequence[tuple[int, int]], what: str, hours: str) -> Study:
-    """Return the study of clustering alone, from features to labels, over sizes: batches, and tokens."""
-
-    def axes(timing: Timing, settings: Settings) -> Iterator[Cell]:
-        for batch, tokens in sizes:
-            for framework in FRAMEWORKS:
-                package = _PEERS.get(framework)
-                needs = (Need("extra", package, f"{framework}, to compare with"),) if package else ()
-                for linkage in ("single",) if framework == "cuml" else LINKAGES:
-                    about = {"framework": framework, "linkage": linkage, "batch": batch, "tokens": tokens}
-                    yield Cell(about, needs)
+    Args:
+        over: Columns of the table and the axis of the figure: batch or tokens.
+        heads: Titles of the values that tell rows apart; the first one tells curves apart too.
+        panel: Value that tells panels apart; dense models, which have none, are in all of them.
+        how: Arguments of `Study`.
+    """
 
     def table(results: Sequence[Result], timing: Timing) -> list[Section]:
-        speeds = _speeds(results, {"framework": "framework", "linkage": "linkage"}, over)
-        return [Section("Clustering", speeds, _text(results, over))] if results else []
+        sections = []
+        for (model,), here in compare.grouped(results, "model").items():
+            text = (
+                f"Images per second by {_OVER[over]}. The paper draws these and prints no numbers. {_where(here)} "
+                "Cells run one after the other, as in the paper, so that two of them differ by what else the machine "
+                "did too: `agglo bench model` and `agglo bench clustering` take turns, and are what claims go by."
+                f"\n\n{compare.reasons(here)}"
+            )
+            sections.append(Section(model or "Clustering", _speeds(here, heads, over), text.strip()))
+        return sections
 
     def draw(results: Sequence[Result], timing: Timing, settings: Settings, folder: Path) -> list[Path]:
-        done = [result for result in results if _SPEED in result]
-        by_linkage = compare.grouped(done, "linkage").items()
-        panels = [_panel(here, "framework", over, f"{linkage} linkage") for (linkage,), here in by_linkage]
-        return compare.draw_panels(panels, folder / "throughput.png", _where(done))
+        paths = []
+        for (model,), here in compare.grouped([r for r in results if _SPEED in r], "model").items():
+            panels = []
+            for value in sorted({result[panel] for result in here} - {None}):
+                chosen = [result for result in here if result[panel] in (None, value)]
+                curves = compare.curves(chosen, next(iter(heads)), over, _SPEED)
+                ticks = compare.ticks(curves)
+                ticks = ticks[::2] if len(ticks) > _TICKS else ticks
+                title = f"{model}, keep rate {percent(value)}" if model else f"{value} linkage"
+                how: dict[str, Any] = {"title": title, "x_ticks": ticks, "y_log": True, "x_log": True}
+                panels.append(CurvePanel(curves, _OVER[over], "images per second", **how))
+            name = f"throughput-{model}.png" if model else "throughput.png"
+            paths += compare.draw_panels(panels, folder / name, _where(here))
+        return paths
 
-    return Study(
-        name=name,
-        shows=shows,
+    return Study(full=FULL, miniature=MINIATURE, table=table, draw=draw, **how)
+
+
+def _frameworks(over: str, sizes: Sequence[tuple[int, int]], what: str, **how: Any) -> Study:
+    """Return the study of clustering alone, from features to labels."""
+    return _study(
+        over,
+        {"framework": "framework", "linkage": "linkage"},
+        "linkage",
         about=f"Images per second of clustering alone over {what}, keep rate 50 %, 64 channels, distances included: "
-        "agglo's backends, scikit-learn, SciPy, fastcluster, and cuML's single linkage where it is installed; SciPy's "
-        "trees are cut into k groups, which the released benchmark does not do",
+        "agglo's backends, scikit-learn, SciPy and fastcluster; SciPy's trees are cut into k groups, which the "
+        "released benchmark does not do",
         stands_in="The same sizes, up to two seconds per cell instead of a minute.",
-        gpu_hours=hours,
-        full=FULL,
-        miniature=MINIATURE,
-        axes=axes,
+        axes=_framework_axes(sizes),
         run=_run_framework,
-        table=table,
-        draw=draw,
+        **how,
     )
 
 
-def _run_framework(timing: Timing, settings: Settings) -> RunCell:
-    device = _only_device(settings)
-
-    def run(about: Mapping[str, Any]) -> dict[str, Any]:
-        generator = torch.Generator().manual_seed(0)
-        features = torch.randn(about["batch"], about["tokens"], 64, generator=generator).to(device)
-        with refuse_when_full(device):
-            call = contestant(about["framework"], device)
-            groups, linkage = about["tokens"] // 2, about["linkage"]
-            return _measure(lambda: call(features, groups, linkage), about["batch"], device, timing)
-
-    return run
-
-
-def contestant(framework: str, device: torch.device) -> Callable[[torch.Tensor, int, str], Any]:
-    """Return a function from features (B, N, D) to labels; peers get distances on the CPU."""
-    if framework.startswith("agglo"):
-        backend = "torch" if framework.endswith("torch") else None
-        return lambda features, k, linkage: cluster(features, k=k, linkage=linkage, backend=backend)
-    if framework == "cuml":
-        if device.type != "cuda":
-            raise CannotRunError("cuML clusters on a CUDA device")
-        return _by_cuml
-    peer = CONTESTANTS[framework]
-    return lambda features, k, linkage: peer(pairwise(features, "cosine").cpu(), k, linkage)
-
-
-def _by_cuml(features: torch.Tensor, k: int, linkage: str) -> Any:
-    """Cluster image after image, each from its raw features: distances are computed inside."""
-    import cupy
-    from cuml.cluster import AgglomerativeClustering
-
-    model = AgglomerativeClustering(n_clusters=k, metric="cosine", connectivity="pairwise", linkage=linkage)
-    return [model.fit(cupy.from_dlpack(image)).labels_ for image in features]
-
-
 ITEMS = (
-    Study(
+    _study(
+        "batch",
+        {"method": "method", "keep_rate": "keep rate"},
+        "keep_rate",
         name="throughput-model",
         shows="figure backboneInference",
         about="Images per second of DeiT T, S and B over batch sizes 1 to 1024 at each keep rate, with random weights "
@@ -282,27 +242,23 @@ ITEMS = (
         stands_in="DeiT-T alone, with random weights as in the full run; up to two seconds per cell instead of a "
         "minute.",
         gpu_hours="5.1",
-        full=FULL,
-        miniature=MINIATURE,
         axes=_model_axes,
         run=_run_model,
-        table=_model_table,
-        draw=_draw_model,
     ),
     _frameworks(
-        "throughput-frameworks",
-        "figure framework_comp",
         "batch",
         [(batch, 196) for batch in BATCHES],
         "batch sizes 1 to 1024 at 196 tokens",
-        "2.9",
+        name="throughput-frameworks",
+        shows="figure framework_comp",
+        gpu_hours="2.8",
     ),
     _frameworks(
-        "throughput-tokens",
-        "figure inferenceIM",
         "tokens",
         [(1, tokens) for tokens in TOKENS],
         "196 to 4096 tokens at batch 1",
-        "1.3",
+        name="throughput-tokens",
+        shows="figure inferenceIM",
+        gpu_hours="1.3",
     ),
 )
