@@ -106,7 +106,7 @@ def adapter_madds(module: Any) -> int:
 
 
 def _deformable(attention: Any, queries: float, values: float) -> float:
-    """Of one deformable attention. queries, values: of each, for every patch."""
+    """Return the multiply-adds of one deformable attention, given its queries and values for every patch."""
     samples = prod((attention.levels, attention.points, attention.value.out_features))  # all heads
     asked = matrix_entries(attention.offsets, attention.weights, attention.out) + _SAMPLE * samples
     return queries * asked + values * matrix_entries(attention.value)

@@ -162,14 +162,14 @@ class Host(ABC):
 
 
 def overridden_methods(module: nn.Module, methods: Sequence[str], package: str) -> list[str]:
-    """Return those of a module's methods that its class has from somebody else than its library."""
+    """Return those of a module's methods that its class does not have from its library."""
     found = {name: getattr(type(module), name) for name in methods if hasattr(type(module), name)}
     definers = {name: method.__module__.split(".")[0].removesuffix("_modules") for name, method in found.items()}
     return [name for name, definer in definers.items() if definer not in (package, "agglo")]
 
 
 def require_own(module: nn.Module, methods: Sequence[str], package: str) -> None:
-    """Raise UnsupportedModelError if somebody else's method decides which tokens the head reads."""
+    """Raise UnsupportedModelError if a method that is not the library's decides which tokens the head reads."""
     replaced = overridden_methods(module, methods, package) + [name for name in methods if name in vars(module)]
     if replaced:
         raise UnsupportedModelError(
@@ -179,7 +179,7 @@ def require_own(module: nn.Module, methods: Sequence[str], package: str) -> None
 
 
 def require_no_bypass(module: nn.Module, methods: Sequence[str], package: str) -> None:
-    """Raise UnsupportedModelError if somebody else's method is in the place of one that agglo overrides."""
+    """Raise UnsupportedModelError if a method that is not the library's is in the place of one that agglo overrides."""
     for name in overridden_methods(module, methods, package):
         raise UnsupportedModelError(
             f"{type(module).__name__} replaces {name} of {package} (in {getattr(type(module), name).__module__}); "
@@ -188,7 +188,7 @@ def require_no_bypass(module: nn.Module, methods: Sequence[str], package: str) -
 
 
 def require_kind(owner: nn.Module, found: Sequence[nn.Module], supported: Sequence[str], verb: str) -> None:
-    """Raise UnsupportedModelError for a part whose class is not supported, in words such as "is built from"."""
+    """Raise UnsupportedModelError for a part whose class is not supported; verb: such as 'is built from'."""
     for part in found:
         if type(part).__name__ not in supported:
             raise UnsupportedModelError(

@@ -128,7 +128,7 @@ def checkpointed(function: Call, *arguments: Any) -> Any:
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What the attention of a block depends on beside its tokens (B, T, C).
+    """What the attention of a block depends on, apart from its tokens (B, T, C).
 
     Args:
         rotary: The table of their positions, as `Parts.project` takes it.

@@ -33,7 +33,7 @@ class Loop(ABC):
 
     Args:
         owner: The module that loops over the blocks.
-        setup: What the pass goes by.
+        setup: What is applied, as the pass found it at its beginning.
         lazy: Whether nothing but the next block sees what a block gives.
         restores: Whether the last block gives back all tokens, or those that are left, prefix tokens first.
     """
@@ -66,7 +66,7 @@ class Loop(ABC):
 
     @abstractmethod
     def parts(self, block: nn.Module, given: Given) -> Parts:
-        """Return how a block comes apart, given the arguments beside the tokens that the library calls it with."""
+        """Return how a block comes apart, given the arguments that the library adds to the tokens."""
 
     def inputs(self, block: nn.Module, x: Tensor, given: Given) -> AttentionInputs:
         """Return the rotary table and the relative position bias of all tokens x (B, T, C)."""

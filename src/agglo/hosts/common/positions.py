@@ -24,7 +24,7 @@ from agglo.methods import Grid
 
 @dataclass(frozen=True)
 class Positions:
-    """Where the patch tokens of a model with rotary position embeddings are.
+    """Positions of the patch tokens of a model with rotary position embeddings.
 
     Args:
         points: The grid (rows, columns) that the rows of a block's table fill row by row, or the point (N, A) in whole

@@ -1,4 +1,4 @@
-"""Heads that read the class token alone: the last block need not compute what nobody reads.
+"""Heads that read the class token alone: the last block need not compute what is not read.
 
 The last block needs keys and values of all tokens, but queries, output projection, MLP and last norm of the class token
 only (of the class and distillation tokens, where both are read). The output is the same but for rounding.
@@ -31,7 +31,7 @@ _SILENT_HOOKS = ("transformers.utils.output_capturing", "transformers.utils.gene
 
 @dataclass(frozen=True)
 class Head:
-    """Who reads tokens after the last block, and no others than the first ones.
+    """The reader of tokens after the last block, which reads no others than the first ones.
 
     Args:
         reads: How many.

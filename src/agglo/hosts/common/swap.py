@@ -57,7 +57,7 @@ class Applied(Setting):
 
 @dataclass(frozen=True)
 class PassSetup:
-    """What one forward pass goes by from its beginning to its end, whatever is applied or removed meanwhile.
+    """The settings of one forward pass from its beginning to its end, whatever is applied or removed meanwhile.
 
     front_only: whether the caller of this pass reads no more of what comes out than `plan.reads` tokens in front.
     """
@@ -144,7 +144,7 @@ class StandIn:
 
 
 def setup_of(module: Any) -> PassSetup | None:
-    """Return what a pass of the module that begins now goes by; None if nothing is applied to it."""
+    """Return the settings of a pass of the module that begins now; None if nothing is applied to it."""
     applied: Applied | None = getattr(module, "agglo_applied", None)
     if applied is None:
         return None
@@ -175,7 +175,7 @@ def uninstall(module: nn.Module) -> None:
 
 
 def _require_own_class(module: nn.Module) -> None:
-    """Raise RuntimeError if somebody else swapped the class after agglo did: it cannot be swapped back under theirs."""
+    """Raise RuntimeError if the class was swapped again after agglo did it: it cannot be swapped back under theirs."""
     if isinstance(module, ReducedModule) and "agglo_original" not in vars(type(module)):
         raise RuntimeError(
             f"after agglo.apply something (parametrize, fully_shard) gave {module.agglo_original.__name__} another "
@@ -186,7 +186,7 @@ def _require_own_class(module: nn.Module) -> None:
 def _set_submodule(module: nn.Module, method: nn.Module | None) -> None:
     """Put a method that learns among the submodules, where optimisers and checkpoints find it, or take it out.
 
-    In a new dictionary: somebody may be iterating over the old one.
+    In a new dictionary: another thread may be iterating over the old one.
     """
     others = {name: child for name, child in module._modules.items() if name != "agglo_method"}
     if method is not None:
