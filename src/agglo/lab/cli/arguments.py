@@ -66,8 +66,8 @@ class Parser(argparse.ArgumentParser):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawnReductionOptions:
-    """The options that say how tokens are reduced."""
+class ReductionOptions:
+    """The options that say how tokens are reduced, and what `agglo tune` found beside them."""
 
     GROUP: ClassVar = "reduction"
 
@@ -75,7 +75,10 @@ class DrawnReductionOptions:
     linkage: Sequence[str] | None = option(None, "single, average, complete; of atc (default: average)", metavar="L")
     imports: Sequence[str] = option([], IMPORT_HELP, flags=("--import",), metavar="MODULE", nargs=None, action="append")
     keep_rate: Sequence[float] | None = option(
-        None, "fraction of patch tokens that stays at each stage (default: 0.5)", metavar="R", exclusive=True
+        None,
+        "fraction of patch tokens that stays at each stage (default: 0.5 to draw, none to evaluate)",
+        metavar="R",
+        exclusive=True,
     )
     threshold: Sequence[float] | None = option(
         None,
@@ -90,33 +93,6 @@ class DrawnReductionOptions:
     features: str | None = option(
         None, "what atc and tome compare tokens by: keys, keys_per_head, tokens, values (default: keys)", metavar="F"
     )
-
-    def has_budget(self) -> bool:
-        """Return whether a keep rate, a threshold or a schedule was typed."""
-        return bool(self.keep_rate or self.threshold or self.schedule)
-
-    def configs(self, keep_rates: Sequence[float] = (), **more: Any) -> dict[ReductionConfig, str]:
-        """Return the configs that are asked for, at these keep rates if no budget was typed."""
-        from agglo.lab.evaluation.configs import configs_of
-
-        return configs_of(
-            self.method or ["atc"],
-            keep_rates=self.keep_rate or (() if self.has_budget() else keep_rates),
-            thresholds=self.threshold or (),
-            schedules=self.schedule or (),
-            linkages=self.linkage,
-            features=self.features,
-            blocks=self.blocks,
-            **more,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReductionOptions(DrawnReductionOptions):
-    """All options that say how tokens are reduced, and what `agglo tune` found beside them."""
-
-    GROUP: ClassVar = DrawnReductionOptions.GROUP
-
     proportional: Literal["on", "off"] | None = option(
         None, "whether a merged token weighs in attention as much as its members did (default: the method's)"
     )
@@ -142,12 +118,22 @@ class ReductionOptions(DrawnReductionOptions):
         (), "what `agglo tune` found, beside all others: its file, or the name of a ready-made result", metavar="T"
     )
 
+    def has_budget(self) -> bool:
+        """Return whether a keep rate, a threshold or a schedule was typed."""
+        return bool(self.keep_rate or self.threshold or self.schedule)
+
     def configs(self, keep_rates: Sequence[float] = (), **more: Any) -> dict[ReductionConfig, str]:
         """Return the configs that are asked for, at these keep rates if nothing else is."""
-        from agglo.lab.evaluation.configs import tuned_configs
+        from agglo.lab.evaluation.configs import configs_of, tuned_configs
 
-        typed = super().configs(
-            () if self.tuned else keep_rates,
+        typed = configs_of(
+            self.method or ["atc"],
+            keep_rates=self.keep_rate or (() if self.has_budget() or self.tuned else keep_rates),
+            thresholds=self.threshold or (),
+            schedules=self.schedule or (),
+            linkages=self.linkage,
+            features=self.features,
+            blocks=self.blocks,
             proportional=None if self.proportional is None else self.proportional == "on",
             place=self.place,
             last_block=self.last_block,
@@ -165,14 +151,7 @@ class GridOptions(ReductionOptions, ExecutionOptions):
 
     data: Path = option(help="folder of the data set", metavar="DIR")
     images: AtLeastOne | None = option(None, "only N images, evenly spread (default: all)")
-    no_dense: bool = option(False, "do not evaluate the model without reduction too", group=DrawnReductionOptions.GROUP)
-    keep_rate: Sequence[float] | None = option(
-        None,
-        "fraction of patch tokens that stays at each stage (default: none, the dense model alone)",
-        metavar="R",
-        exclusive=True,
-        group=DrawnReductionOptions.GROUP,
-    )
+    no_dense: bool = option(False, "do not evaluate the model without reduction too", group=ReductionOptions.GROUP)
     workers: Whole = option(2, "that read images", group=ExecutionOptions.GROUP)
     json: Path | None = option(
         None, "all results, complete after every cell; goes on if there", group="output, besides the tables"

@@ -12,15 +12,13 @@ diffusion model that comes with agglo draws clothes from the same noise dense, w
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from agglo.embedded.classifier import IMAGES, PHOTO
-from agglo.lab.demo.generated import can_generate, show_generated
-from agglo.lab.demo.show import EMBEDDED, show, show_photo
-from agglo.lab.demo.summary import summary
-from agglo.lab.options import AtLeastOne, ModelOptions, option
+from agglo.lab.demo import show, show_generated, show_photo, summary
+from agglo.lab.options import EMBEDDED, AtLeastOne, ModelOptions, option
 
 EXAMPLES = """\
 examples:
@@ -59,23 +57,18 @@ class Options(ModelOptions):
 
 
 def run(options: Options) -> None:
-    is_own = options.model is None
-    if is_own and (options.checkpoint or options.pretrained or options.image_size or options.num_classes):
-        raise ValueError("--checkpoint, --pretrained, --image-size and --num-classes need --model")
-    if not is_own and options.data is None and options.photo is None:
+    spec = options.trained_spec()
+    is_embedded = spec == EMBEDDED
+    if not is_embedded and options.data is None and options.photo is None:
         raise ValueError(f"--model {options.model} needs --data, a folder of images it can classify, or --photo")
-    spec = EMBEDDED if is_own else options.spec()
-    if spec.has_random_weights:
-        print("agglo: weights are random, and so are the answers; give --checkpoint or --pretrained", file=sys.stderr)
     show_photo(spec, options.photo or PHOTO, options.output)
     written = ["photo.png"]
-    if is_own or options.data is not None:
+    if is_embedded or options.data is not None:
         print(f"\n{summary(show(spec, options.data or IMAGES, options.output, images=options.images))}\n")
-        written = list(_FILES)
-        if is_own and can_generate():
-            show_generated(options.output)
-        else:
-            written.remove("generated.png")
+        written += ["accuracy.png", "groups.png", "results.json"]
+    if is_embedded and find_spec("diffusers") is not None:  # which has the generator's class
+        show_generated(options.output)
+        written.append("generated.png")
     for name in written:
         print(f"{options.output / name}: {_FILES[name]}")
     print(f"\n{_NEXT}")

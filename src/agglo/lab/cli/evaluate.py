@@ -19,7 +19,6 @@ MODEL is of timm by its plain name, or of another library:
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from textwrap import indent
 from typing import ClassVar
@@ -83,7 +82,7 @@ class Options(GridOptions, ZeroShotOptions):
 
 def run(options: Options) -> None:
     settings = EvaluationSettings(
-        model=options.spec(),
+        model=options.trained_spec(),
         dataset=options.dataset,
         skip_bad=options.skip_bad,
         crop=options.crop_pct,
@@ -91,6 +90,4 @@ def run(options: Options) -> None:
         cache_gigabytes=options.cache,
         **options.settings(),
     )
-    if settings.model.has_random_weights:
-        print("agglo: weights are random, and so are the answers; give --checkpoint or --pretrained", file=sys.stderr)
     options.tell(evaluate(settings, options.json), text, plot)

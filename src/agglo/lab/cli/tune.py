@@ -10,7 +10,6 @@ OUT.png; and the report as OUT.txt. A search that was stopped continues where it
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,10 +74,11 @@ def run(options: Options) -> None:
     if output.suffix != ".json":
         raise ValueError(f"-o {str(output)!r} must end in .json; a .png and a .txt are written beside it")
     plot = require_plot_name(output.with_suffix(".png"))
-    spec = options.spec()
-    if spec.has_random_weights:
-        print("agglo: weights are random, and so is what is found; give --checkpoint or --pretrained", file=sys.stderr)
-    folder = {**matching(FolderSettings, options), "model": spec, "device": device_or_best(options.device)}
+    folder = {
+        **matching(FolderSettings, options),
+        "model": options.trained_spec(),
+        "device": device_or_best(options.device),
+    }
     tuned = tune_on_folder(
         FolderSettings(**folder),
         speedup=options.speedup,

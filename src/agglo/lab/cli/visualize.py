@@ -10,12 +10,11 @@ To a .gif file: one image that dissolves into its groups, the cuts of the tree o
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agglo.lab.cli.arguments import DrawnReductionOptions
+from agglo.lab.cli.arguments import ReductionOptions
 from agglo.lab.data.image_files import require_image_name
 from agglo.lab.drawing.animation import save_animation
 from agglo.lab.evaluation.configs import Configs
@@ -36,7 +35,7 @@ examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ZeroShotOptions, DrawnReductionOptions):
+class Options(ZeroShotOptions, ReductionOptions):
     """What to draw."""
 
     images: Sequence[Path] = option(help="one or more image files", positional=True, metavar="IMAGE")
@@ -47,30 +46,17 @@ class Options(ZeroShotOptions, DrawnReductionOptions):
 
 def run(options: Options) -> None:
     output = require_image_name(options.output)
-    moves = output.suffix.lower() == ".gif"
     configs = options.configs([0.5])
-    if moves:
-        _require_one(options, configs)
-    spec = options.spec()
-    if spec.has_random_weights:
-        print("agglo: weights are random, and so are the groups; give --checkpoint or --pretrained", file=sys.stderr)
-    if moves:
-        frames = animate(
-            spec,
-            options.images[0],
-            next(iter(configs)).create_method(),
-            block=options.blocks[0] if options.blocks else None,
-            keep_rate=options.keep_rate[0] if options.keep_rate else None,
-            scale=options.scale,
-        )
-        save_animation(frames, output)
+    if output.suffix.lower() == ".gif":
+        _animate(options, configs)
     else:
+        spec = options.trained_spec()
         visualize(spec, options.images, configs, after=options.after, scale=options.scale).save(output)
     print(output)
 
 
-def _require_one(options: Options, configs: Configs) -> None:
-    """Raise a ValueError unless one image, one method and one block are asked for, as an animation needs."""
+def _animate(options: Options, configs: Configs) -> None:
+    """Write an animation, or raise a ValueError unless one image, one method and one block are asked for."""
     output = f"output={str(options.output)!r}"
     for given, number in (("images", len(options.images)), ("methods or keep rates", len(configs))):
         if number > 1:
@@ -79,3 +65,12 @@ def _require_one(options: Options, configs: Configs) -> None:
         raise ValueError(
             f"{output} is an animation: it takes --keep-rate and one block, not --threshold, --schedule or --after"
         )
+    frames = animate(
+        options.trained_spec(),
+        options.images[0],
+        next(iter(configs)).create_method(),
+        block=options.blocks[0] if options.blocks else None,
+        keep_rate=options.keep_rate[0] if options.keep_rate else None,
+        scale=options.scale,
+    )
+    save_animation(frames, options.output)

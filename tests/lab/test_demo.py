@@ -15,8 +15,8 @@ from agglo.clustering import cluster
 from agglo.embedded import classifier as embedded
 from agglo.embedded.classifier import IMAGES, WEIGHTS
 from agglo.lab.cli import main
-from agglo.lab.demo import photo
-from agglo.lab.demo.show import EMBEDDED, keep_rate_of
+from agglo.lab.demo import keep_rate_of, patch_colours, whole_patches
+from agglo.lab.options import EMBEDDED
 from agglo.lab.tasks.classification.data import open_split
 from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
 from agglo.lab.tasks.classification.evaluation.metrics import evaluate, metric_for
@@ -24,7 +24,7 @@ from agglo.models.opening import build
 from tests.support.data import data_path
 from tests.support.fashion import write_fashion
 
-LOG = Path(__file__).parents[3] / "results" / "training" / "embedded-model" / "log.csv"
+LOG = Path(__file__).parents[2] / "results" / "training" / "embedded-model" / "log.csv"
 
 
 def test_embedded_model_is_small_and_accurate() -> None:
@@ -92,9 +92,9 @@ def test_demo_of_a_photo_alone(tmp_path: Path) -> None:
 def test_a_photo_is_clustered_by_its_colours() -> None:
     halves = Image.new("RGB", (300, 200), "red")
     halves.paste("blue", (0, 0, 150, 200))
-    image = photo.shrunk(halves)
+    image = whole_patches(halves)
     assert image.shape == (296, 448, 3)
-    colours = photo.patch_colours(image)
+    colours = patch_colours(image)
     assert colours.shape == (37 * 56, 6)
     torch.testing.assert_close(colours[0], torch.tensor([0.0, 0, 1, 0, 0, 0]))
     corner = torch.from_numpy(image[8:16, 16:24].copy()).double().div(255).flatten(0, 1)
@@ -103,7 +103,7 @@ def test_a_photo_is_clustered_by_its_colours() -> None:
     labels = cluster(colours, 2, "complete", metric="euclidean").view(37, 56)
     assert (labels[:, :27] == 0).all() and (labels[:, 29:] == 1).all()
     with pytest.raises(ValueError, match="3000x2"):
-        photo.shrunk(Image.new("RGB", (3000, 2)))
+        whole_patches(Image.new("RGB", (3000, 2)))
 
 
 def test_the_photo_comes_with_its_credits() -> None:

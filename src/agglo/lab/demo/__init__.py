@@ -1,1 +1,0 @@
-"""The demo, which needs no download."""
