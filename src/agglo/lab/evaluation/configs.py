@@ -33,9 +33,7 @@ def configs_of(
 
     Args:
         methods: Names, or texts such as "atc:features=values".
-        keep_rates: Budgets, as are thresholds and schedules.
-        thresholds: Budgets.
-        schedules: Budgets.
+        keep_rates, thresholds, schedules: The budgets.
         linkages: For the methods that have a linkage and do not say theirs; None is their default.
         features: For the methods that have features; None is their default.
         arguments: Fields of `ReductionConfig` for all methods, and options for those that have them; None is left out.

@@ -103,9 +103,7 @@ class MemoryBatches:
     Attributes:
         images: (N, C, H, W) uint8.
         targets: (N,) or (N, classes).
-        share: This process's share of a step.
         prepare: Turns a batch of images into inputs, such as by normalisation.
-        seed: Seed of the order and the augmentation.
         repeats: Number of copies in repeated augmentation.
         shift: Pixels an image moves at most, along each axis; what comes in is black.
         flip: Probability of a horizontal flip.

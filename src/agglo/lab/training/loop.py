@@ -99,8 +99,8 @@ def train(
 
     Args:
         settings: Settings of the run.
-        data: Folder of the data set.
-        output: Folder of the run.
+        data: Folder of the data set, which the folder of the run, `output`, notes.
+        output: See `RunFolder`.
         prepare: Makes the task, given the accelerator and this process's share of a batch.
         may_differ: Names of settings that decide nothing about the weights.
         name: Title of the progress bar.

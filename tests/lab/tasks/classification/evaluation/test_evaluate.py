@@ -322,31 +322,17 @@ def test_options_reach_the_methods(
     data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--method", "kmedoids", "atc", "--keep-rate", "0.5", "--option", "iterations=2", "--features", "values"]
-    more += ["--proportional", "off", "--blocks", "2", "--no-dense", "--json", str(tmp_path / "found.json")]
+    more += ["--proportional", "off", "--blocks", "2", "--last-block", "class_token", "--no-dense"]
+    more += ["--json", str(tmp_path / "found.json")]
     out, _ = run(capsys, *command(data, checkpoint, *more))
     assert all(part in out for part in ("iterations=2", "blocks=[2]", "proportional=false"))
     kmedoids, atc = json.loads((tmp_path / "found.json").read_text())["results"]
     options = {"keep_rate": 0.5, "features": "values", "proportional": False, "blocks": [2]}
+    options["last_block"] = "class_token"
     assert kmedoids["config"]["iterations"] == 2
     assert atc["config"] == agglo.ReductionConfig.of("atc", **options).to_dict()
     assert atc["counts"] == [100, 100, 50, 50, 50, 50]
     assert atc["top1"] == pytest.approx(reference(checkpoint, data, **options))
-
-
-def test_where_methods_act_and_what_the_head_reads(
-    data: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "found.json"
-    usual = ["--keep-rate", "0.5", "--features", "tokens", "--no-dense", "--json", str(path)]
-    how = ["--place", "before_block", "--last-block", "class_token"]
-    run(capsys, *command(data, checkpoint, *usual))
-    out, _ = run(capsys, *command(data, checkpoint, *usual, *how))
-    assert "place=before_block" in out and "last_block=class_token" in out
-    plain, moved = json.loads(path.read_text())["results"]  # two cells, not one found again
-    assert moved["config"] == {**plain["config"], "place": "before_block", "last_block": "class_token"}
-    assert moved["gflops"] < plain["gflops"] and moved["counts"] == plain["counts"]
-    options = {"features": "tokens", "place": "before_block"}
-    assert moved["top1"] == pytest.approx(reference(checkpoint, data, keep_rate=0.5, **options))
 
 
 def test_what_tune_found_is_evaluated_beside_the_others(

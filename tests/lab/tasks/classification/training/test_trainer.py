@@ -34,7 +34,6 @@ from agglo.lab.tasks.classification.training.trainer import (
     validation_loader,
 )
 from agglo.lab.training.batches import epoch_order
-from agglo.lab.training.run_folder import RunFolder
 from agglo.models.opening import ModelSpec, build
 from tests.support.fashion import last, log, plain, quick, write_fashion
 
@@ -177,7 +176,10 @@ def test_dynamic_vit_trains_with_its_starting_weights_as_teacher(data: Path, tmp
     weights = str(tmp_path / "dense" / "last" / "model.safetensors")
     settings = plain(epochs=1, method="dynamicvit", keep_rate=0.7, distill=True, checkpoint=weights, from_scratch=False)
     finetune(settings, data, tmp_path / "run")
-    assert any("agglo_method.predictors" in name for name in last(tmp_path / "run")["model"])
+    weights = str(tmp_path / "run" / "last" / "model.safetensors")
+    again, _ = build_models(plain(method="dynamicvit", keep_rate=0.7, checkpoint=weights, from_scratch=False), 10)
+    learned = {name: value for name, value in load_file(weights).items() if "agglo_method.predictors" in name}
+    assert learned and all(torch.equal(again.state_dict()[name], value) for name, value in learned.items())
     with pytest.raises(ValueError, match="teacher"):
         build_models(settings, 7)
     with pytest.raises(ValueError, match="teacher"):
@@ -249,39 +251,10 @@ def test_a_head_of_other_classes_starts_afresh(data: Path, tmp_path: Path) -> No
 
 
 def test_images_one_by_one_and_a_tracker(data: Path, tmp_path: Path) -> None:
-    settings = plain(epochs=1, in_memory=False, shift=2, flip=0.5, tracker="tensorboard", evaluate_first=True)
-    finetune(settings, data, tmp_path / "run")
-    assert [row["epoch"] for row in log(tmp_path / "run")] == ["0", "1"]
+    how = {"epochs": 3, "tracker": "tensorboard", "evaluate_first": True, "evaluate_every": 2}
+    finetune(plain(in_memory=False, shift=2, flip=0.5, **how), data, tmp_path / "run")
+    assert [row["epoch"] for row in log(tmp_path / "run")] == ["0", "2", "3"]
     assert list((tmp_path / "run").rglob("events.out.tfevents*"))
-
-
-def test_evaluation_every_so_many_epochs_and_a_checkpoint_after_each(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved = []
-    save = RunFolder.save
-
-    def watched(self: RunFolder, state: Any) -> None:
-        saved.append(state["position"]["step"])
-        save(self, state)
-
-    monkeypatch.setattr(RunFolder, "save", watched)
-    finetune(plain(epochs=3, evaluate_every=2), data, tmp_path / "run")
-    rows = log(tmp_path / "run")
-    assert [row["epoch"] for row in rows] == ["2", "3"]
-    assert saved == [3, 6, 9]
-    assert float(rows[0]["train_loss"]) > float(rows[1]["train_loss"]) > 1  # means a step, of two epochs and of one
-
-
-def test_what_a_method_learned_is_where_training_starts(data: Path, tmp_path: Path) -> None:
-    settings = plain(method="dynamicvit", keep_rate=0.5, epochs=1, warmup_epochs=0.0)
-    finetune(settings, data, tmp_path / "first")
-    weights = str(tmp_path / "first" / "last" / "model.safetensors")
-    model, _ = build_models(plain(method="dynamicvit", keep_rate=0.5, checkpoint=weights, from_scratch=False), 10)
-    learned = {name: value for name, value in load_file(weights).items() if "agglo_method" in name}
-    assert learned
-    for name, value in learned.items():
-        assert torch.equal(model.state_dict()[name], value)
 
 
 def test_the_untrained_model_is_never_the_best(data: Path, tmp_path: Path) -> None:
@@ -366,9 +339,8 @@ def test_the_model_is_reduced_as_the_settings_say(budget: dict[str, Any]) -> Non
     assert not torch.allclose(found, class_token())
 
 
-@pytest.mark.parametrize("budget", [{"threshold": 0.2}, {"schedule": "linear:5"}])
-def test_a_reduced_run_learns_and_belongs_to_its_budget(budget: dict[str, Any], data: Path, tmp_path: Path) -> None:
-    settings = plain(method="atc", epochs=8, evaluate_every=8, warmup_epochs=0.0, **budget)
+def test_a_reduced_run_learns_and_belongs_to_its_budget(data: Path, tmp_path: Path) -> None:
+    settings = plain(method="atc", epochs=8, evaluate_every=8, warmup_epochs=0.0, threshold=0.2)
     finetune(settings, data, tmp_path / "run")
     [row] = log(tmp_path / "run")
     assert float(row["train_loss"]) < 2.1 < math.log(10), "less than by guessing"

@@ -28,23 +28,13 @@ from agglo.utils.progress import progress
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """The settings of an evaluation.
+    """The settings of an evaluation: a classifier, a data set, and the reductions that are the cells of the grid.
 
-    Args:
-        model: The classifier.
-        data: Folder of the data set.
-        configs: The reductions, each one a cell of the grid, with their names.
-        dense: Whether the dense model is evaluated too, first.
+    Attributes:
         dataset: One of `data.dataset_names()`; None recognises it by its files.
         images: How many images, evenly spread over the data set; None is all.
         crop: Fraction of the resized image that is left; None is what `frame` says.
         frame: How images are resized and cropped, "study" or "model"; see `inputs_for`.
-        skip_bad: Leave out images that cannot be read.
-        batch_size: Images per batch.
-        workers: Processes that read images.
-        threads: Threads of torch; None is torch's own number.
-        device: Where the model runs.
-        dtype: Dtype of the model.
         cache_gigabytes: Memory per process up to which decoded images are kept for the next cell.
     """
 

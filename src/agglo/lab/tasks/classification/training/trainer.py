@@ -41,14 +41,9 @@ from agglo.utils.randomness import seed_everything
 def finetune(
     settings: TrainingSettings, data: Path, output: Path, model: nn.Module | None = None, *, cpu: bool = False
 ) -> dict[str, Any]:
-    """Train as the settings say, or continue where an earlier call with the same settings stopped; see `train`.
+    """Train on a folder of data, in the folder of a run, or continue there; see `train`.
 
-    Args:
-        settings: Settings of the run.
-        data: Folder of the data set.
-        output: Folder of the run.
-        model: A model that is trained instead of the one that settings name.
-        cpu: Train on the CPU even where there is a GPU.
+    A `model` is trained instead of the one that settings name.
     """
 
     def prepare(accelerator: Any, share: Share) -> TrainingTask:
@@ -121,11 +116,8 @@ def build_models(
 ) -> tuple[nn.Module, nn.Module | None]:
     """Return the model to train, reduced as settings say, and its dense teacher if it has one.
 
-    Args:
-        settings: Settings of the run.
-        classes: Number of classes of the data.
-        checkpoint: The `starting_weights`, if they were read already.
-        given: A model that is trained instead of the one that settings name.
+    `classes` is the number of classes of the data, `checkpoint` the `starting_weights` if they were read already, and
+    `given` a model that is trained instead of the one that settings name.
     """
     seed_everything(settings.seed, "model")
     checkpoint = starting_weights(settings) if checkpoint is None else checkpoint
