@@ -5,6 +5,7 @@ A dozen COCO images by heart, and nuclei under a microscope.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,7 +24,6 @@ from agglo.lab.paper.detectors import (
     is_kept,
     judged,
     opened,
-    read_log,
     require_reachable,
     samples_in,
     start,
@@ -105,8 +105,10 @@ def _run(scale: RealImages, settings: Settings) -> RunCell:
         train_detector(chosen, data, folder / "run", cpu=settings.on_cpu)
         if about["part"] == TRAINING:
             counted = dict(zip(("train", "validation"), map(len, splits()), strict=True))
-            log = {"log": read_log(folder / "run" / "log.csv"), "epochs": scale.epochs}
-            return {**log, "images": counted, "start": checkpoint.name}
+            with (folder / "run" / "log.csv").open(encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+            log = [{name: float(row[name]) for name in ("epoch", "box_AP", "mask_AP")} for row in rows]
+            return {"log": log, "epochs": scale.epochs, "images": counted, "start": checkpoint.name}
         found, place = judge(about["method"], about["keep_rate"])
         dense = folder / "reduced" / f"{DENSE}-None"
         if not is_kept(dense):

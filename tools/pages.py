@@ -179,18 +179,8 @@ def _of(name: str, settings: Settings) -> Callable[[], str]:
 
 
 MORE = (
-    "ranking-per-rate",
-    "hyper-parameters",
-    "mae",
-    "curves-augreg",
-    "curves-swag",
-    "curves-mae",
-    "clusters",
-    "throughput-model",
-    "throughput-frameworks",
-    "throughput-tokens",
-    "better-atc",
-    "places",
+    *("ranking-per-rate", "hyper-parameters", "mae", "curves-augreg", "curves-swag", "curves-mae", "clusters"),
+    *("throughput-model", "throughput-frameworks", "throughput-tokens", "better-atc", "places"),
 )
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,26 +41,17 @@ DEIT = "deit_tiny_patch16_224"
 _SEED = 0
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where weights and images lie that do not come with the package."""
-
-    checkpoint: Path
-    images: Path
-    fashion: Path
-
-
-def deit(places: Places, path: Path, **how: Any) -> Tuned:
-    settings = FolderSettings(ModelSpec(DEIT, places.checkpoint), places.images, images=2000)
+def deit(paths: argparse.Namespace, path: Path, **how: Any) -> Tuned:
+    settings = FolderSettings(ModelSpec(DEIT, paths.checkpoint), paths.images, images=2000)
     return tune_on_folder(settings, path=path, **how)
 
 
-def fashion_classifier(places: Places, path: Path, **how: Any) -> Tuned:
-    settings = FolderSettings(ModelSpec(classifier.NAME, pretrained=True), places.fashion, images=2000)
+def fashion_classifier(paths: argparse.Namespace, path: Path, **how: Any) -> Tuned:
+    settings = FolderSettings(ModelSpec(classifier.NAME, pretrained=True), paths.data, images=2000)
     return tune_on_folder(settings, path=path, **how)
 
 
-def fashion_generator(places: Places, path: Path, **how: Any) -> Tuned:
+def fashion_generator(paths: argparse.Namespace, path: Path, **how: Any) -> Tuned:
     """Tune on what the model is given while it draws garments of every class, at all steps."""
     model = generator.trained()
     seen: list[dict[str, Any]] = []
@@ -77,9 +67,9 @@ def fashion_generator(places: Places, path: Path, **how: Any) -> Tuned:
     return agglo.tune(model, seen, path=path, settings=TuneSettings(name=generator.NAME), **how)
 
 
-def fashion_detector(places: Places, path: Path, **how: Any) -> Tuned:
+def fashion_detector(paths: argparse.Namespace, path: Path, **how: Any) -> Tuned:
     opened = open_detector(detector.NAME)
-    scenes = Images(make_scenes(places.fashion, 200, _SEED, "val"), transforms_for(opened.spec.image_size)[1])
+    scenes = Images(make_scenes(paths.data, 200, _SEED, "val"), transforms_for(opened.spec.image_size)[1])
     inputs = [image for _, images, _ in scenes for image in images]
     settings = TuneSettings(name="agglo_fashion_detector")
     return agglo.tune(opened.model, inputs, batch_size=8, path=path, settings=settings, **how)
@@ -114,8 +104,6 @@ def summary() -> str:
                     "" if quality.drop is None else f"{quality.drop.points:.1f} +- {quality.drop.error:.1f}",
                 ]
             )
-    if not rows:
-        return "None yet."
     machines = [tuned.read(name)["machine"] for name in tuned.names()]
     ran = " and ".join(sorted({machine["cpu"] for machine in machines}))
     dates = " and ".join(sorted({machine["date"][:10] for machine in machines}))
@@ -131,12 +119,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SEARCHES, default=list(SEARCHES), metavar="NAME")
     arguments = parser.parse_args()
     os.environ["AGGLO_SLICES"] = "0"
-    places = Places(arguments.checkpoint, arguments.images, arguments.data)
     RESULTS.mkdir(parents=True, exist_ok=True)
     for name in arguments.only:
         run, how = SEARCHES[name]
         torch.manual_seed(_SEED)
-        found = run(places, RESULTS / f"{name}.json", **how)
+        found = run(arguments, RESULTS / f"{name}.json", **how)
         write_json(PACKAGE / f"{name}.json", {part: found.content[part] for part in found.content if part != "steps"})
         found.plot(RESULTS / f"{name}.png")
         (RESULTS / f"{name}.txt").write_text(f"{found.report()}\n", encoding="utf-8")

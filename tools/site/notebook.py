@@ -14,17 +14,14 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "tour.ipynb"
 
 
 def executed(path: Path, seconds: int = 600) -> Any:
-    """The notebook with new outputs, run in a kernel of this Python and in a folder of its own; an error raises.
+    """Return the notebook with new outputs, run in a kernel of this Python and in a folder of its own.
 
     seconds: that the kernel may take to start, and each cell to end.
     """
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
-        where = {"metadata": {"path": folder}}
-        client = NotebookClient(
-            notebook, timeout=seconds, startup_timeout=seconds, kernel_name="python3", resources=where
-        )
-        client.execute()
+        how = {"timeout": seconds, "startup_timeout": seconds, "kernel_name": "python3"}
+        NotebookClient(notebook, resources={"metadata": {"path": folder}}, **how).execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times of the run, which would change with every one
         if cell.cell_type == "code":

@@ -6,7 +6,6 @@ difference between two cells are drawn: the r-th resample has the same images in
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -226,12 +225,6 @@ class Judge:
 
     def samples(self, about: Mapping[str, Any]) -> Samples:
         return samples_in(self.folder(about), self.scale.resamples)
-
-
-def read_log(path: Path) -> list[dict[str, float]]:
-    """Return AP of the validation images after the epochs of a training."""
-    with path.open(encoding="utf-8") as file:
-        return [{name: float(row[name]) for name in ("epoch", "box_AP", "mask_AP")} for row in csv.DictReader(file)]
 
 
 def config_of(entry: Entry, rate: float | None) -> ReductionConfig:

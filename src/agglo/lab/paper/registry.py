@@ -19,22 +19,13 @@ from agglo.checks import choice
 from agglo.lab.paper.study import Study
 
 MODULES: tuple[str, ...] = (
-    "fine_tuned",
-    "ranking",
-    "hyper_parameters",
-    "off_the_shelf",
-    "per_block",
-    "diffusion_fid",
-    "diffusion_samples",
-    "detection",
-    "clusters",
-    "throughput",
-    "diffusion_options",
+    *("fine_tuned", "ranking", "hyper_parameters", "off_the_shelf", "per_block"),
+    *("diffusion_fid", "diffusion_samples", "detection", "clusters", "throughput", "diffusion_options"),
 )
 
 
 class Benchmark(NamedTuple):
-    """about: one line for lists."""
+    """A command of `agglo bench`, with one line for lists."""
 
     name: str
     about: str
@@ -59,7 +50,7 @@ BENCHMARKS = (
 
 @cache
 def items() -> dict[str, Study]:
-    """By name."""
+    """Return all items by name."""
     found = [item for module in MODULES for item in import_module(f"agglo.lab.paper.items.{module}").ITEMS]
     return {item.name: item for item in found}
 
