@@ -77,12 +77,17 @@ class Journal:
             self.add(key, compute())
         return self._results[key_of(key)]
 
-    def add(self, key: Key, found: Mapping[str, Any]) -> None:
-        """Add a result, or replace that of the same key; ValueError if one of the same subject has other sources."""
+    def add(self, key: Key, found: Mapping[str, Any], *, write: bool = True) -> None:
+        """Add a result, or replace that of the same key; without `write` the file is written with the next one.
+
+        Raises:
+            ValueError: A result of the same subject has other sources.
+        """
         self._require_same_sources({**key, **found})
         ran = {"processor": processor(self._machine), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         self._results[key_of(key)] = plain({**key, **found, **ran, "cell": dict(key)})
-        self.write()
+        if write:
+            self.write()
 
     def write(self) -> None:
         """Write the file in one step: header and results, each entry on a line."""

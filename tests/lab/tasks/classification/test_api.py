@@ -51,7 +51,6 @@ def timm_vit(classes: int = 3) -> Any:
 BUILDERS = {"transformers": transformers_vit, "torchvision": torchvision_vit, "timm": timm_vit}
 
 
-@pytest.mark.filterwarnings("ignore:the model has no folder")
 @pytest.mark.parametrize("library", BUILDERS)
 def test_batches_give_the_share_that_is_right(library: str, data: Path) -> None:
     model = BUILDERS[library]()
@@ -104,7 +103,6 @@ def test_what_evaluate_refuses(data: Path) -> None:
         agglo.lab.evaluate(None, data)  # type: ignore[arg-type]
 
 
-@pytest.mark.filterwarnings("ignore:the model has no folder")
 @pytest.mark.parametrize("library", BUILDERS)
 def test_a_model_object_learns_and_ends_with_the_best_weights(library: str, data: Path, tmp_path: Path) -> None:
     """Of other classes than the data, so that it gets a new head; reduced while it learns."""
@@ -121,7 +119,6 @@ def test_a_model_object_learns_and_ends_with_the_best_weights(library: str, data
     assert again["top1"] == pytest.approx(best["best_metric"])
 
 
-@pytest.mark.filterwarnings("ignore:the model has no folder")
 def test_a_run_goes_on_and_refuses_another(data: Path, tmp_path: Path) -> None:
     first = agglo.lab.finetune(transformers_vit(), data, tmp_path, **QUICK)
     assert agglo.lab.finetune(transformers_vit(), data, tmp_path, **QUICK) == first
