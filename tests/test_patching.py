@@ -55,7 +55,7 @@ def test_a_forward_on_the_instance_would_hide_the_reduction() -> None:
     assert agglo.report(model) is None
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @torch.no_grad()
 def test_accelerates_mixed_precision() -> None:
     accelerate = pytest.importorskip("accelerate")

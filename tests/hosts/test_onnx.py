@@ -17,7 +17,7 @@ from agglo.testing import assert_same
 runtime = pytest.importorskip("onnxruntime", reason="an exported file runs only with onnxruntime")
 pytest.importorskip("onnxscript", reason="torch writes ONNX files with onnxscript")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
 EXPORTERS = pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "torch.export"])
 

@@ -14,7 +14,7 @@ from tests.support import vlms
 from tests.support.vlms import VLM, VLMS, every_vlm, image
 
 tf = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 POINTWISE = [vlm for vlm in VLMS if vlm.pointwise]
 ON_A_GRID = [vlm for vlm in VLMS if not vlm.pointwise]

@@ -15,7 +15,7 @@ import agglo
 from tests.support.vlms import VLM, VLMS, every_vlm, image
 
 tf = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 KEEP_RATE = 0.3
 IMAGES = [[image(1)], [], [image(2), image(3)]]

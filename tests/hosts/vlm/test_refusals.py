@@ -12,7 +12,7 @@ from tests.support import vlms
 from tests.support.vlms import VLM, VLMS
 
 tf = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 LLAVA, GEMMA3, QWEN = VLMS[0], VLMS[3], VLMS[-1]
 LATE = {"keep_rate": 0.5, "output": "merged_late"}

@@ -11,7 +11,7 @@ from agglo.lab.bench.vlm import SIZES, Size
 from agglo.lab.cli import main
 
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 1, "num_key_value_heads": 1,
         "intermediate_size": 48, "vocab_size": 4096, "bos_token_id": 2, "eos_token_id": 3}  # fmt: skip
