@@ -118,12 +118,13 @@ def measure(options: Options) -> dict[str, Any]:
     device, dtype = require_device(options.device), dtype_named(options.dtype)
     rows = all_rows(options.keep_rates, options.side, options.window)
     versions = {name: metadata.version(name) if find_spec(name) else None for name in ("diffusers", "tomesd")}
-    settings = {name: value for name, value in asdict(options).items() if name not in ("threads", "json", "repeats")}
+    settings = {name: value for name, value in asdict(options).items() if name not in ("threads", "json")}
     header = {"machine": {**machine(device), **versions}, "settings": settings, "tokens": options.side**2}
     same = ("settings", *(f"machine.{name}" for name in _SAME_MACHINE))
     journal = Journal(options.json, header, same=same, entries="rows")
-    before = journal.find(rows[0].key)
-    done = 0 if before is None else len({call["repeat"] for call in before["calls"]})
+    # A kill while a repeat is written leaves it with some rows only: it is not done.
+    before = [journal.find(row.key) or {"calls": [], "cannot": None} for row in rows]
+    done = min(len({call["repeat"] for call in row["calls"]}) for row in before if row["cannot"] is None)
     if done >= options.repeats:
         return journal.content
 
@@ -139,7 +140,7 @@ def measure(options: Options) -> dict[str, Any]:
         except ValueError as error:
             cannot = str(error)
         found = journal.find(row.key) or {"calls": []}
-        journal.add(row.key, {"options": row.options, "keeps": row.keeps, "cannot": cannot, **found}, write=False)
+        journal.add(row.key, {"options": row.options, "keeps": row.keeps, "cannot": cannot, **found})
     total = sum(len(contestant.row.steps(options.steps)) for contestant in able)
     with progress(total * options.repeats, "bench diffusion", start=total * done) as advance:
         for repeat in range(done, options.repeats):
@@ -147,8 +148,8 @@ def measure(options: Options) -> dict[str, Any]:
             trajectory = Trajectory(model, options.batch, options.steps, (2 * repeat + 1) / (2 * options.repeats))
             for row, calls in run_generation(able, trajectory, repeat, advance).items():
                 found = journal.find(row.key) or {"calls": []}
-                journal.add(row.key, {**found, "calls": [*found["calls"], *calls]}, write=False)
-            journal.write()
+                earlier = [call for call in found["calls"] if call["repeat"] < repeat]
+                journal.add(row.key, {**found, "calls": [*earlier, *calls]})
     return journal.content
 
 
