@@ -1,4 +1,4 @@
-"""Pictures of different sizes in one tensor: each is reduced as it is alone; windows that attend further see all."""
+"""Images of different sizes in one tensor: each is reduced as it is alone; windows that attend further see all."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ GRIDS = [(4, 6), (4, 4), (6, 4), (4, 6)]
 
 @pytest.mark.parametrize("cls", ["Qwen2Vision", "Qwen3VLVision", "Qwen2_5"])
 @torch.no_grad()
-def test_a_packed_picture_is_reduced_as_it_is_alone(cls: str) -> None:
+def test_a_packed_image_is_reduced_as_it_is_alone(cls: str) -> None:
     model = family(cls).fresh()
-    pictures = [random(rows * columns, 96) * (1 + number / 4) for number, (rows, columns) in enumerate(GRIDS)]
+    images = [random(rows * columns, 96) * (1 + number / 4) for number, (rows, columns) in enumerate(GRIDS)]
     agglo.apply(model, keep_rate=0.5)
 
     def run(some: list[int]) -> Any:
         grids = torch.tensor([[1, *GRIDS[number]] for number in some])
-        output = model(torch.cat([pictures[number] for number in some]), grid_thw=grids)
+        output = model(torch.cat([images[number] for number in some]), grid_thw=grids)
         return output.last_hidden_state, output.pooler_output
 
     together = run([0, 1, 2, 3])
-    sizes = [len(picture) for picture in pictures]
+    sizes = [len(image) for image in images]
     for kind, tokens in enumerate(together):
         pieces = tokens.split([size // (4 if kind else 1) for size in sizes])
         for number, piece in enumerate(pieces):
@@ -77,7 +77,7 @@ def test_a_packed_picture_is_reduced_as_it_is_alone(cls: str) -> None:
 
 
 @torch.no_grad()
-def test_a_padded_picture_is_reduced_as_it_is_alone() -> None:
+def test_a_padded_image_is_reduced_as_it_is_alone() -> None:
     model = agglo.apply(family("Siglip2").fresh(), keep_rate=0.5)
     patches, mask = random(2, 16, 192), torch.ones(2, 16, dtype=torch.long)
     mask[1, 12:] = 0
@@ -98,7 +98,7 @@ def test_a_padded_picture_is_reduced_as_it_is_alone() -> None:
 @pytest.mark.parametrize("method", ["atc", "tome", "kmedoids", "dpc_knn"])
 @pytest.mark.parametrize("cls", ["Qwen2Vision", "Qwen3VLVision", "Qwen2_5"])
 @torch.no_grad()
-def test_no_picture_and_no_window_is_too_small(cls: str, method: str) -> None:
+def test_no_image_and_no_window_is_too_small(cls: str, method: str) -> None:
     model = agglo.apply(family(cls).fresh(), method, keep_rate=0.5)
     grids = [(18, 18), (2, 2), (10, 10), (18, 26), (2, 14)]  # windows of Qwen2.5-VL are 8 x 8
     with agglo.trace(model, passes=20) as trace:
@@ -112,7 +112,7 @@ def test_no_picture_and_no_window_is_too_small(cls: str, method: str) -> None:
 
 @pytest.mark.parametrize("method", ["atc", "tome"])
 @torch.no_grad()
-def test_small_pictures_of_a_padded_batch_are_reduced_as_they_are_alone(method: str) -> None:
+def test_small_images_of_a_padded_batch_are_reduced_as_they_are_alone(method: str) -> None:
     model = agglo.apply(family("Siglip2").fresh(), method, keep_rate=0.5)
     shapes = torch.tensor([[4, 4], [1, 1], [1, 3], [7, 1]])
     patches, mask = random(4, 16, 192), torch.arange(16) < shapes.prod(dim=1, keepdim=True)
@@ -129,7 +129,7 @@ def test_small_pictures_of_a_padded_batch_are_reduced_as_they_are_alone(method: 
 
 @torch.no_grad()
 def test_a_layer_beyond_windows_attends_to_the_merged_tokens_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention over all tokens of the picture, weighed by their sizes, written out."""
+    """Attention over all tokens of the image, weighed by their sizes, written out."""
     from agglo.hosts.common import forward_pass
 
     model = agglo.apply(family("Qwen2_5").fresh(), "tome", keep_rate=0.5, blocks=(1,))
