@@ -103,16 +103,15 @@ def _in_a_channel(q: Tensor, k: Tensor, v: Tensor, log_sizes: Tensor, scale: flo
 def class_attention(
     q: Tensor, k: Tensor, sizes: Tensor | None, *, scale: float | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """How the first token of q (B, H, M, d) attends to every key of k (B, H, N, d): weights (B, H, N).
+    """Return how the first token of q (B, H, M, d) attends to every key of k (B, H, N, d): weights (B, H, N).
 
-    In float32, under autocast too: in half precision patches tie that do not, and others are selected.
+    In float32, under autocast too: half precision would make ties, and select other patches.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with torch.autocast(q.device.type, enabled=False):
         first = q[:, :, :1]
         if q.device.type == "cpu":
-            # Head by head the keys are read where they lie; one product of all heads copies them first, which takes
-            # twice as long.
+            # Head by head the keys are not copied first, as one product of all heads does: half the time.
             pairs = zip(first.unbind(dim=1), k.unbind(dim=1), strict=True)
             logits = torch.cat([one.float() @ keys.float().transpose(1, 2) for one, keys in pairs], dim=1)
         else:

@@ -52,7 +52,7 @@ class Grouping:
         counts: Tensor | None = None,
         drops: bool = False,
     ) -> Grouping:
-        """A grouping from labels (B, T - prefix) of the patch tokens alone, numbered from 0.
+        """Return a grouping from labels (B, T - prefix) of the patch tokens alone, numbered from 0.
 
         drops: whether some labels are -1, for tokens to be dropped.
 
@@ -82,7 +82,7 @@ class Grouping:
         weights: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> Grouping:
-        """Patches at positions (B, K), counted without prefix, stay as they are; all other patches are dropped.
+        """Keep the patches at positions (B, K), counted without prefix, as they are, and drop all others.
 
         counts: (B,), how many of the K are meant; those after them only pad.
 
@@ -111,7 +111,7 @@ class Grouping:
 
     @staticmethod
     def identity(batch: int, n_tokens: int, prefix: int = 0, device: torch.device | None = None) -> Grouping:
-        """Every token its own group."""
+        """Return the grouping in which every token is a group."""
         labels = torch.arange(n_tokens, device=device).expand(batch, n_tokens)
         return Grouping(labels, torch.ones(batch, n_tokens, device=device), prefix)
 
@@ -121,7 +121,7 @@ class Grouping:
         return self.sizes.shape[1]
 
     def merge(self, x: Tensor, mean: Mean = "plain") -> Tensor:
-        """One token per group: the size-weighted mean of x (B, T, C) as (B, G, C), in the dtype of x.
+        """Return one token per group: the size-weighted mean of x (B, T, C) as (B, G, C), in the dtype of x.
 
         mean: "plain", or "preserve_norm": a mean is shorter than its members, which point in different directions, and
             is stretched to the size-weighted mean of their lengths; a mean of zero, which has no direction, stays zero.
@@ -160,7 +160,7 @@ class Grouping:
         return torch.cat([stretch.new_ones(stretch.shape[0], self.prefix, 1), stretch], dim=1)
 
     def unmerge(self, y: Tensor, dropped: Tensor | None = None) -> Tensor:
-        """One token per original position: (B, G, C) -> (B, T, C), every member a copy of its group.
+        """Return one token per original position, (B, G, C) -> (B, T, C), every member a copy of its group.
 
         dropped: (B, T, C), what stands where a token was dropped; zeros if not given.
         """
@@ -174,7 +174,7 @@ class Grouping:
         return torch.where((self.labels < 0).unsqueeze(-1), instead, copies)
 
     def then(self, later: Grouping) -> Grouping:
-        """This grouping followed by a grouping of its groups, as one step from the first tokens to the last groups.
+        """Return this grouping followed by one of its groups, as one step from the first tokens to the last groups.
 
         >>> first = Grouping.of(torch.tensor([[0, 0, 1, 2]]), n_groups=3)
         >>> first.then(Grouping.of(torch.tensor([[0, 1, 1]]), n_groups=2, weights=first.sizes)).labels
@@ -191,7 +191,7 @@ class Grouping:
         return Grouping(labels, later.sizes, self.prefix, self.weights, later.counts, drops)
 
     def with_more_prefix_tokens(self, n_more: int) -> Grouping:
-        """The same with so many more prefix tokens before all others.
+        """Return the same with so many more prefix tokens before all others.
 
         >>> Grouping.of(torch.tensor([[0, 0]]), n_groups=1).with_more_prefix_tokens(2).labels
         tensor([[0, 1, 2, 2]])

@@ -161,15 +161,11 @@ def test_features_one_set_half_precision_empty_batch_and_limits(where):
     expected = agglo.cluster(half.float(), 6, weights=weights.float(), **asked)
     assert torch.equal(agglo.cluster(half, 6, weights=weights, **asked), expected)
     assert agglo.cluster(tokens(0, 12), 6, **asked).shape == (0, 12)
-    for k in (12, 100):
-        assert torch.equal(agglo.cluster(features, k, **asked)[0], torch.arange(12))
-    assert agglo.cluster(tokens(2, 1), 1, **{**asked, "grid": (1, 1)}).tolist() == [[0], [0]]
+    assert torch.equal(agglo.cluster(features, 100, **asked)[0], torch.arange(12))
     features[1, 3, 0] = float("nan")
     with pytest.raises(ValueError, match="features of batch item 1"):
         agglo.cluster(features, 6, **asked)
-    for backend in ("cpu", "torch"):
-        labels = agglo.cluster(features, 6, check=False, backend=backend, **asked)
-        assert all(len(item.unique()) == 6 for item in labels)
+    assert all(len(item.unique()) == 6 for item in agglo.cluster(features, 6, check=False, **asked))
 
 
 @pytest.mark.parametrize(

@@ -246,15 +246,3 @@ def test_many_images_in_uneven_chunks():
     labels = agglo.cluster(distances=distances, weights=weights, k=k)
     for b in range(23):
         assert torch.equal(labels[b], agglo.cluster(distances=distances[b], weights=weights[b], k=k[b]))
-
-
-# --- what weights mean ------------------------------------------------------------------------------------------------
-
-
-def test_a_heavy_token_merges_last_and_a_light_pair_first():
-    features = tokens(1, 30)[0]
-    weights = torch.ones(30)
-    weights[7], weights[[4, 19]] = 1e6, 1e-6
-    for linkage in LINKAGES:
-        assert agglo.cluster(features, 2, linkage, weights=weights).tolist() == [int(i == 7) for i in range(30)]
-        assert agglo.linkage(features, linkage, weights=weights)[0, :2].tolist() == [4, 19]

@@ -84,7 +84,7 @@ class _Generators(threading.local):
     def __init__(self) -> None:
         self.known: dict[int, tuple[ref[Method], torch.Generator]] = {}
 
-    def of(self, method: ToMeSD, device: torch.device) -> torch.Generator:
+    def for_method(self, method: ToMeSD, device: torch.device) -> torch.Generator:
         self.known = {key: pair for key, pair in self.known.items() if pair[0]() is not None}
         _, found = self.known.get(id(method), (None, None))
         if found is None or (found.device != device and device.type in ("cpu", "cuda")):
@@ -117,7 +117,7 @@ def _new_generator(seed: int | None, device: torch.device) -> torch.Generator:
 @outside_graphs
 def _draw(method: ToMeSD, shape: tuple[int, int], n: int, device: torch.device) -> Tensor:
     """Draw numbers below n from the generator of this generation, outside of compiled code: graphs hold none."""
-    generator = _GENERATORS.of(method, device)
+    generator = _GENERATORS.for_method(method, device)
     numbers = torch.randint(n, size=(*shape, 1), device=generator.device, generator=generator)
     return numbers.squeeze(-1).to(device)
 
