@@ -34,7 +34,7 @@ def test_objects_and_groups_are_the_librarys(opened: Opened, monkeypatch: pytest
     watched: list[bool] = []
 
     def timing(run: Any, inputs: Any) -> Any:
-        watched.append(tracing._any_open)
+        watched.append(tracing.any_open)
         return timed_pass(run, inputs)
 
     monkeypatch.setattr(detection, "timed_pass", timing)

@@ -90,7 +90,7 @@ def test_the_timed_pass_is_not_watched(classifier: Classifier, monkeypatch: pyte
 
     def timing(model: Any, inputs: Any) -> Any:
         nonlocal inside
-        timed.append(tracing._any_open)
+        timed.append(tracing.any_open)
         inside = True
         try:
             return timed_pass(model, inputs)
