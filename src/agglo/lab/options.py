@@ -38,7 +38,7 @@ Whole = Annotated[int, (0, math.inf)]
 Amount = Annotated[float, (0, math.inf)]
 Fraction = Annotated[float, (0, 1)]
 
-IMPORT_HELP = "import a Python module first, of this folder or installed, for the methods that it registers"
+IMPORT_HELP = "import a Python module first, for the methods, hosts and data sets that it registers"
 SCHEDULE_HELP = f"a schedule, such as {EXAMPLES} (docs/evaluate.md lists all)"
 _METAVARS = {int: "N", float: "X", Path: "F", str: "NAME"}
 

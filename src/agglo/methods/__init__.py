@@ -5,7 +5,7 @@ from pkgutil import iter_modules
 
 from agglo.methods.atc import ATC
 from agglo.methods.base import Grid, LearnedMethod, Method, ModelShape, Outcome, RememberingMethod, View
-from agglo.methods.registry import MethodInfo, create, import_methods, list_methods, parse_method, register
+from agglo.methods.registry import MethodInfo, create, import_modules, list_methods, parse_method, register
 from agglo.methods.tome import ToMe
 
 for _file in iter_modules(__path__):
@@ -23,7 +23,7 @@ __all__ = [
     "ToMe",
     "View",
     "create",
-    "import_methods",
+    "import_modules",
     "list_methods",
     "parse_method",
     "register",

@@ -117,27 +117,21 @@ def list_methods(*, diffusion: bool = False) -> list[MethodInfo]:
     return [_info(method) for method in sorted(shown, key=lambda method: method.name)]
 
 
-def import_methods(modules: Iterable[str]) -> list[str]:
-    """Import modules by name, also from the working directory, and return the names of the methods they registered.
+def import_modules(modules: Iterable[str]) -> None:
+    """Import modules by name, also from the working directory, for the methods, hosts and data sets they register.
 
-    ValueError for a module that cannot be imported, and for one without any method.
+    Raises:
+        ValueError: A module cannot be imported.
     """
     if os.getcwd() not in sys.path and "" not in sys.path:
         # A command's path does not hold the directory it was started in. Last, so that nothing there hides a library,
         # and for good, so that processes started later find the module too.
         sys.path.append(os.getcwd())
-    added: list[str] = []
     for module in modules:
-        before = set(_METHODS)
         try:
             import_module(module)
         except Exception as error:  # a user's module may raise anything
             raise ValueError(f"module {module!r} cannot be imported: {type(error).__name__}: {error}") from error
-        own = {name for name, method in _METHODS.items() if method.__module__ == module} | (set(_METHODS) - before)
-        if not own:
-            raise ValueError(f"module {module!r} registers no method: mark its class with @agglo.register")
-        added += sorted(own)
-    return added
 
 
 def _info(method: type[Method]) -> MethodInfo:

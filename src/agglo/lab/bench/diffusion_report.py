@@ -110,8 +110,7 @@ def notes(record: Record) -> list[str]:
     without = next(row for row in found if row["name"] == WITHOUT)
     lines += [
         "The weights are random: times are those of the architecture, but tokens are not those of images, and which "
-        "variant errs least depends on how evenly attention spreads; a query of the first block spreads over about a "
-        "tenth of the tokens.",
+        "variant errs least depends on how evenly attention spreads.",
         f"Without what the merged self-attentions give at all, the prediction is {without['error']:.1f} % off: errors "
         "are to be read against that.",
     ]

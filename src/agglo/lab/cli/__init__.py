@@ -77,9 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = parser().parse_args(arguments)
         with _own_warnings_in_one_line():
             if imported := getattr(chosen, "imports", []):
-                from agglo.methods import import_methods
+                from agglo.methods import import_modules
 
-                import_methods(imported)
+                import_modules(imported)
             code = chosen.run(chosen) or 0
             _leave_other_processes()
             return code
