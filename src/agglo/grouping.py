@@ -149,7 +149,8 @@ class Grouping:
         """Size-weighted means (B, G, C) of float32 x (B, T, C)."""
         weighted = x if self.weights is None else x * self.weights.unsqueeze(-1)
         labels = torch.where(self.labels < 0, self.n_groups, self.labels) if self.drops else self.labels
-        sums = _sums_of_groups(weighted, labels, self.n_groups + self.drops)[:, : self.n_groups]
+        # int: TorchScript cannot add a bool to a count that it traces.
+        sums = _sums_of_groups(weighted, labels, self.n_groups + int(self.drops))[:, : self.n_groups]
         return sums.div_(self.sizes.clamp(min=1).unsqueeze(-1))
 
     def _stretch(self, x: Tensor, means: Tensor) -> Tensor:
