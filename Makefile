@@ -47,6 +47,9 @@ browser-test: $(READY)  ## the playground in a real browser (part of make test w
 bench-playground: $(READY)  ## how long a move of the playground's slider takes
 	$(BIN)/agglo bench playground --json results/bench/playground.json
 
+playground-images: $(READY)  ## the images of the playground in docs/images (needs a browser)
+	$(BIN)/python -m tools.playground_images
+
 bench-clustering: $(READY)  ## the clustering against scikit-learn, SciPy and fastcluster, and beside busy processes
 	$(BIN)/agglo bench clustering --repeats 15 --json results/bench/clustering.json
 	$(BIN)/agglo bench clustering --contended --json results/bench/clustering-contended.json
