@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from typing import Any
 
 import pytest
@@ -13,24 +12,15 @@ pytest.importorskip("ipykernel", reason="pip install 'agglo[dev]' brings what ru
 
 from tools.site.notebook import NOTEBOOK, executed  # noqa: E402
 
-SECONDS = 120  # of processor time, which other work on the machine does not change
-
 
 def code(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def processor_seconds_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def test_it_runs_in_under_two_minutes() -> None:
-    before = processor_seconds_of_children()
+def test_it_runs() -> None:
     done = executed(NOTEBOOK)
     assert [cell.execution_count for cell in code(done)] == list(range(1, len(code(done)) + 1))
     assert sum("image/png" in output.get("data", {}) for cell in code(done) for output in cell.outputs) >= 5
-    assert 1 < processor_seconds_of_children() - before < SECONDS
 
 
 def test_what_is_stored_is_whole() -> None:
