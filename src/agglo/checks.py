@@ -37,6 +37,20 @@ def choice(name: str, value: object, accepted: Iterable[T], *, also: str = "") -
     raise ValueError(f"{name}={value!r} is not known; {hint}accepted: {listed}{more}{also}")
 
 
+def one_or_each(name: str, given: Any, accepted: Sequence[T]) -> T | list[T]:
+    """Return an accepted value, or a list of them with an entry for each reduction, as JSON has it.
+
+    Where None is accepted, so is the text "none": TOML has no other word.
+
+    >>> one_or_each("importance", ("class", "none"), (None, "class", "received"))
+    ['class', None]
+    """
+    if isinstance(given, (list, tuple)) and given:
+        return [choice(name, None if each == "none" and None in accepted else each, accepted) for each in given]
+    given = None if given == "none" and None in accepted else given
+    return choice(name, given, accepted, also=", or a list of them, one per reduction")
+
+
 def flag(name: str, value: object) -> bool:
     """Return True or False; "off", 0 and None are neither.
 

@@ -11,7 +11,6 @@ from torch import Tensor
 import agglo
 from agglo.grouping import Grouping
 from agglo.methods import ATC, Method, ToMe
-from agglo.methods.helpers.features import patch_features
 from agglo.methods.tome import match
 from agglo.plan import Plan
 from tests.support.reductions import view
@@ -125,10 +124,10 @@ def test_features_are_what_they_say() -> None:
     shown = view()
     assert shown.keys is not None
     assert shown.values is not None
-    torch.testing.assert_close(patch_features(shown, "keys"), shown.keys.mean(1)[:, 1:])
-    torch.testing.assert_close(patch_features(shown, "values"), shown.values.mean(1)[:, 1:])
-    assert torch.equal(patch_features(shown, "tokens"), shown.tokens[:, 1:])
-    per_head = patch_features(shown, "keys_per_head")
+    torch.testing.assert_close(shown.features("keys"), shown.keys.mean(1)[:, 1:])
+    torch.testing.assert_close(shown.features("values"), shown.values.mean(1)[:, 1:])
+    assert torch.equal(shown.features("tokens"), shown.tokens[:, 1:])
+    per_head = shown.features("keys_per_head")
     cosines = torch.nn.functional.cosine_similarity(
         shown.keys[:, :, 1:, None], shown.keys[:, :, None, 1:], dim=-1
     ).mean(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -51,8 +52,13 @@ def run(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return output if isinstance(output, torch.Tensor) else output.last_hidden_state
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("host", [timm_eva, torchvision_vit, open_clip_vit, transformers_vit])
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        *((transformers_vit, name) for name in NAMES),
+        *product([timm_eva, torchvision_vit, open_clip_vit], ["atc", "kmedoids", "topk", "sit", "svit", "evovit"]),
+    ],
+)
 def test_every_method_runs_on_every_host(host: Any, name: str) -> None:
     torch.manual_seed(0)
     model, x = host().eval(), torch.randn(2, 3, 32, 32)
@@ -94,7 +100,7 @@ class Watched:
         self.scale = 1.0
         self.answers: list[tuple[Outcome, Outcome]] = []
         attend, reduce = F.scaled_dot_product_attention, type(method).reduce
-        remember: Any = getattr(type(method), "remember", None)
+        remember = type(method).remember
 
         def watched_attend(q: Tensor, k: Tensor, v: Tensor, *more: Any, **options: Any) -> Tensor:
             self.q, self.k, self.scale = q, k, options.get("scale") or q.shape[-1] ** -0.5
@@ -109,13 +115,11 @@ class Watched:
         def watched_remember(method: Method, attention: Tensor, memory: Tensor | None) -> Tensor:
             with torch.autocast("cpu", enabled=False):
                 torch.testing.assert_close(attention, self.weights(None)[:, :, 0], rtol=1e-5, atol=1e-7)
-            remembered: Tensor = remember(method, attention, memory)
-            return remembered
+            return remember(method, attention, memory)
 
         monkeypatch.setattr(F, "scaled_dot_product_attention", watched_attend)
         monkeypatch.setattr(type(method), "reduce", watched_reduce)
-        if remember is not None:
-            monkeypatch.setattr(type(method), "remember", watched_remember)
+        monkeypatch.setattr(type(method), "remember", watched_remember)
 
     def weights(self, sizes: Tensor | None) -> Tensor:
         logits = self.q.float() @ self.k.float().transpose(-2, -1) * self.scale
@@ -134,12 +138,11 @@ class Watched:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("host", [timm_eva, transformers_vit])
 @torch.no_grad()
-def test_autocast_selects_what_float32_selects(host: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autocast_selects_what_float32_selects(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given the same queries, keys, values and tokens, which are bfloat16 here, the decision is that of float32."""
     torch.manual_seed(0)
-    model, x = host().eval(), torch.randn(8, 3, 32, 32)
+    model, x = timm_eva().eval(), torch.randn(8, 3, 32, 32)
     for parameter in model.parameters():
         parameter.add_(torch.randn(parameter.shape) * 0.2)
     method = create(name, **({"seed": 0} if name == "random" else {}))

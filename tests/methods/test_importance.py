@@ -14,7 +14,6 @@ from torch import Tensor
 import agglo
 from agglo.grouping import Grouping
 from agglo.methods import ATC, Method, Outcome, ToMe, View, create
-from agglo.methods.helpers.watching import Reduce, watched
 from tests.support.reductions import lively_vit, view
 
 
@@ -111,11 +110,12 @@ def test_the_loop_tells_reductions_apart() -> None:
     linkages, importance = ["single", "complete", "average"], ["received", None, "class"]
     seen: list[tuple[View, Outcome]] = []
 
-    def note(reduce: Reduce, view: View) -> Outcome:
-        seen.append((view, reduce(view)))
-        return seen[-1][1]
+    class Noting(ATC):
+        def reduce(self, view: View) -> Outcome:
+            seen.append((view, super().reduce(view)))
+            return seen[-1][1]
 
-    model = agglo.apply(lively_vit(32, 4), watched(ATC(linkages, importance=importance), note), keep_rate=0.5)
+    model = agglo.apply(lively_vit(32, 4), Noting(linkages, importance=importance), keep_rate=0.5)
     model(torch.randn(2, 3, 32, 32))
     assert [view.stage for view, _ in seen] == [0, 1, 2]
     for linkage, weighing, (shown, outcome) in zip(linkages, importance, seen, strict=True):

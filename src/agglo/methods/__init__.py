@@ -1,10 +1,13 @@
-"""Token-reduction methods, one file each, by name. A new file with a class marked `@register` is a new method."""
+"""Token-reduction methods, one file each, by name. A new file with a class marked `@register` is a new method.
+
+`base` is their interface, `validation` the rules for what they return, `soft` the base of those that mix tokens.
+"""
 
 from importlib import import_module
 from pkgutil import iter_modules
 
 from agglo.methods.atc import ATC
-from agglo.methods.base import Grid, LearnedMethod, Method, ModelShape, Outcome, RememberingMethod, View
+from agglo.methods.base import Grid, LearnedMethod, Method, ModelShape, Outcome, View
 from agglo.methods.registry import MethodInfo, create, import_modules, list_methods, parse_method, register
 from agglo.methods.tome import ToMe
 
@@ -19,7 +22,6 @@ __all__ = [
     "MethodInfo",
     "ModelShape",
     "Outcome",
-    "RememberingMethod",
     "ToMe",
     "View",
     "create",

@@ -7,9 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from agglo.grouping import Grouping
 from agglo.methods.base import Kind, Method, Outcome, Varies, View
-from agglo.methods.helpers.selection import chosen_first
 from agglo.methods.registry import register
 
 
@@ -34,9 +32,7 @@ class ATS(Method):
         assert view.class_attention is not None
         assert view.values is not None
         weights = (view.class_attention * view.values.float().norm(dim=-1)).sum(dim=1)[:, view.prefix :]
-        sampled = sample(weights.detach(), view.target, view.counts)
-        positions, counts = chosen_first(sampled)
-        return Outcome(Grouping.select(positions, sampled.shape[1], view.prefix, view.sizes, counts))
+        return Outcome(view.keep_where(sample(weights.detach(), view.target, view.counts)))
 
 
 def sample(weights: Tensor, n_samples: int, counts: Tensor | None = None) -> Tensor:

@@ -17,10 +17,12 @@ from math import isqrt
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.compiling import constant_result
 from agglo.grouping import Grouping, Mean
+from agglo.methods.validation import is_readable, require_valid
 from agglo.schedule import Rates, Schedule, Stages
 from agglo.text import format_call
 
@@ -30,6 +32,7 @@ Return = Literal["never", "after_block", "after_stage"]
 Varies = Literal["no", "at_most", "about"]
 Place = Literal["after_attention", "before_block"]
 PLACES: tuple[Place, ...] = ("after_attention", "before_block")
+FEATURES = ("keys", "keys_per_head", "tokens", "values")
 _CATCH_ALL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -100,6 +103,57 @@ class View:
         """The tokens (B, T - prefix, C) that may be reduced."""
         return self.tokens[:, self.prefix :]
 
+    @property
+    def class_scores(self) -> Tensor:
+        """The class token's attention to each patch, averaged over heads: (B, N)."""
+        assert self.class_attention is not None
+        return self.class_attention.mean(dim=1)[:, self.prefix :]
+
+    def features(self, kind: str) -> Tensor:
+        """Return features (B, N, D) that tell how alike patch tokens are, without gradient.
+
+        kind: "keys" or "values", averaged over heads (keys are the paper's choice); "keys_per_head", the unit keys of
+            every head, concatenated, whose cosine is the mean of the heads' cosines; or the "tokens".
+        """
+        if kind == "tokens":
+            return self.patches.detach()
+        per_head = self.values if kind == "values" else self.keys
+        if per_head is None:
+            raise ValueError(f"features={kind!r} do not exist before a block's attention; 'tokens' do")
+        patches = per_head[:, :, self.prefix :].detach().float()
+        if kind == "keys_per_head":
+            return F.normalize(patches, dim=-1).transpose(1, 2).flatten(2)
+        # Head by head takes half the time of mean(dim=1), which strides through memory.
+        first, *others = patches.unbind(dim=1)
+        if not others:
+            return first
+        total = first + others[0]
+        for head in others[1:]:
+            total += head
+        return total.div_(patches.shape[1])
+
+    def group(self, labels: Tensor, counts: Tensor | None = None, *, n_groups: int | None = None) -> Grouping:
+        """Return the grouping of patch labels (B, N), numbered from 0; n_groups None means the target."""
+        n_groups = self.target if n_groups is None else n_groups
+        assert n_groups is not None
+        return Grouping.of(labels, n_groups, self.prefix, self.sizes, counts)
+
+    def keep(self, positions: Tensor, counts: Tensor | None = None) -> Grouping:
+        """Keep the patches at positions (B, K) and drop all others; see `Grouping.select`."""
+        return Grouping.select(positions, self.patches.shape[1], self.prefix, self.sizes, counts)
+
+    def keep_best(self, scores: Tensor) -> Grouping:
+        """Keep as many patches as the target says, those with the highest scores (B, N), in the order they have."""
+        assert self.target is not None
+        return self.keep(scores.topk(self.target, dim=1).indices.sort(dim=1).values)
+
+    def keep_where(self, chosen: Tensor) -> Grouping:
+        """Keep the patches that are chosen, (B, N) bool: as many as there are in each image, padded to the most."""
+        refuse_onnx("counts that differ from image to image")
+        counts = chosen.sum(dim=1)
+        order = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)
+        return self.keep(order[:, : max(1, int(counts.max()))], counts)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -150,6 +204,8 @@ class Method(ABC):
     varies: whether images keep the target, at most as many, or about as many.
     tokens_return: whether dropped tokens are gone, or pass by one block (the method is then asked at every block to
         which its schedule gives fewer tokens than all), or one stage (then where its stages begin).
+    per_reduction: options that may be lists, with an entry for each reduction.
+    remembers: whether `remember` carries a number for every token from block to block, which its views then hold.
     kind, reach, reference: for `agglo.list_methods()`; the description is the first sentence of the class's docstring.
 
     `agglo.register` shows how one is written.
@@ -169,6 +225,8 @@ class Method(ABC):
     proportional: bool = True
     varies: ClassVar[Varies] = "no"
     tokens_return: ClassVar[Return] = "never"
+    per_reduction: ClassVar[tuple[str, ...]] = ()
+    remembers: ClassVar[bool] = False
     kind: ClassVar[Kind] = "merges hard"
     reach: ClassVar[str] = "any keep rate"
     reference: ClassVar[str] = ""
@@ -208,11 +266,18 @@ class Method(ABC):
 
     def check(self, shape: ModelShape) -> None:
         """ValueError for what the method cannot do. Called by `agglo.apply` before anything changes."""
-        if (self.needs_class_attention or isinstance(self, RememberingMethod)) and shape.prefix == 0:
+        if (self.needs_class_attention or self.remembers) and shape.prefix == 0:
             raise ValueError(
                 f"{self.name} asks what the class token attends to, and this model has none; a detector's backbone "
                 "(ViTAdapter) gets one by class_token=True"
             )
+        for name, entries in self.lists().items():
+            if len(entries) != len(shape.blocks):
+                blocks = ", ".join(map(str, shape.blocks)) or "none"
+                raise ValueError(
+                    f"{name}={entries!r} of {self.name} has {len(entries)} entries; needed: {len(shape.blocks)}, one "
+                    f"for each block that reduces ({blocks})"
+                )
 
     def build(self, shape: ModelShape) -> None:  # noqa: B027 most have nothing to build
         """Make parameters whose shapes depend on the model; called by `agglo.apply`, once per instance."""
@@ -220,6 +285,46 @@ class Method(ABC):
     @abstractmethod
     def reduce(self, view: View) -> Outcome:
         """Decide what becomes of the tokens."""
+
+    def decide(self, view: View) -> Outcome:
+        """Call `reduce`, and check what it returns the first time that it is asked this.
+
+        Raises:
+            TypeError, ValueError: The outcome breaks a rule, which the message names.
+        """
+        outcome = self.reduce(view)
+        if not torch.compiler.is_compiling() and not torch.jit.is_tracing():
+            checked: set[Any] = self.__dict__.setdefault("_checked", set())
+            asked = (view.stage, view.training, view.tokens.shape[1], view.target)
+            if asked not in checked:
+                if not isinstance(outcome, Outcome) or not isinstance(outcome.grouping, Grouping):
+                    raise TypeError(f"method {self.name!r} must return an Outcome of a Grouping, not {outcome!r}")
+                if is_readable(outcome.grouping.labels):
+                    require_valid(self, view, outcome)
+                    checked.add(asked)
+        return outcome
+
+    def remember(self, class_attention: Tensor, memory: Tensor | None) -> Tensor:
+        """Return what to remember (B, T) of the tokens, for a method that `remembers`.
+
+        It follows from how the class token attends to them (B, H, T) and what was remembered of them. Called without
+        gradients at every block from the one before the first reduction on; of tokens that pass by, the memory stays.
+        """
+        raise NotImplementedError
+
+    def lists(self) -> dict[str, list[Any]]:
+        """Return the options that have an entry for each reduction, by name."""
+        given = {name: getattr(self, name) for name in self.per_reduction}
+        return {name: value for name, value in given.items() if isinstance(value, list)}
+
+    def option_at(self, name: str, stage: int) -> Any:
+        """Return the value of an option at a reduction, counted from 0."""
+        given = getattr(self, name)
+        if not isinstance(given, list):
+            return given
+        if stage >= len(given):  # images of another size than the model's own may be reduced more often
+            raise ValueError(f"{name}={given!r} has no entry for reduction {stage + 1} of this image")
+        return given[stage]
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
@@ -262,33 +367,6 @@ def _hashable(value: Any) -> Any:
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
-class RememberingMethod(Method):
-    """A method that remembers something of every token from block to block, which its views then hold.
-
-    >>> class Seen(agglo.methods.RememberingMethod):
-    ...     name = "seen"
-    ...
-    ...     def remember(self, class_attention, memory):
-    ...         now = class_attention.mean(dim=1)
-    ...         return now if memory is None else memory + now
-    ...
-    ...     def reduce(self, view):
-    ...         kept = view.memory[:, view.prefix :].topk(view.target, dim=1).indices
-    ...         groups = agglo.grouping.Grouping.select(kept, view.patches.shape[1], view.prefix, view.sizes)
-    ...         return agglo.methods.Outcome(groups)
-    >>> import timm
-    >>> model = agglo.apply(timm.create_model("test_vit"), Seen(), keep_rate=0.5)
-    """
-
-    @abstractmethod
-    def remember(self, class_attention: Tensor, memory: Tensor | None) -> Tensor:
-        """Return what to remember (B, T) of the tokens.
-
-        It follows from how the class token attends to them (B, H, T) and what was remembered of them. Called without
-        gradients at every block from the one before the first reduction on; of tokens that pass by, the memory stays.
-        """
-
-
 class LearnedMethod(Method, nn.Module):
     """A method with parameters. `build` creates them; stage m of a view is entry m of the model's stages.
 
@@ -300,8 +378,7 @@ class LearnedMethod(Method, nn.Module):
     ...
     ...     def reduce(self, view):
     ...         kept = self.score(view.patches)[..., 0].topk(view.target, dim=1).indices
-    ...         groups = agglo.grouping.Grouping.select(kept, view.patches.shape[1], view.prefix, view.sizes)
-    ...         return agglo.methods.Outcome(groups)
+    ...         return agglo.methods.Outcome(view.keep(kept))
     >>> import timm
     >>> model = agglo.apply(timm.create_model("test_vit"), Scored(), keep_rate=0.5)
     >>> [name for name in model.state_dict() if "score" in name]

@@ -11,8 +11,8 @@ from agglo.checks import choice, number
 from agglo.clustering.centres import density_peaks, euclidean_distances
 from agglo.grouping import Grouping
 from agglo.methods.base import LearnedMethod, ModelShape, Outcome, View, refuse_onnx
-from agglo.methods.helpers.soft import linear
 from agglo.methods.registry import register
+from agglo.methods.soft import linear
 
 WEIGHTS = ("learned", "equal")
 
@@ -47,7 +47,7 @@ class DPCKNN(LearnedMethod):
         refuse_onnx("clustering around density peaks")
         squares = euclidean_distances(view.patches, squared=True)
         _, labels = density_peaks(squares, view.target, self.neighbours, width=view.patches.shape[-1])
-        grouping = Grouping.of(labels, view.target, view.prefix, view.sizes)
+        grouping = view.group(labels)
         if self.weights == "learned":
             scores = self.scorers[view.stage](view.tokens).squeeze(-1).float()
         else:

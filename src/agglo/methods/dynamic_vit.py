@@ -9,7 +9,7 @@ best keep scores are gathered. The full training loss is
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from agglo.checks import number
 from agglo.grouping import Grouping
-from agglo.methods.base import Kind, LearnedMethod, ModelShape, Outcome, View
-from agglo.methods.helpers.selection import keep_best
+from agglo.methods.base import Kind, LearnedMethod, ModelShape, Outcome, Place, View
 from agglo.methods.registry import register
 
 
@@ -59,7 +58,7 @@ class DynamicViT(LearnedMethod):
     """
 
     name: ClassVar[str] = "dynamicvit"
-    place: ClassVar[Literal["after_attention", "before_block"]] = "before_block"
+    place: ClassVar[Place] = "before_block"
     proportional: bool = False
     kind: ClassVar[Kind] = "prunes"
     reference: ClassVar[str] = "Rao et al., DynamicViT, NeurIPS 2021"
@@ -78,7 +77,7 @@ class DynamicViT(LearnedMethod):
         before = view.patches.new_ones(view.patches.shape[:2]) if view.policy is None else view.policy[:, view.prefix :]
         decided: Tensor = self.predictors[view.stage](view.patches, before)
         if not view.training:
-            return Outcome(keep_best(view, decided[..., 0], view.target))
+            return Outcome(view.keep_best(decided[..., 0]))
         mask = F.gumbel_softmax(decided, tau=1.0, hard=True)[..., 0] * before
         batch, n_tokens = view.tokens.shape[:2]
         policy = torch.cat([mask.new_ones(batch, view.prefix), mask], dim=1)

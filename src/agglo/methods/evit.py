@@ -9,9 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from agglo.grouping import Grouping
 from agglo.methods.base import Kind, Method, Outcome, View
-from agglo.methods.helpers.selection import best, class_scores, keep_best
 from agglo.methods.registry import register
 
 
@@ -41,16 +39,15 @@ class EViT(Method):
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
         n_kept = view.target - 1
-        scores = class_scores(view)
-        kept = best(scores, n_kept)
+        scores = view.class_scores
+        kept = scores.topk(n_kept, dim=1).indices.sort(dim=1).values
         labels = torch.full_like(scores, n_kept, dtype=torch.int64)
         labels = labels.scatter(1, kept, torch.arange(n_kept, device=kept.device).expand_as(kept))
-        grouping = Grouping.of(labels, view.target, view.prefix, view.sizes)
         weights = scores.masked_fill(labels < n_kept, 0)
         x = view.patches
         fused = (x.float() * weights.unsqueeze(-1)).sum(dim=1, keepdim=True).to(x.dtype)
         attentive = x.gather(1, kept.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
-        return Outcome(grouping, torch.cat([view.tokens[:, : view.prefix], attentive, fused], dim=1))
+        return Outcome(view.group(labels), torch.cat([view.tokens[:, : view.prefix], attentive, fused], dim=1))
 
 
 @register
@@ -67,5 +64,4 @@ class TopK(Method):
     reference: ClassVar[str] = "Haurum et al., Which Tokens to Use?, ICCV workshops 2023"
 
     def reduce(self, view: View) -> Outcome:
-        assert view.target is not None
-        return Outcome(keep_best(view, class_scores(view), view.target))
+        return Outcome(view.keep_best(view.class_scores))

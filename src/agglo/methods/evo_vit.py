@@ -6,19 +6,18 @@ The paper also moves placeholders along with a representative token; the release
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
 from agglo.checks import flag, number
-from agglo.methods.base import Kind, ModelShape, Outcome, RememberingMethod, Return, View
-from agglo.methods.helpers.selection import keep_best
+from agglo.methods.base import Kind, Method, ModelShape, Outcome, Place, Return, View
 from agglo.methods.registry import register
 from agglo.schedule import Rates, Schedule, Stages
 
 
 @register
-class EvoViT(RememberingMethod):
+class EvoViT(Method):
     """The patches that the class token attended to most so far are processed for a stage, the others pass it by.
 
     What is remembered of a patch is the class token's attention to it, summed over heads: that of the block before the
@@ -30,8 +29,9 @@ class EvoViT(RememberingMethod):
     """
 
     name: ClassVar[str] = "evovit"
-    place: ClassVar[Literal["after_attention", "before_block"]] = "before_block"
+    place: ClassVar[Place] = "before_block"
     proportional: bool = False
+    remembers: ClassVar[bool] = True
     tokens_return: ClassVar[Return] = "after_stage"
     kind: ClassVar[Kind] = "skips"
     reference: ClassVar[str] = "Xu et al., Evo-ViT: Slow-Fast Token Evolution for Dynamic Vision Transformer, AAAI 2022"
@@ -57,6 +57,5 @@ class EvoViT(RememberingMethod):
         return latest if memory is None else (1 - self.momentum) * memory + self.momentum * latest
 
     def reduce(self, view: View) -> Outcome:
-        assert view.target is not None
         assert view.memory is not None
-        return Outcome(keep_best(view, view.memory[:, view.prefix :], view.target))
+        return Outcome(view.keep_best(view.memory[:, view.prefix :]))

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from agglo.compiling import constant_result
-from agglo.grouping import Grouping
 from agglo.methods.base import Grid, Kind, Method, Outcome, View, require_grid
 from agglo.methods.registry import register
 
@@ -55,7 +54,7 @@ class FixedPattern(Method):
         here = [distance for distance in distances if distance <= now]
         kept = [position for position, distance in enumerate(here) if distance <= then]
         positions = torch.tensor(kept, device=view.tokens.device).expand(batch, -1)
-        return Outcome(Grouping.select(positions, n_patches, view.prefix, view.sizes))
+        return Outcome(view.keep(positions))
 
 
 @constant_result

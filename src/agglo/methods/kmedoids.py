@@ -10,7 +10,6 @@ from torch import Tensor
 
 from agglo.checks import choice, flag, number
 from agglo.clustering.centres import euclidean_distances, farthest_points, k_medoids
-from agglo.grouping import Grouping
 from agglo.methods.base import Method, ModelShape, Outcome, View, refuse_onnx
 from agglo.methods.registry import register
 
@@ -58,7 +57,7 @@ class KMedoids(Method):
         else:
             first = farthest_points(distances, view.target, self._start(distances), from_all=not self.released)
         medoids, labels = k_medoids(distances, first, weights, self.iterations, over_all=self.released)
-        grouping = Grouping.of(labels, view.target, view.prefix, view.sizes)
+        grouping = view.group(labels)
         in_front = torch.arange(view.prefix, device=medoids.device).expand(len(medoids), -1)
         return Outcome(replace(grouping, chosen=torch.cat([in_front, medoids + view.prefix], dim=1)))
 

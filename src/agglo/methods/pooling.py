@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from agglo.checks import choice
-from agglo.grouping import MEANS, Grouping, Mean
+from agglo.grouping import MEANS, Mean
 from agglo.methods.base import Grid, Method, Outcome, View, require_grid
 from agglo.methods.registry import register
 
@@ -40,7 +40,7 @@ class Pooling(Method):
         rows, columns = (_cells([shape[axis] for shape in shapes]) for axis in (0, 1))
         labels = torch.tensor([row * shapes[-1][1] + column for row in rows for column in columns])
         labels = labels.to(view.tokens.device).expand(batch, n_patches)
-        return Outcome(Grouping.of(labels, view.target, view.prefix, view.sizes), mean=self.mean)
+        return Outcome(view.group(labels), mean=self.mean)
 
 
 def _cells(lengths: list[int]) -> list[int]:

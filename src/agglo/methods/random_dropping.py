@@ -8,7 +8,6 @@ import torch
 
 from agglo.checks import number
 from agglo.methods.base import Kind, Method, Outcome, View
-from agglo.methods.helpers.selection import keep_best
 from agglo.methods.registry import register
 
 
@@ -27,11 +26,10 @@ class RandomDropping(Method):
         self.seed = None if seed is None else number("seed", seed, whole=True)
 
     def reduce(self, view: View) -> Outcome:
-        assert view.target is not None
         device = view.tokens.device
         generator = None
         if self.seed is not None:
             # One for each call, since two threads may run one model.
             generator = torch.Generator(device).manual_seed(self.seed + view.stage)
         scores = torch.rand(view.patches.shape[:2], device=device, generator=generator)
-        return Outcome(keep_best(view, scores, view.target))
+        return Outcome(view.keep_best(scores))

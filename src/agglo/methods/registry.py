@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from agglo.checks import choice
-from agglo.methods.base import Kind, Method, RememberingMethod
+from agglo.methods.base import Kind, Method
 from agglo.text import parse_call
 
 T = TypeVar("T", bound=type[Method])
@@ -56,8 +56,7 @@ def register(method: T) -> T:
     ...
     ...     def reduce(self, view):
     ...         kept = torch.arange(view.target).expand(len(view.tokens), -1)
-    ...         groups = agglo.grouping.Grouping.select(kept, view.patches.shape[1], view.prefix, view.sizes)
-    ...         return agglo.methods.Outcome(groups)
+    ...         return agglo.methods.Outcome(view.keep(kept))
     >>> import timm
     >>> model = agglo.apply(timm.create_model("test_vit"), "first", keep_rate=0.5)
     """
@@ -140,7 +139,7 @@ def _info(method: type[Method]) -> MethodInfo:
         description=" ".join((inspect.getdoc(method) or "").split()).split(". ")[0].rstrip("."),
         kind=method.kind,
         learns=issubclass(method, nn.Module),
-        needs_class_attention=method.needs_class_attention or issubclass(method, RememberingMethod),
+        needs_class_attention=method.needs_class_attention or method.remembers,
         reach=method.reach,
         reference=method.reference,
         options=tuple(method.defaults()),

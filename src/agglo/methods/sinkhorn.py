@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.checks import number
-from agglo.methods.helpers.soft import Mixer, SoftMethod
 from agglo.methods.registry import register
+from agglo.methods.soft import Mixer, SoftMethod
 
 
 @register

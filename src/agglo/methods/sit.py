@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from agglo.methods.helpers.soft import Mixer, SoftMethod, linear
 from agglo.methods.registry import register
+from agglo.methods.soft import Mixer, SoftMethod, linear
 
 
 @register

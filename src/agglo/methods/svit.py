@@ -6,7 +6,7 @@ all tokens stay, with the decisions as masks that carry gradients; `trace.loss` 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from agglo.checks import flag, number
 from agglo.grouping import Grouping
-from agglo.methods.base import Kind, LearnedMethod, ModelShape, Outcome, Return, Varies, View
-from agglo.methods.helpers.selection import chosen_first
+from agglo.methods.base import Kind, LearnedMethod, ModelShape, Outcome, Place, Return, Varies, View
 from agglo.methods.registry import register
 
 
@@ -44,7 +43,7 @@ class SViT(LearnedMethod):
     """
 
     name: ClassVar[str] = "svit"
-    place: ClassVar[Literal["after_attention", "before_block"]] = "before_block"
+    place: ClassVar[Place] = "before_block"
     proportional: bool = False
     varies: ClassVar[Varies] = "about"
     tokens_return: ClassVar[Return] = "after_block"
@@ -78,5 +77,4 @@ class SViT(LearnedMethod):
             )
         if self.sample:
             decided = F.gumbel_softmax(decided, tau=1.0, hard=True)
-        positions, counts = chosen_first(decided[..., 0] >= decided[..., 1])
-        return Outcome(Grouping.select(positions, n_patches, view.prefix, view.sizes, counts))
+        return Outcome(view.keep_where(decided[..., 0] >= decided[..., 1]))

@@ -9,11 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agglo.checks import choice
-from agglo.grouping import MEANS, Grouping, Mean
-from agglo.methods.base import Method, ModelShape, Outcome, View
-from agglo.methods.helpers.features import FEATURES, patch_features
-from agglo.methods.helpers.per_reduction import at_reduction, one_or_each, require_one_per_reduction
+from agglo.checks import choice, one_or_each
+from agglo.grouping import MEANS, Mean
+from agglo.methods.base import FEATURES, Method, Outcome, View
 from agglo.methods.registry import register
 
 
@@ -29,16 +27,13 @@ class ToMe(Method):
     """
 
     name: ClassVar[str] = "tome"
+    per_reduction: ClassVar[tuple[str, ...]] = ("features",)
     reach: ClassVar[str] = "0.5 and above; half of an odd count rounds up"
     reference: ClassVar[str] = "Bolya et al., Token Merging: Your ViT But Faster, ICLR 2023"
 
     def __init__(self, features: str | Sequence[str] = "keys", mean: Mean = "plain") -> None:
         self.features = one_or_each("features", features, FEATURES)
         self.mean = choice("mean", mean, MEANS)
-
-    def check(self, shape: ModelShape) -> None:
-        super().check(shape)
-        require_one_per_reduction(self, shape)
 
     def reachable(self, n_tokens: int, target: int) -> int:
         """Half of an odd count rounds up: 49 tokens become 25, not 24. Fewer than half is out of reach."""
@@ -55,12 +50,11 @@ class ToMe(Method):
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
-        features = patch_features(view, at_reduction("features", self.features, view.stage))
-        features = F.normalize(features.float(), dim=-1)
+        features = F.normalize(view.features(self.option_at("features", view.stage)).float(), dim=-1)
         n_merges = int(features.shape[1]) - view.target
         # The released code sorts the even tokens by position again only if a class token must come first.
         labels = match(features, n_merges, first_seeker=view.prefix % 2, by_similarity=view.prefix == 0)
-        return Outcome(Grouping.of(labels, view.target, view.prefix, view.sizes), mean=self.mean)
+        return Outcome(view.group(labels), mean=self.mean)
 
 
 def match(features: Tensor, n_merges: int, first_seeker: int = 0, by_similarity: bool = False) -> Tensor:

@@ -14,9 +14,7 @@ from torch import Tensor
 
 from agglo.checks import choice, flag, number, whole_numbers
 from agglo.compiling import outside_graphs
-from agglo.grouping import Grouping
-from agglo.methods.base import Grid, Method, Outcome, View, require_grid
-from agglo.methods.helpers.features import FEATURES, patch_features
+from agglo.methods.base import FEATURES, Grid, Method, Outcome, View, require_grid
 from agglo.methods.registry import register
 
 
@@ -64,11 +62,11 @@ class ToMeSD(Method):
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
-        features = F.normalize(patch_features(view, self.features).float(), dim=-1)
+        features = F.normalize(view.features(self.features).float(), dim=-1)
         grid = require_grid(self, view.grid, int(features.shape[1]))
         chosen = self._chosen(grid, features)
         labels = join_nearest(features, destinations(grid, self.stride, chosen), view.target)
-        return Outcome(Grouping.of(labels, view.target))
+        return Outcome(view.group(labels))
 
     def _chosen(self, grid: Grid, features: Tensor) -> Tensor:
         """Return the index within its cell of the token that stays: (rows of cells, columns of cells)."""

@@ -16,6 +16,7 @@ from agglo import tracing, tuned
 from agglo.config import ReductionConfig
 from agglo.drawing.groups import patch_labels
 from agglo.embedded import classifier as embedded
+from agglo.hosts.registry import applied_modules
 from agglo.lab.data.fashion_mnist import read_split
 from agglo.lab.options import EMBEDDED
 from agglo.lab.playground import tokens
@@ -24,8 +25,6 @@ from agglo.lab.playground.settings import choose, methods
 from agglo.lab.playground.tokens import Classified, Classifier, compare
 from agglo.lab.tasks.classification.data import open_split
 from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
-from agglo.methods.helpers.features import patch_features
-from agglo.methods.helpers.watching import watched
 from agglo.models.opening import build
 from agglo.utils.timing import timed_pass
 
@@ -84,26 +83,16 @@ def test_dense_answers_gflops_and_refusals(classifier: Classifier) -> None:
 
 
 def test_the_timed_pass_is_not_watched(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed: list[bool] = []  # at every timed pass: whether a trace is open
-    noted: list[bool] = []  # at every decision that is noted: whether the pass is timed
-    inside = False
+    timed: list[bool] = []  # at every timed pass: whether a trace is open, or the method's decisions are noted
 
     def timing(model: Any, inputs: Any) -> Any:
-        nonlocal inside
-        timed.append(tracing.any_open)
-        inside = True
-        try:
-            return timed_pass(model, inputs)
-        finally:
-            inside = False
-
-    def noting(method: Any, around: Any) -> Any:
-        return watched(method, lambda reduce, view: noted.append(inside) or around(reduce, view))
+        methods = [module.agglo_applied.method for module in applied_modules(model)]
+        timed.append(tracing.any_open or any("reduce" in vars(method) for method in methods))
+        return timed_pass(model, inputs)
 
     monkeypatch.setattr(tokens, "timed_pass", timing)
-    monkeypatch.setattr(tokens, "watched", noting)
     side = one(classifier, BOOT, choose("atc", keep_rate=0.5))
-    assert side.stages and timed == [False, False] and noted == [False] * len(side.stages)
+    assert side.stages and timed == [False, False]
 
 
 @pytest.mark.parametrize("wrong", [{"method": "evil"}, {"linkage": "ward"}, {"keep_rate": 2}], ids=str)
@@ -130,8 +119,9 @@ def test_the_tree_is_scipys_and_its_cut_is_the_first_stage(classifier: Classifie
     assert tree is not None and tree.is_method and (tree.block, tree.groups) == (3, 78)
     keys = []
     atc = agglo.methods.parse_method(f"atc:linkage={linkage}")
-    looking = watched(atc, lambda reduce, view: keys.append(patch_features(view, "keys")) or reduce(view))
-    model = agglo.apply(own_model(), looking, keep_rate=0.4)
+    reduce = atc.reduce
+    atc.reduce = lambda view: keys.append(view.features("keys")) or reduce(view)
+    model = agglo.apply(own_model(), atc, keep_rate=0.4)
     with torch.inference_mode():
         model(classifier.prepare(BOOT)[0])
     expected = scipy_linkage(pdist(keys[0][0].double().numpy(), "cosine"), linkage)

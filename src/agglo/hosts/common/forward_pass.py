@@ -25,8 +25,7 @@ from agglo.hosts.common.padding import RealPatches, reduce_apart
 from agglo.hosts.common.positions import Positions, RelativeBias
 from agglo.hosts.common.readers import are_watched
 from agglo.hosts.common.swap import PassSetup
-from agglo.methods import Grid, RememberingMethod, View
-from agglo.methods.helpers.validation import require_valid
+from agglo.methods import Grid, Method, View
 from agglo.tracing import Step
 
 NO_INPUTS = AttentionInputs()
@@ -157,10 +156,10 @@ class Pass:
     def _attention_is_wanted(self, index: int, target: int | None) -> bool:
         return index + 1 in self.reducing if self.before_block else target is not None
 
-    def _remembering(self, index: int) -> RememberingMethod | None:
+    def _remembering(self, index: int) -> Method | None:
         """Return the method if it remembers the attention of this block."""
         until_last = bool(self.reducing) and self.reducing[0] - 1 <= index < self.reducing[-1]
-        return self.method if isinstance(self.method, RememberingMethod) and until_last else None
+        return self.method if self.method.remembers and until_last else None
 
     def _looks_at(self, index: int) -> bool:
         """Return whether the method needs to see the attention of a block at which nothing is reduced."""
@@ -264,8 +263,7 @@ class Pass:
     def _reduce(self, index: int, target: int, projected: Projected | None) -> None:
         view = self._view(target, projected)
         if self.real is None:
-            outcome = self.method.reduce(view)
-            require_valid(self.method, view, outcome)
+            outcome = self.method.decide(view)
         else:
             outcome, self.real = reduce_apart(self.method, view, self.real, self.total)
         grouping = outcome.grouping
@@ -287,7 +285,7 @@ class Pass:
         self.bias = self.bias and RelativeBias()
         self.policy = self.processed = None
 
-    def _remember(self, method: RememberingMethod, projected: Projected, sizes: Tensor | None) -> None:
+    def _remember(self, method: Method, projected: Projected, sizes: Tensor | None) -> None:
         with torch.no_grad():
             latest = method.remember(_class_attention(projected, sizes), self._memory())
             if self.total is not None:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from agglo.grouping import Grouping
 from agglo.methods import Grid, Method, Outcome, View
-from agglo.methods.helpers.validation import require_valid
 
 
 @dataclass(frozen=True)
@@ -153,8 +152,7 @@ def _reduced(method: Method, view: View, index: Tensor) -> _Piece:
             labels = torch.arange(n_tokens, device=index.device).expand(len(index), -1)
             return _Piece(index, Outcome(Grouping.of(labels, n_tokens, view.prefix, view.sizes)), view.tokens)
         view = replace(view, target=target)
-    outcome = method.reduce(view)
-    require_valid(method, view, outcome)
+    outcome = method.decide(view)
     return _Piece(index, outcome, outcome.new_tokens(view.tokens))
 
 

@@ -13,8 +13,7 @@ from agglo.hosts.common.swap import CHANGING, ReducedModule, UnsupportedModelErr
 from agglo.hosts.diffusers import passes
 from agglo.hosts.diffusers.families import FAMILIES, Family, Modules, family_of, named, own_axes
 from agglo.hosts.diffusers.state import DiffusionPlan
-from agglo.methods import LearnedMethod, Method, RememberingMethod
-from agglo.methods.helpers.per_reduction import lists_of
+from agglo.methods import LearnedMethod, Method
 
 _COMPONENTS = ("unet", "transformer", "transformer_2")  # where pipelines have their denoisers
 
@@ -86,10 +85,10 @@ def _require_grouping(method: Method) -> None:
         "is for classifiers": method.name == "tome",
         "learns": isinstance(method, LearnedMethod),
         "mixes tokens softly": method.kind == "merges soft",
-        "asks what the class token attends to": method.needs_class_attention or isinstance(method, RememberingMethod),
+        "asks what the class token attends to": method.needs_class_attention or method.remembers,
         "asks for attention weights": method.needs_attention_received,
         "lets tokens skip whole blocks": method.tokens_return != "never",
-        "has an option for each reduction": bool(lists_of(method)),
+        "has an option for each reduction": bool(method.lists()),
     }
     for reason, holds in reasons.items():
         if holds:

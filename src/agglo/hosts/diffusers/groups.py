@@ -11,7 +11,6 @@ from agglo.compiling import outside_graphs
 from agglo.grouping import Grouping
 from agglo.hosts.diffusers.state import AttentionStep, CurrentBlock, Kept, Pass, Run
 from agglo.methods import Method, Outcome, View
-from agglo.methods.helpers.features import patch_features
 
 
 def grouping_at(now: Pass, at: CurrentBlock, attention: Any, seen: Tensor) -> Grouping | None:
@@ -67,7 +66,7 @@ def _kept_or_new(now: Pass, run: Run, at: CurrentBlock, attention: Any, seen: Te
     view = _view(method, at, attention, seen, target)
     features = None
     if config.drift is not None:
-        features = patch_features(view, getattr(method, "features", "tokens"))
+        features = view.features(getattr(method, "features", "tokens"))
         if kept is not None and kept.features is not None and drift(kept.features, features) <= config.drift:
             return kept.grouping
     grouping = _reduce(method, view)

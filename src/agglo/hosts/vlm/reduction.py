@@ -14,7 +14,6 @@ from agglo.config import ReductionConfig
 from agglo.hosts.common.swap import Setting
 from agglo.methods import Grid, Method, Outcome, View
 from agglo.methods.base import square
-from agglo.methods.helpers.validation import require_valid
 from agglo.plan import Plan
 from agglo.tracing import Step, Trace
 
@@ -124,8 +123,7 @@ class VLMReduction(Setting):
         assert self.method is not None
         grid = square(n_tokens) if grid is None else grid
         view = View(tokens, target=target, grid=grid, training=training)
-        outcome = self.method.reduce(view)
-        require_valid(self.method, view, outcome)
+        outcome = self.method.decide(view)
         return outcome.new_tokens(tokens), outcome
 
 

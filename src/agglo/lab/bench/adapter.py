@@ -29,7 +29,6 @@ from agglo.lab.bench import TimingOptions, conclude
 from agglo.lab.bench.clustering import peak_memory
 from agglo.lab.evaluation.configs import configs_of
 from agglo.lab.options import AtLeastOne, option
-from agglo.methods.helpers.watching import watched
 from agglo.patch import apply, remove, report
 from agglo.utils.devices import torch_threads
 from agglo.utils.machine import machine
@@ -129,9 +128,8 @@ def run(options: Options) -> None:
                 for contender in order:
                     remove(adapter)
                     if contender.config is not None:
-                        method = watched(
-                            contender.config.create_method(), parts.timed(lambda do, view: do(view), "method")
-                        )
+                        method: Any = contender.config.create_method()
+                        method.reduce = parts.timed(method.reduce, "method")
                         apply(adapter, method, keep_rate=contender.config.keep_rate)
                     parts.clear()
                     whole, _ = timed_pass(adapter, images)

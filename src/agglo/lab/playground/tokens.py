@@ -18,7 +18,6 @@ from agglo.lab.playground.settings import Result
 from agglo.lab.tasks.classification.evaluation.figures import dataset_of, prepared, with_class_names
 from agglo.methods import Outcome, View
 from agglo.methods.atc import ATC
-from agglo.methods.helpers.watching import Reduce, watched
 from agglo.models.libraries import class_names
 from agglo.models.opening import ModelSpec, build
 from agglo.models.outputs import logits_in
@@ -125,20 +124,21 @@ def _reduced(
     model: Any = classifier.model
     views: list[tuple[Tensor, str, Tensor | None]] = []
 
-    def note_first(reduce: Reduce, view: View) -> Outcome:
+    def note_first(view: View) -> Outcome:
         """Note what ATC compares, or would compare, at the first reduction."""
         if not views:
             own = method if isinstance(method, ATC) else ATC(features="tokens" if view.keys is None else "keys")
             views.append(own.compared(view))
         return reduce(view)
 
+    method: Any = config.create_method()
+    reduce, method.reduce = method.reduce, note_first
     try:
         apply(model, config)
         seconds, output = timed_pass(model, inputs)
         # Watching takes time too: not of the pass that is timed, since the dense model runs unwatched as well.
-        method = config.create_method()
         others: dict[str, Any] = {name: value for name, value in config.given().items() if name not in config.options}
-        apply(model, watched(method, note_first), **others)
+        apply(model, method, **others)
         with torch.inference_mode(), trace(model) as record:
             model(inputs)
         stages = stages_of(record, pixels)[0]

@@ -1,34 +1,29 @@
 """The rules that every outcome of a method must keep.
 
-Shapes, dtypes and counts cost nothing and are checked on every pass. The values of labels have to be read off the
-device: they are checked the first time that a method reduces so many tokens at a stage, and always under AGGLO_DEBUG=1;
-never while a graph is compiled, traced or captured, which reading would break.
+They are checked the first time that a method reduces so many tokens at a stage: to read the values of labels off the
+device takes time. Never while a graph is compiled, traced or captured, which reading would break.
 """
 
 from __future__ import annotations
 
-import os
-import weakref
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from agglo.grouping import Grouping
-from agglo.methods.base import Method, Outcome, View
+if TYPE_CHECKING:
+    from agglo.methods.base import Method, Outcome, View
 
-# By the id of a method: (stage, tokens before, groups after) of every outcome whose labels were read.
-_seen: dict[int, set[tuple[int, int, int]]] = {}
+
+def is_readable(labels: Tensor) -> bool:
+    """Return whether there are values, and no graph is in the making that reading would break."""
+    plain = type(labels) is Tensor and labels.device.type != "meta"
+    return plain and not (labels.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def require_valid(method: Method, view: View, outcome: Outcome) -> None:
-    """Raise ValueError or TypeError that names the method and the rule its outcome breaks."""
-    if torch.jit.is_tracing():  # sizes are tensors there
-        return
-    if not isinstance(outcome, Outcome) or not isinstance(outcome.grouping, Grouping):
-        raise TypeError(f"method {method.name!r} must return an Outcome of a Grouping, not {outcome!r}")
-    rule = _broken_shape(view, outcome) or _broken_count(method, view, outcome)
-    if rule is None and _is_readable(outcome.grouping.labels) and _is_to_be_read(method, view, outcome.grouping):
-        rule = _broken_label(view, outcome)
+    """Raise ValueError that names the method and the rule its outcome breaks."""
+    rule = _broken_shape(view, outcome) or _broken_count(method, view, outcome) or _broken_label(view, outcome)
     if rule is not None:
         raise ValueError(f"method {method.name!r} breaks a rule at stage {view.stage}: {rule}")
 
@@ -100,21 +95,3 @@ def _broken_label(view: View, outcome: Outcome) -> str | None:
     if grouping.chosen is not None and not ((labels.gather(1, grouping.chosen) == groups) | padding).all():
         return "the token that is chosen for a group must be one of its members"
     return None
-
-
-def _is_readable(labels: Tensor) -> bool:
-    """Return whether there are values, and no graph is in the making that reading would break."""
-    plain = type(labels) is Tensor and labels.device.type != "meta" and not torch.compiler.is_compiling()
-    return plain and not (labels.is_cuda and torch.cuda.is_current_stream_capturing())
-
-
-def _is_to_be_read(method: Method, view: View, grouping: Grouping) -> bool:
-    """Return whether this instance never made so many groups of so many tokens at this stage, or AGGLO_DEBUG is on."""
-    key = id(method)
-    if key not in _seen:
-        _seen[key] = set()
-        weakref.finalize(method, _seen.pop, key, None)
-    situation = (view.stage, int(view.tokens.shape[1]), grouping.n_groups)
-    known = situation in _seen[key]
-    _seen[key].add(situation)
-    return not known or os.environ.get("AGGLO_DEBUG", "0") not in ("", "0")

@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from agglo.grouping import Grouping
 from agglo.methods.base import Kind, LearnedMethod, ModelShape, Outcome, View
 
 
@@ -57,7 +56,7 @@ class SoftMethod(LearnedMethod):
             )
         tokens, weights = self.mixers[view.stage](view.patches)
         strongest = weights.detach().argmax(dim=1)
-        grouping = Grouping.of(strongest, view.target, view.prefix, view.sizes)
+        grouping = view.group(strongest)
         grouping = replace(grouping, sizes=grouping.sizes.clamp(min=1))
         new = torch.cat([view.tokens[:, : view.prefix], tokens], dim=1)
         return Outcome(grouping, new, weights=weights.detach())
