@@ -226,7 +226,7 @@ def test_blocks_that_cannot_be_taken_apart_are_refused_by_name() -> None:
 
     with pytest.raises(agglo.UnsupportedModelError, match="ParallelScalingBlock"):
         agglo.apply(deit(block_fn=ParallelScalingBlock), keep_rate=0.5)
-    with pytest.raises(agglo.UnsupportedModelError, match="DiffAttention"):
+    with pytest.raises(agglo.UnsupportedModelError, match="Block of VisionTransformer"):
         agglo.apply(deit(attn_layer="diff", num_heads=2), keep_rate=0.5)
 
 

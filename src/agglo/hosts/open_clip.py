@@ -10,56 +10,41 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
-from agglo.hosts.common import packed_attention
-from agglo.hosts.common.base import Host, Layout, matrix_entries, require_kind, require_no_bypass, require_own
+from agglo.hosts.common.base import Host, Layout, matrix_entries, require_no_bypass, require_own
 from agglo.hosts.common.blocks import Parts, Projected
+from agglo.hosts.common.layers import LayerParts, Structure, require_structure
 from agglo.hosts.common.loop import Given, Loop
+from agglo.hosts.common.probe import plain_case, prove
 from agglo.hosts.common.readers import Head
 from agglo.hosts.common.refusals import refuse_given
 from agglo.hosts.common.swap import PassSetup, ReducedModule, UnsupportedModelError, begins_pass
 
 _PREFIX = 1  # the class token, always there
 _READS_CLASS_TOKEN = (("pool_type", "tok"), ("attn_pool", None), ("output_tokens", False))
-_PLAIN, _CUSTOM = "ResidualAttentionBlock", "CustomResidualAttentionBlock"
 
 
-class _PlainParts(Parts):
-    """ResidualAttentionBlock: ln_1, attn, ls_1, ln_2, mlp, ls_2, the attention torch's own."""
+class _OpenClipParts(LayerParts):
+    """ResidualAttentionBlock: the attention is torch's."""
 
     def whole(self, block: Any, x: Tensor, rotary: Tensor | None) -> Tensor:
-        if block.attn.batch_first:
+        if getattr(block.attn, "batch_first", True):
             return cast(Tensor, block(x))
         return cast(Tensor, block(x.transpose(0, 1)).transpose(0, 1))
 
-    def project(self, block: Any, x: Tensor, rotary: Tensor | None, n_front: int | None = None) -> Projected:
-        return packed_attention.project(block.attn, block.ln_1(x), n_front)
 
-    def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
-        return x + cast(Tensor, block.ls_1(packed_attention.output(block.attn, attended)))
-
-    def feed(self, block: Any, x: Tensor) -> Tensor:
-        return x + cast(Tensor, block.ls_2(block.mlp(block.ln_2(x))))
-
-
-class _CustomParts(_PlainParts):
+class _CustomParts(_OpenClipParts):
     """CustomResidualAttentionBlock: open_clip's own attention with norms and scales in between."""
 
-    def whole(self, block: Any, x: Tensor, rotary: Tensor | None) -> Tensor:
-        return cast(Tensor, block(x))
-
-    def project(self, block: Any, x: Tensor, rotary: Tensor | None, n_front: int | None = None) -> Projected:
-        attn = block.attn
-        q, k, v = packed_attention.packed_qkv(attn, block.ln_1(x), n_front)
-        return Projected(attn.ln_q(q), attn.ln_k(k), v, dropout=attn.attn_drop.p if attn.training else 0.0)
-
     def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
-        attn = block.attn
-        attended = attended if attn.head_scale is None else attended * attn.head_scale
-        out = attn.out_drop(attn.out_proj(attn.ln_inner(attended.transpose(1, 2).flatten(2))))
-        return x + cast(Tensor, block.ls_1(block.ln_attn(out)))
+        scale = block.attn.head_scale
+        return super().join(block, x, attended if scale is None else attended * scale, projected)
+
+    def branch(self, block: Any, out: Tensor, which: int) -> Tensor:
+        return super().branch(block, out if which else block.ln_attn(out), which)
 
 
-_PARTS: dict[str, Parts] = {_PLAIN: _PlainParts(), _CUSTOM: _CustomParts()}
+def _parts_of(block: nn.Module, structure: Structure) -> Parts:
+    return (_CustomParts if hasattr(block, "ln_attn") else _OpenClipParts)(structure, {})
 
 
 class _TransformerLoop(Loop):
@@ -68,7 +53,7 @@ class _TransformerLoop(Loop):
 
     def parts(self, block: nn.Module, given: Given) -> Parts:
         refuse_given(attn_mask=given.get("attn_mask"))
-        return _PARTS[type(block).__name__]
+        return _parts_of(block, self.structure(block))
 
 
 class _ReducedTransformer(ReducedModule):
@@ -88,34 +73,30 @@ class OpenClipViT(Host):
 
     def check(self, module: Any) -> None:
         require_no_bypass(module.transformer, ("forward", "forward_intermediates"), "open_clip")
-        require_kind(module, module.transformer.resblocks, tuple(_PARTS), "is built from")
-        for block in module.transformer.resblocks:
-            if type(block).__name__ == _PLAIN:
-                packed_attention.require_packed(block.attn)
-            elif block.attn.logit_scale is not None:
-                raise UnsupportedModelError(
-                    f"{type(module).__name__} attends by scaled cosines; supported: scaled dot products"
-                )
+        require_structure(module, module.transformer.resblocks)
+        if any(getattr(block.attn, "logit_scale", None) is not None for block in module.transformer.resblocks):
+            raise UnsupportedModelError(
+                f"{type(module).__name__} attends by scaled cosines; supported: scaled dot products"
+            )
+
+    def prove(self, module: Any) -> None:
+        blocks, name = module.transformer.resblocks, type(module).__name__
+        prove(blocks, name, lambda block: plain_case(block, _parts_of(block, Structure.of(block))))
 
     def loop(self, module: Any) -> nn.Module:
         return cast(nn.Module, module.transformer)
 
     def layout(self, module: Any) -> Layout:
         blocks = module.transformer.resblocks
-        n_tokens, width = module.positional_embedding.shape
+        n_tokens = len(module.positional_embedding)
         return Layout(
             depth=len(blocks),
             prefix=_PREFIX,
             patches=n_tokens - _PREFIX,
-            attention_weights=matrix_entries(blocks[0].attn),
-            attention_width=width,
-            mlp_weights=matrix_entries(blocks[0].mlp),
             embedding_weights=matrix_entries(module.conv1),
             head_madds=_head_madds(module, n_tokens),
-            width=width,
-            heads=blocks[0].attn.num_heads,
             grid=(int(module.grid_size[0]), int(module.grid_size[1])),
-            query_side_params=packed_attention.query_side_params(blocks[0].attn),
+            **Structure.of(blocks[0]).sizes(blocks[0]),
         )
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:

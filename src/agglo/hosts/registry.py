@@ -8,12 +8,12 @@ from agglo.hosts.common.base import Host
 from agglo.hosts.common.refusals import because
 from agglo.hosts.common.swap import ReducedModule, UnsupportedModelError
 from agglo.hosts.open_clip import OpenClipViT
-from agglo.hosts.timm.host import OtherTimmViT, TimmViT
+from agglo.hosts.timm import TimmViT
 from agglo.hosts.torchvision import TorchvisionViT
 from agglo.hosts.transformers.host import TransformersViT
 from agglo.hosts.vit_adapter import AdapterViT
 
-HOSTS: tuple[Host, ...] = (TimmViT(), OtherTimmViT(), TorchvisionViT(), OpenClipViT(), TransformersViT(), AdapterViT())
+HOSTS: tuple[Host, ...] = (TimmViT(), TorchvisionViT(), OpenClipViT(), TransformersViT(), AdapterViT())
 
 _TOWER_NAMES = ("visual", "vision_tower", "vision_model", "trunk")
 
@@ -23,7 +23,7 @@ def register_host(host: Host) -> Host:
 
     docs/hosts.md builds one from the beginning. Here timm's own takes a class of another package too:
 
-    >>> from agglo.hosts.timm.host import TimmViT
+    >>> from agglo.hosts.timm import TimmViT
     >>> class MyHost(TimmViT):
     ...     model_classes = ("mypackage.MyViT",)
     >>> host = agglo.register_host(MyHost())

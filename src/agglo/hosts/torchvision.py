@@ -9,40 +9,22 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
-from agglo.hosts.common import packed_attention
-from agglo.hosts.common.base import Host, Layout, matrix_entries, require_kind, require_no_bypass, require_own
-from agglo.hosts.common.blocks import Parts, Projected
+from agglo.hosts.common.base import Host, Layout, matrix_entries, require_no_bypass, require_own
+from agglo.hosts.common.blocks import Parts
+from agglo.hosts.common.layers import LayerParts, Structure, require_structure
 from agglo.hosts.common.loop import Given, Loop
+from agglo.hosts.common.probe import plain_case, prove
 from agglo.hosts.common.readers import Head
 from agglo.hosts.common.swap import PassSetup, ReducedModule, begins_pass
 
 _PREFIX = 1  # the class token, always there
 
 
-class _TorchvisionParts(Parts):
-    """EncoderBlock: ln_1, self_attention, dropout, ln_2, mlp."""
-
-    def whole(self, block: Any, x: Tensor, rotary: Tensor | None) -> Tensor:
-        return cast(Tensor, block(x))
-
-    def project(self, block: Any, x: Tensor, rotary: Tensor | None, n_front: int | None = None) -> Projected:
-        return packed_attention.project(block.self_attention, block.ln_1(x), n_front)
-
-    def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
-        return x + cast(Tensor, block.dropout(packed_attention.output(block.self_attention, attended)))
-
-    def feed(self, block: Any, x: Tensor) -> Tensor:
-        return x + cast(Tensor, block.mlp(block.ln_2(x)))
-
-
-_PARTS = _TorchvisionParts()
-
-
 class _EncoderLoop(Loop):
     blocks_name = "layers"
 
     def parts(self, block: nn.Module, given: Given) -> Parts:
-        return _PARTS
+        return LayerParts(self.structure(block), given)
 
 
 class _ReducedEncoder(ReducedModule):
@@ -58,9 +40,11 @@ class TorchvisionViT(Host):
 
     def check(self, module: Any) -> None:
         require_no_bypass(module.encoder, ("forward",), "torchvision")
-        require_kind(module, module.encoder.layers, ("EncoderBlock",), "is built from")
-        for block in module.encoder.layers:
-            packed_attention.require_packed(block.self_attention)
+        require_structure(module, module.encoder.layers)
+
+    def prove(self, module: Any) -> None:
+        layers = module.encoder.layers
+        prove(layers, type(module).__name__, lambda block: plain_case(block, LayerParts(Structure.of(block), {})))
 
     def loop(self, module: Any) -> nn.Module:
         return cast(nn.Module, module.encoder)
@@ -71,15 +55,10 @@ class TorchvisionViT(Host):
             depth=len(module.encoder.layers),
             prefix=_PREFIX,
             patches=module.encoder.pos_embedding.shape[1] - _PREFIX,
-            attention_weights=matrix_entries(block.self_attention),
-            attention_width=block.self_attention.embed_dim,
-            mlp_weights=matrix_entries(block.mlp),
             embedding_weights=_stem_madds_per_patch(module),
             head_madds=matrix_entries(module.heads),
-            width=block.self_attention.embed_dim,
-            heads=block.self_attention.num_heads,
             grid=(module.image_size // module.patch_size,) * 2,
-            query_side_params=packed_attention.query_side_params(block.self_attention),
+            **Structure.of(block).sizes(block),
         )
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:

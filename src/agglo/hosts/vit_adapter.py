@@ -17,7 +17,7 @@ from agglo.hosts.common.blocks import AttentionInputs, checkpointed, directly
 from agglo.hosts.common.forward_pass import Pass
 from agglo.hosts.common.positions import Positions
 from agglo.hosts.common.swap import PassSetup, ReducedModule, UnsupportedModelError, begins_pass
-from agglo.hosts.timm.host import PARTS, TimmViT
+from agglo.hosts.timm import TimmViT, parts_of
 
 _VIT = TimmViT()
 _SAMPLE = 5  # multiply-adds of a sampled value: four corners, and its weight
@@ -45,7 +45,7 @@ class _ReducedAdapter(ReducedModule):
             interaction, position = divmod(index, self.blocks_each)
             if position == 0:
                 run.add_to_patches(state.inject(interaction, run.patches()))
-            run.block(index, block, PARTS, AttentionInputs(rotary=embedded.table(index)))
+            run.block(index, block, parts_of(block), AttentionInputs(rotary=embedded.table(index)))
             if position == last:
                 state.extract(interaction, run.patches())
         run.record()

@@ -17,7 +17,7 @@ on fewer and fewer tokens:
 
 `Parts` (hosts/common/blocks.py) say how one block of this library comes apart into q, k, v projection, output
 projection with residual, and MLP with residual. Calling the block's own submodules there keeps adapters, hooks on
-linear layers and quantised layers working; a host that must use weights directly (`packed_attention`) refuses what it
+linear layers and quantised layers working; a host that must use weights directly refuses what it
 would bypass. The module's class may be swapped back while the override runs: it calls functions, never other methods of
 its mixin. Host files import their library inside functions, never at the top: they are read when it may not be
 installed. docs/hosts.md walks through a host, and `agglo.testing` tests it.
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from agglo.hosts.common.readers import Head
 from agglo.hosts.common.swap import ReducedModule, Setting, UnsupportedModelError
@@ -187,15 +187,8 @@ def require_no_bypass(module: nn.Module, methods: Sequence[str], package: str) -
         )
 
 
-def require_kind(owner: nn.Module, found: Sequence[nn.Module], supported: Sequence[str], verb: str) -> None:
-    """Raise UnsupportedModelError for a part whose class is not supported; verb: such as 'is built from'."""
-    for part in found:
-        if type(part).__name__ not in supported:
-            raise UnsupportedModelError(
-                f"{type(owner).__name__} {verb} {type(part).__name__}; supported: {', '.join(supported)}"
-            )
-
-
-def matrix_entries(*modules: nn.Module | None) -> int:
+def matrix_entries(*modules: nn.Module | Tensor | None) -> int:
     """Return the entries of all weight matrices in the modules: the multiply-adds of one token passing through."""
-    return sum(p.numel() for module in modules if module is not None for p in module.parameters() if p.dim() > 1)
+    found = [module for module in modules if module is not None]
+    parameters = [p for part in found for p in ([part] if isinstance(part, Tensor) else part.parameters())]
+    return sum(parameter.numel() for parameter in parameters if parameter.dim() > 1)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from agglo.hosts.common.blocks import AttentionInputs, Parts, checkpointed, directly
 from agglo.hosts.common.forward_pass import NO_INPUTS, Pass
+from agglo.hosts.common.layers import Structure
 from agglo.hosts.common.positions import Positions
 from agglo.hosts.common.sequences import Split
 from agglo.hosts.common.swap import PassSetup, StandIn
@@ -46,6 +47,7 @@ class Loop(ABC):
         self.blocks = list(getattr(owner, self.blocks_name))
         self.run: Pass | Split | None = None
         self.given_back: Tensor | None = None
+        self._structures: dict[type, Structure] = {}
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the owner as its library wrote it, with the blocks of this pass."""
@@ -67,6 +69,12 @@ class Loop(ABC):
     @abstractmethod
     def parts(self, block: nn.Module, given: Given) -> Parts:
         """Return how a block comes apart, given the arguments that the library adds to the tokens."""
+
+    def structure(self, block: Any) -> Structure:
+        """Return the structure of a block, which is looked for once per pass and class."""
+        if type(block) not in self._structures:
+            self._structures[type(block)] = Structure.of(block)
+        return self._structures[type(block)]
 
     def inputs(self, block: nn.Module, x: Tensor, given: Given) -> AttentionInputs:
         """Return the rotary table and the relative position bias of all tokens x (B, T, C)."""

@@ -8,7 +8,7 @@ and configuration; blocks whose weights cannot be replaced (quantised ones, or n
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -44,6 +44,12 @@ def prove(blocks: Iterable[nn.Module], where: str, cases: Callable[[Any], Iterab
         _proved.add(kind)
 
 
+def plain_case(block: Any, parts: Parts) -> Iterator[Case]:
+    """Yield a small random input for the copy of a block whose attention depends on its tokens alone."""
+    weight = next(parameter for parameter in block.parameters() if parameter.dim() == 1)
+    yield parts, random_input((2, 7, weight.shape[-1]), weight), AttentionInputs()
+
+
 def random_input(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Return the same random numbers each time."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(like.device)
@@ -62,10 +68,21 @@ def _random_copy(block: nn.Module) -> nn.Module | None:
     for module in twin.modules():
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
-        for name in _ATTENTION_DROPOUTS:
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
+        _stop_attention_dropout(module)
     return twin
+
+
+def _stop_attention_dropout(module: Any) -> None:
+    """Stop the dropout of attention weights, which kernels draw in different orders."""
+    attends = any(hasattr(module, name) for name in ("qkv", "q_proj", "query", "in_proj_weight"))
+    for name in _ATTENTION_DROPOUTS:
+        value = getattr(module, name, None)
+        if isinstance(value, float):
+            setattr(module, name, 0.0)
+        elif attends and isinstance(value, nn.Dropout):
+            value.p = 0.0
+    if hasattr(getattr(module, "config", None), "attention_probs_dropout_prob"):  # the copy's own configuration
+        module.config.attention_probs_dropout_prob = 0.0
 
 
 def _require_equal(block: nn.Module, what: str, cases: Callable[[Any], Iterable[Case]]) -> None:

@@ -16,12 +16,12 @@ from typing import Any, ClassVar, cast
 from torch import nn
 
 from agglo.hosts.common.base import Host, Layout, require_no_bypass, require_own
+from agglo.hosts.common.layers import Structure, require_structure
 from agglo.hosts.common.probe import prove
 from agglo.hosts.common.readers import Head
 from agglo.hosts.common.swap import ReducedModule, Setting, UnsupportedModelError
 from agglo.hosts.transformers.loop import GridForwarding, GridForwardingTower, ReducedLoop
-from agglo.hosts.transformers.parts import Structure
-from agglo.hosts.transformers.probe import probe_cases
+from agglo.hosts.transformers.parts import probe_cases
 from agglo.hosts.transformers.tower import is_tower, loop_of, tower_of, unknown_tokens
 
 # Classifiers that read no patch, and how many tokens in front they read.
@@ -29,6 +29,11 @@ _READERS = {
     "ViTForImageClassification": 1,
     "DeiTForImageClassification": 1,
     "DeiTForImageClassificationWithTeacher": 2,
+}
+# What a layer has, and why it is then not reduced.
+_REFUSED = {
+    "temporal_attention": "attends between frames at every position alone, where merged tokens are at no position",
+    "window_size": "attends within windows of the grid, in which merged tokens have no position",
 }
 
 
@@ -40,7 +45,13 @@ class TransformersViT(Host):
 
     def recognises(self, module: nn.Module) -> bool:
         found = loop_of(module) if is_tower(module) else None
-        return found is not None and isinstance(Structure.of(getattr(*found)[0]), Structure)
+        if found is None:
+            return False
+        try:
+            Structure.of(getattr(*found)[0])
+        except UnsupportedModelError:
+            return False
+        return True
 
     def check(self, module: nn.Module) -> None:
         name = type(module).__name__
@@ -59,10 +70,12 @@ class TransformersViT(Host):
                 f"{name} embeds images with a parameter {token!r} that agglo does not know: it may be tokens that must "
                 "not be merged; see docs/hosts.md for how to write a host"
             )
-        for layer in getattr(tower.loop, tower.layers):
-            reason = _refusal(layer)
-            if reason is not None:
-                raise UnsupportedModelError(f"{name} is built from {type(layer).__name__}, which {reason}")
+        layers = getattr(tower.loop, tower.layers)
+        for layer in layers:
+            for attribute, reason in _REFUSED.items():
+                if hasattr(layer, attribute):
+                    raise UnsupportedModelError(f"{name} is built from {type(layer).__name__}, which {reason}")
+        require_structure(module, layers)
 
     def prove(self, module: nn.Module) -> None:
         tower = tower_of(module)
@@ -98,13 +111,3 @@ class TransformersViT(Host):
             f"last_block='class_token' needs a head that reads class and distillation tokens alone: "
             f"{', '.join(_READERS)}. {type(module).__name__} {holder} gives its patches to whoever calls it"
         )
-
-
-def _refusal(layer: Any) -> str | None:
-    """Return why a layer cannot be reduced, if it cannot."""
-    if hasattr(layer, "temporal_attention"):
-        return "attends between frames at every position alone, where merged tokens are at no position"
-    if hasattr(layer, "window_size"):
-        return "attends within windows of the grid, in which merged tokens have no position"
-    found = Structure.of(layer)
-    return found if isinstance(found, str) else None

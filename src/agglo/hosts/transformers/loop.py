@@ -20,7 +20,7 @@ from agglo.hosts.common.loop import Given, Loop
 from agglo.hosts.common.refusals import bound_arguments, refuse_given
 from agglo.hosts.common.sequences import Sequences, Split, block_boundaries, boundaries, packed, padded, real_tokens
 from agglo.hosts.common.swap import PassSetup, ReducedModule, Setting, StandIn, begins_pass, original_class
-from agglo.hosts.transformers.parts import LayerParts, Structure, parts_for
+from agglo.hosts.transformers.parts import TUPLES, TransformersParts, parts_for
 from agglo.hosts.transformers.positions import (
     append_positions,
     bias_of,
@@ -37,8 +37,6 @@ _TOKENS = ("hidden_states", "hidden_state")
 _CAPTURING = "transformers.utils.output_capturing"
 _INSTALLED = "_output_capturing_hooks_installed"
 _GRID = "agglo_grid"  # the argument by which a tower forwards its grid to a loop that does not see the image
-# Layers that give a tuple; the probe finds out about others.
-TUPLES = ("Data2VecVisionLayer", "VJEPA2Layer", "TimesformerLayer", "Llama4VisionEncoderLayer")
 # What says of which patches an image is made, where images are padded to one size.
 _PADDED = ("Siglip2", "Idefics2", "Idefics3", "SmolVLM")
 
@@ -109,7 +107,6 @@ class LayerLoop(Loop):
         self.rotary_modules = append_positions(owner)
         self.instead = {**self.rotary_modules, _INSTALLED: True}
         self.image_grid = _grid_of_pixels(owner, args, kwargs) if grid is None else grid
-        self.structure: Structure | None = None
         self.table: Tensor | None = None
         self.points: Tensor | None = None
         self.tile_bias: Tensor | None = None
@@ -150,12 +147,8 @@ class LayerLoop(Loop):
             tell(self.given_back)
         return (self.given_back, None) if type(block).__name__ in TUPLES else self.given_back
 
-    def parts(self, block: nn.Module, given: Given) -> LayerParts:
-        if self.structure is None or type(block) is not type(self.blocks[0]):
-            found = Structure.of(block)
-            assert isinstance(found, Structure), found
-            self.structure = found
-        return parts_for(block, self.structure, given)
+    def parts(self, block: nn.Module, given: Given) -> TransformersParts:
+        return parts_for(block, self.structure(block), given)
 
     def inputs(self, block: nn.Module, x: Tensor, given: Given) -> AttentionInputs:
         bias = self.tile_bias

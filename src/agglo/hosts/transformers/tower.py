@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from agglo.hosts.common.base import Layout, matrix_entries
-from agglo.hosts.transformers.parts import Structure
+from agglo.hosts.common.layers import Structure
 from agglo.hosts.transformers.positions import has_tiles, length_of
 from agglo.methods import Grid
 
@@ -52,24 +52,16 @@ class Tower:
 
     def layout(self) -> Layout:
         layers = list(getattr(self.loop, self.layers))
-        structure = Structure.of(layers[0])
-        assert isinstance(structure, Structure)
-        attention, asking, mlp, heads = structure.weights(layers[0])
         embedded = int(self.patches / (1 - getattr(self.module.config, "mask_ratio", 0.0)))
         return Layout(
             depth=len(layers),
             prefix=self.prefix + self.suffix,
             patches=self.patches,
-            attention_weights=attention,
-            attention_width=heads * structure.head_width,
-            mlp_weights=mlp,
             embedding_weights=_patch_weights(self.embeddings) * embedded // self.patches,
             head_madds=_head_madds(self.module, self.patches),
-            width=int(getattr(layers[0], structure.norms[0]).weight.shape[-1]),
-            heads=heads,
             grid=self.grid,
-            query_side_params=asking,
             suffix=self.suffix,
+            **Structure.of(layers[0]).sizes(layers[0]),
         )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from agglo.checks import choice
 from agglo.hosts.common.blocks import checkpointed, directly
 from agglo.hosts.common.swap import ReducedModule, UnsupportedModelError
-from agglo.hosts.timm.host import PARTS, Embedded, embed
+from agglo.hosts.timm import Embedded, embed, parts_of
 from agglo.lab.tasks.detection.model.adapter_layers import (
     PYRAMID,
     DeformableAttention,
@@ -121,7 +121,7 @@ class ViTAdapter(nn.Module):
             interaction, place = divmod(index, self.blocks_each)
             if place == 0:
                 x = x + F.pad(state.inject(interaction, x[:, self.prefix :]), (0, 0, self.prefix, 0))
-            x = call(PARTS.whole, block, x, state.embedded.table(index))
+            x = call(parts_of(block).whole, block, x, state.embedded.table(index))
             if place == self.blocks_each - 1:
                 state.extract(interaction, x[:, self.prefix :])
         return state.maps(x[:, self.prefix :])

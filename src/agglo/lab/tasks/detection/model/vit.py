@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from agglo.checks import choice
 from agglo.hosts.common.swap import UnsupportedModelError
-from agglo.hosts.timm.host import TimmViT
+from agglo.hosts.timm import TimmViT
 from agglo.lab.tasks.detection.data.transforms import MEAN, STD
 from agglo.models.checkpoints import load_exactly
 

@@ -10,24 +10,19 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar, cast
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agglo.hosts.common.base import (
-    Host,
-    Layout,
-    matrix_entries,
-    overridden_methods,
-    require_kind,
-    require_no_bypass,
-    require_own,
-)
-from agglo.hosts.common.blocks import AttentionInputs
+from agglo.hosts.common.base import Host, Layout, matrix_entries, overridden_methods, require_no_bypass, require_own
+from agglo.hosts.common.blocks import AttentionInputs, Projected
 from agglo.hosts.common.forward_pass import Pass
+from agglo.hosts.common.layers import LayerParts, Structure, require_structure
 from agglo.hosts.common.loop import Given, Loop
 from agglo.hosts.common.positions import Positions
 from agglo.hosts.common.probe import Case, prove, random_input
@@ -35,15 +30,96 @@ from agglo.hosts.common.readers import Head, are_watched
 from agglo.hosts.common.refusals import refuse_given
 from agglo.hosts.common.sequences import Split, padded, real_tokens
 from agglo.hosts.common.swap import PassSetup, ReducedModule, StandIn, UnsupportedModelError, begins_pass
-from agglo.hosts.timm.parts import TimmParts, block_weights, parts_of
 from agglo.methods import Grid
 
-PARTS = TimmParts()
 _FEATURES = ("forward_features", "forward_intermediates")
 _HEAD = ("forward", "forward_head", "pool")  # what reads the tokens after the last norm
-_BLOCKS = ("Block", "ResPostBlock", "EvaBlock", "EvaBlockPostNorm", "ParallelThingsBlock")
-_ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention")
-_PARTS = ("norm1", "attn", "norm2", "mlp")
+
+
+class TimmParts(LayerParts):
+    """A block of timm. Its rotary table, among the arguments, is that of the tokens at hand."""
+
+    @property
+    def needs_all_tokens(self) -> bool:  # type: ignore[override]
+        return any(value is not None and value is not False for name, value in self.given.items() if name != "rope")
+
+    @property
+    def treats_images_alike(self) -> bool:  # type: ignore[override]
+        return not self.needs_all_tokens
+
+    def whole(self, block: nn.Module, x: Tensor, rotary: Tensor | None) -> Tensor:
+        given = self.given if rotary is None else {**self.given, "rope": rotary}
+        return cast(Tensor, block(x, **given))
+
+    def rotate(self, attention: Any, q: Tensor, k: Tensor, rotary: Tensor | None) -> tuple[Tensor, Tensor]:
+        if rotary is None:
+            return q, k
+        from timm.layers.pos_embed_sincos import apply_rot_embed_cat
+
+        prefix, half = attention.num_prefix_tokens, getattr(attention, "rotate_half", False)
+
+        def turned(x: Tensor) -> Tensor:
+            return torch.cat([x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], rotary, half)], dim=2)
+
+        is_front = q.shape[2] < k.shape[2]  # prefix tokens alone, which have no position
+        return q if is_front else turned(q), turned(k)
+
+
+class _ParallelParts(TimmParts):
+    """ParallelThingsBlock: several attentions side by side are one of all their heads; then several MLPs."""
+
+    def project(self, block: Any, x: Tensor, rotary: Tensor | None, n_front: int | None = None) -> Projected:
+        each = [self.project_normed(one.attn, one.norm(x), rotary, n_front) for one in block.attns]
+        q, k, v = (torch.cat([getattr(one, name) for one in each], dim=1) for name in "qkv")
+        return replace(each[0], q=q, k=k, v=v, features=k)
+
+    def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
+        heads = attended.chunk(len(block.attns), dim=1)
+        outs = [
+            one.drop_path(one.ls(self.output(one, x, out, None))) for one, out in zip(block.attns, heads, strict=True)
+        ]
+        return x + torch.stack(outs).sum(dim=0)
+
+    def feed(self, block: Any, x: Tensor) -> Tensor:
+        return x + torch.stack([one(x) for one in block.ffns]).sum(dim=0)
+
+
+class _TalkingParts(TimmParts):
+    """CaiT: heads are mixed before and after the softmax.
+
+    The last mix adds a constant to every weight, which s copies of a token get s times: so does a token of size s.
+    """
+
+    def attend(self, block: Any, projected: Projected, sizes: Tensor | None) -> Tensor:
+        attn, scale = block.attn, cast(float, projected.scale)
+        logits = (projected.q * scale) @ projected.k.transpose(-2, -1)
+        logits = attn.proj_l(logits.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        if sizes is None:
+            weights = attn.proj_w(logits.softmax(dim=-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        else:
+            weights = (logits + sizes.log().to(logits.dtype)[:, None, None]).softmax(dim=-1).permute(0, 2, 3, 1)
+            mixed, constant = F.linear(weights, attn.proj_w.weight), attn.proj_w.bias
+            weights = mixed + sizes.to(mixed.dtype)[:, None, :, None] * constant
+            weights = weights.permute(0, 3, 1, 2)
+        return cast(Tensor, attn.attn_drop(weights) @ projected.v)
+
+
+def one_branch(block: Any) -> Any:
+    """Return one of a block's parallel branches under the names of a plain block, or the block, which has no others."""
+    if not hasattr(block, "attns"):
+        return block
+    attention, mlp = block.attns[0], block.ffns[0]
+    return SimpleNamespace(norm1=attention.norm, attn=attention.attn, norm2=mlp.norm, mlp=mlp.mlp)
+
+
+def parts_of(block: Any, given: Mapping[str, Any] | None = None, structure: Structure | None = None) -> TimmParts:
+    """Return how a block comes apart that timm calls with the given arguments besides the tokens."""
+    kind: type[TimmParts] = TimmParts
+    if hasattr(block, "attns"):
+        kind = _ParallelParts
+    elif hasattr(block.attn, "proj_l"):
+        kind = _TalkingParts
+    return kind(structure or Structure.of(one_branch(block)), given or {})
 
 
 class _TimmLoop(Loop):
@@ -60,7 +136,8 @@ class _TimmLoop(Loop):
 
     def parts(self, block: nn.Module, given: Given) -> TimmParts:
         # `begin` refuses a true `is_causal`; TorchScript makes a tensor of a false one, which attention refuses.
-        return parts_of(block, {name: value for name, value in given.items() if name != "is_causal"})
+        given = {name: value for name, value in given.items() if name != "is_causal"}
+        return parts_of(block, given, self.structure(one_branch(block)))
 
     def inputs(self, block: Any, x: Tensor, given: Given) -> AttentionInputs:
         own = None
@@ -173,56 +250,59 @@ def embed(model: Any, image: Tensor, positions: Tensor | None = None) -> Embedde
 
 def _probe_cases(block: Any) -> Iterator[Case]:
     """Yield small random inputs for a copy of a block."""
-    attentions = [block.attn] if hasattr(block, "attn") else [one.attn for one in block.attns]
-    for attn in attentions:
-        attn.attn_drop.p = 0.0  # kernels draw it in ways of their own
-    norm = block.norm1 if hasattr(block, "norm1") else block.attns[0].norm
-    n_tokens, bias = 7, None
-    if getattr(attn, "relative_position_bias_table", None) is not None:
-        n_tokens, bias = attn.window_size[0] * attn.window_size[1] + 1, attn._get_rel_pos_bias()
-    x = random_input((2, n_tokens, norm.weight.shape[-1]), norm.weight)
+    one, n_tokens, bias = one_branch(block), 7, None
+    if getattr(one.attn, "relative_position_bias_table", None) is not None:
+        n_tokens, bias = one.attn.window_size[0] * one.attn.window_size[1] + 1, one.attn._get_rel_pos_bias()
+    x = random_input((2, n_tokens, one.norm1.weight.shape[-1]), one.norm1.weight)
     yield parts_of(block), x, AttentionInputs(bias=bias)
-    if hasattr(attn, "num_prefix_tokens"):  # one that rotates, if it is given a table
-        table = random_input((n_tokens - attn.num_prefix_tokens, 2 * attn.head_dim), x)
+    if hasattr(one.attn, "num_prefix_tokens"):  # one that rotates, if it is given a table
+        table = random_input((n_tokens - one.attn.num_prefix_tokens, 2 * one.attn.head_dim), x)
         yield parts_of(block), x, AttentionInputs(rotary=table, bias=bias)
 
 
 class TimmViT(Host):
-    """timm's VisionTransformer and Eva."""
+    """timm's vision transformers."""
 
-    model_classes: ClassVar[tuple[str, ...]] = ("timm.VisionTransformer", "timm.VisionTransformerDistilled", "timm.Eva")
+    model_classes: ClassVar[tuple[str, ...]] = (
+        "timm.VisionTransformer",
+        "timm.VisionTransformerDistilled",
+        "timm.Eva",
+        "timm.Beit",
+        "timm.Cait",
+        "timm.NaFlexVit",
+    )
 
     def check(self, module: Any) -> None:
         require_no_bypass(module, _FEATURES, "timm")
-        require_kind(module, module.blocks, _BLOCKS, "is built from")
-        for block in module.blocks:
-            attentions = [block.attn] if hasattr(block, "attn") else [one.attn for one in block.attns]
-            require_kind(module, attentions, _ATTENTIONS, "attends by")
+        require_structure(module, map(one_branch, module.blocks))
+        if getattr(module, "rope_is_mixed", False):
+            raise UnsupportedModelError(
+                f"{type(module).__name__} with mixed rotary positions, another table for every block, is not supported"
+            )
 
     def prove(self, module: Any) -> None:
         prove(module.blocks, type(module).__name__, _probe_cases)
 
     def layout(self, module: Any) -> Layout:
-        attention, asking, mlp, heads, width = block_weights(module.blocks[0])
-        embedding = _embedding(module)
+        block, embedding = module.blocks[0], _embedding(module)
+        one, branches = one_branch(block), len(getattr(block, "attns", "1"))
+        sizes = {name: number * branches for name, number in Structure.of(one).sizes(one).items() if name != "width"}
         side = getattr(embedding, "grid_size", None) or getattr(embedding, "pos_embed_grid_size", None) or (16, 16)
         grid = int(side[0]), int(side[1])
         return Layout(
             depth=len(module.blocks),
             prefix=_prefix(module),
             patches=int(getattr(embedding, "num_patches", None) or grid[0] * grid[1]),
-            attention_weights=attention,
-            attention_width=heads * width,
-            mlp_weights=mlp,
             embedding_weights=matrix_entries(getattr(embedding, "proj", embedding)),
             head_madds=matrix_entries(getattr(module, "head", None)),
             width=int(module.embed_dim),
-            heads=heads,
             grid=grid,
-            query_side_params=asking,
+            **sizes,
         )
 
     def head(self, model: nn.Module, module: Any) -> Head:
+        if not _has_known_head(module):
+            return super().head(model, module)
         require_own(module, _HEAD, "timm")
         if not _reads_prefix_alone(module):
             raise UnsupportedModelError(
@@ -232,28 +312,10 @@ class TimmViT(Host):
         return Head(reads=2 if hasattr(module, "head_dist") else 1)
 
     def mixin(self, module: Any) -> type[ReducedModule]:
-        return _ReducedTimmClassifier if not overridden_methods(module, _HEAD, "timm") else _ReducedTimm
+        is_timms = _has_known_head(module) and not overridden_methods(module, _HEAD, "timm")
+        return _ReducedTimmClassifier if is_timms else _ReducedTimm
 
 
-class OtherTimmViT(TimmViT):
-    """timm's BEiT, CaiT and NaFlexViT, whose heads are left alone."""
-
-    model_classes: ClassVar[tuple[str, ...]] = ("timm.Beit", "timm.Cait", "timm.NaFlexVit")
-    head = Host.head
-
-    def check(self, module: Any) -> None:
-        require_no_bypass(module, _FEATURES, "timm")
-        for block in module.blocks:
-            has_parts = all(hasattr(block, name) for name in _PARTS) and hasattr(block.attn, "qkv")
-            if not has_parts and not hasattr(block, "attns"):
-                raise UnsupportedModelError(
-                    f"{type(module).__name__} is built from {type(block).__name__}, which has not the parts of a block "
-                    "that agglo knows: norm1, attn with qkv, norm2, mlp"
-                )
-        if getattr(module, "rope_is_mixed", False):
-            raise UnsupportedModelError(
-                f"{type(module).__name__} with mixed rotary positions, another table for every block, is not supported"
-            )
-
-    def mixin(self, module: nn.Module) -> type[ReducedModule]:
-        return _ReducedTimm
+def _has_known_head(model: Any) -> bool:
+    """Return whether the head is that of VisionTransformer and Eva, not of BEiT, CaiT or NaFlexViT."""
+    return hasattr(model, "attn_pool") and not hasattr(model, "embeds")

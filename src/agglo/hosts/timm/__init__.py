@@ -1,1 +1,0 @@
-"""Reduced models of timm."""
