@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import agglo
-from agglo.clustering import api, dispatch
+from agglo.clustering import api, operators
 from agglo.clustering.distances import pairwise
 from agglo.clustering.grid import windows
 from tests.support.clusters import BACKENDS, FAST_BACKENDS, LINKAGES, distinct_distances, tokens
 
 
-@pytest.mark.parametrize("module", [api, dispatch, windows])
+@pytest.mark.parametrize("module", [api, operators, windows])
 def test_docstring_examples(module):
     found = doctest.testmod(module)
     assert found.failed == 0 and found.attempted > 0
@@ -137,7 +137,7 @@ def test_bad_distances_are_found_wherever_they_are():
         agglo.cluster(distances=spoilt(DISTANCES, (1, 2, 3), DISTANCES[1, 2, 3] + 3e-4), k=2)
     for n in (2, 8, 17, 203, 600):
         for backend in FAST_BACKENDS:
-            inspect = dispatch.module(backend).inspect
+            inspect = operators.module(backend).inspect
             finite, asymmetry, scale = inspect(distinct_distances(3, n))
             assert finite.all() and not asymmetry.any()
             assert torch.equal(scale, distinct_distances(3, n).amax((1, 2)))
@@ -180,19 +180,19 @@ def test_unchecked_bad_numbers_still_give_k_groups():
 def test_choice_of_backend(monkeypatch):
     cpu, gpu, other = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
     assert [status.name for status in agglo.clustering.backends() if status.usable][:3] == list(BACKENDS)
-    assert dispatch.choose(None, cpu) == "cpu"
-    assert dispatch.choose(None, other) == "torch"
-    monkeypatch.setattr(dispatch, "_triton_status", lambda: (True, ""))
-    assert dispatch.choose(None, gpu) == "triton"
-    monkeypatch.setattr(dispatch, "_triton_status", lambda: (False, "triton is not installed"))
-    assert dispatch.choose(None, gpu) == "torch"
+    assert operators.choose("", cpu) == "cpu"
+    assert operators.choose("", other) == "torch"
+    monkeypatch.setattr(operators, "_triton_status", lambda: (True, ""))
+    assert operators.choose("", gpu) == "triton"
+    monkeypatch.setattr(operators, "_triton_status", lambda: (False, "triton is not installed"))
+    assert operators.choose("", gpu) == "torch"
     with pytest.raises(ValueError, match=r"backend='triton' .* triton is not installed"):
-        dispatch.choose("triton", gpu)
+        operators.choose("triton", gpu)
     with pytest.raises(ValueError, match="needs tensors on cpu, got cuda"):
-        dispatch.choose("cpu", gpu)
+        operators.choose("cpu", gpu)
     monkeypatch.setenv("AGGLO_BACKEND", "torch")
-    assert dispatch.choose(None, cpu) == "torch"
-    assert dispatch.choose("cpu", cpu) == "cpu", "an argument wins over the variable"
+    assert operators.choose("", cpu) == "torch"
+    assert operators.choose("cpu", cpu) == "cpu", "an argument wins over the variable"
     monkeypatch.setenv("AGGLO_BACKEND", "fast")
     with pytest.raises(ValueError, match="AGGLO_BACKEND='fast'"):
         agglo.cluster(FEATURES, 2)

@@ -38,7 +38,7 @@ def test_edges_are_the_pairs_next_to_each_other_at_their_distances():
     for height, width in ((1, 1), (1, 5), (5, 1), (3, 4), (7, 2)):
         pairs = [(i, j) for i in range(height * width) for j in range(i + 1, height * width)]
         apart = [abs(i // width - j // width) + abs(i % width - j % width) for i, j in pairs]
-        first, second = neighbours(height, width)
+        first, second = neighbours((height, width))
         assert list(zip(first.tolist(), second.tolist(), strict=True)) == [
             pair for pair, steps in zip(pairs, apart, strict=True) if steps == 1
         ]

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import agglo
-from agglo.clustering.grid import operators as grid
-from agglo.clustering.linkage import operators as linkage
+from agglo.clustering import operators
 from tests.support.clusters import distinct_distances, tokens
 
 ONE_SET = [
@@ -54,8 +53,8 @@ def test_operators_keep_their_contract():
         (distances, "precomputed", "single", None, ks, None, True, "torch", None),
         (distances, "precomputed", "complete", None, None, 0.3, False, "cpu", None),
     ):
-        torch.library.opcheck(linkage.cluster, arguments)
-        torch.library.opcheck(grid.cluster, arguments, {"grid": [3, 4], "window": [], "spread": "even"})
-    in_windows = {"grid": [3, 4], "window": [2, 2], "spread": "need"}
-    torch.library.opcheck(grid.cluster, (features, "cosine", "average", 6, None, None, True, "", None), in_windows)
-    torch.library.opcheck(linkage.tree, (features, "euclidean", "complete", True, "cpu", weights))
+        for grid in ([], [3, 4]):
+            torch.library.opcheck(operators.cluster, (*arguments, grid, [], "even"))
+    in_windows = (features, "cosine", "average", 6, None, None, True, "", None, [3, 4], [2, 2], "need")
+    torch.library.opcheck(operators.cluster, in_windows)
+    torch.library.opcheck(operators.tree, (features, "euclidean", "complete", True, "cpu", weights))

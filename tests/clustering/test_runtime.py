@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import agglo
-from agglo.clustering import threads
+from agglo.clustering import jit
+from agglo.clustering.linkage import cpu
 from tests.support.clusters import distinct_distances
 
 SOURCE = Path(agglo.__file__).parent
@@ -39,7 +40,7 @@ def test_many_python_threads_at_once_and_any_number_of_torch_threads():
 
 def test_every_part_runs_once_and_an_error_reaches_the_caller():
     seen = []
-    threads.run(lambda part, parts, word: seen.append((part, parts, word)), 5, "all")
+    cpu.run(lambda part, parts, word: seen.append((part, parts, word)), 5, "all")
     assert sorted(seen) == [(part, 5, "all") for part in range(5)]
 
     def fail(part, parts):
@@ -47,7 +48,7 @@ def test_every_part_runs_once_and_an_error_reaches_the_caller():
             raise ArithmeticError("in part 1")
 
     with pytest.raises(ArithmeticError, match="part 1"):
-        threads.run(fail, 2)
+        cpu.run(fail, 2)
 
 
 FORKED = """
@@ -113,4 +114,61 @@ def test_a_read_only_package_caches_for_the_user_or_nowhere(writable, tmp_path, 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == str(package / "__init__.py")
     assert ("NUMBA_CACHE_DIR" in done.stdout) != writable
-    assert not writable or list(home.rglob("*.nbi")), "nothing was cached in the user's folder"
+    assert not writable or list(home.rglob("*.nbc")), "nothing was cached in the user's folder"
+
+
+KERNELS = """
+import sys
+import numpy as np
+from agglo.clustering.jit import inner, kernel
+
+@inner
+def total(x):
+    found = x[0]
+    for i in range(1, x.shape[0]):
+        found += x[i]
+    return found
+
+@kernel
+def totals(x):
+    return total(x) + total(x[1:])
+
+for dtype in (np.float32, np.int64) if sys.argv[1] == "0" else (np.int64, np.float32):
+    assert totals(np.arange(5, dtype=dtype)) == 20
+print(sum(totals.stats.cache_misses.values()))
+"""
+
+
+def test_processes_that_compile_at_once_share_what_each_of_them_compiled(tmp_path):
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    variables = {**os.environ, "PYTHONPATH": str(SOURCE.parent), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+
+    def start(number: int) -> subprocess.Popen:
+        command = [sys.executable, str(tmp_path / "kernels.py"), str(number % 2)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
+
+    for process in [start(number) for number in range(2)]:
+        _, errors = process.communicate()
+        assert process.returncode == 0 and not errors, errors
+    later = start(0)
+    assert later.communicate() == ("0\n", ""), "a later process compiled again"
+
+
+def test_a_kernel_runs_whatever_its_cache_holds(tmp_path, monkeypatch):
+    from numba.core.codegen import CPUCodeLibrary
+
+    def add_one(x):
+        return x + 1
+
+    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
+    assert jit.kernel(add_one)(1) == 2
+    (file,) = tmp_path.rglob("*.nbc")
+    file.write_bytes(file.read_bytes()[:100])
+    assert jit.kernel(add_one)(1) == 2
+    assert file.stat().st_size > 100
+    file.unlink()
+    monkeypatch.setattr(
+        CPUCodeLibrary, "_compiled_object", property(lambda self: None, lambda self, value: None), False
+    )
+    with pytest.warns(RuntimeWarning, match="no compiled object yet"):
+        assert jit.kernel(add_one)(1) == 2

@@ -205,7 +205,7 @@ def without_waiting(run: Callable[[], Tensor]) -> Tensor:
 @pytest.mark.parametrize(("batch", "n"), [(8, 196), (1, 1024), (1, 4096)])
 @pytest.mark.parametrize("make", [real, tied])
 def test_on_gpu_as_on_cpu(make: Callable[[int, int], Tensor], batch: int, n: int, linkage: str) -> None:
-    from agglo.clustering.dispatch import module
+    from agglo.clustering.operators import module
 
     backend, cpu, reference = module("triton"), module("cpu"), module("reference")
     distances = make(batch, n)

@@ -1,58 +1,21 @@
-"""cluster, linkage and cut: what users of the clustering call."""
+"""cluster, linkage and cut: what users of the clustering call, and the checks of what they ask for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from agglo.checks import number
-from agglo.clustering import arguments
+from agglo.checks import choice, number, whole_numbers
+from agglo.clustering import operators
 from agglo.clustering import tree as trees
-from agglo.clustering.grid.operators import cluster as cluster_on_grid
-from agglo.clustering.grid.operators import grid_options
-from agglo.clustering.linkage.operators import Request
-from agglo.clustering.linkage.operators import cluster as cluster_all
-from agglo.clustering.linkage.operators import tree as whole_tree
 
-
-@overload
-def cluster(
-    features: Tensor | None = ...,
-    k: int | Sequence[int] | Tensor = ...,
-    linkage: str = ...,
-    *,
-    distances: Tensor | None = ...,
-    weights: Tensor | None = ...,
-    metric: str = ...,
-    grid: tuple[int, int] | None = ...,
-    window: int | tuple[int, int] | None = ...,
-    connectivity: str | None = ...,
-    spread: str = ...,
-    backend: str | None = ...,
-    check: bool | None = ...,
-) -> Tensor: ...
-
-
-@overload
-def cluster(
-    features: Tensor | None = ...,
-    k: None = ...,
-    linkage: str = ...,
-    *,
-    threshold: float,
-    distances: Tensor | None = ...,
-    weights: Tensor | None = ...,
-    metric: str = ...,
-    grid: tuple[int, int] | None = ...,
-    window: int | tuple[int, int] | None = ...,
-    connectivity: str | None = ...,
-    spread: str = ...,
-    backend: str | None = ...,
-    check: bool | None = ...,
-) -> tuple[Tensor, Tensor]: ...
+LINKAGES = ("single", "average", "complete")
+METRICS = ("cosine", "euclidean")
+CONNECTIVITIES = ("grid",)
+SPREADS = ("even", "need")
 
 
 def cluster(
@@ -70,7 +33,7 @@ def cluster(
     spread: str = "even",
     backend: str | None = None,
     check: bool | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """Cluster every token set of a batch bottom-up: exactly k groups, or all merges within a threshold.
 
     Distances are computed and compared in float32 whatever the dtype of the input, under autocast too. Ties merge the
@@ -110,20 +73,19 @@ def cluster(
     >>> cluster(features, k=2, weights=torch.tensor([1000.0, 1.0, 1.0]))
     tensor([0, 1, 1])
     """
-    data, metric, single = arguments.data_and_metric(features, distances, metric)
-    own_weights = arguments.token_weights(weights, data, single)
-    arguments.require_how(linkage, check, backend)
+    data, metric, own_weights, single = _prepare(features, distances, metric, weights, linkage, check, backend)
     if (k is None) == (threshold is None):
         raise ValueError(f"give either k or threshold, not {'neither' if k is None else 'both'}")
     batch, n_tokens = data.shape[:2]
-    count = None if k is None else arguments.group_count(k, batch, n_tokens, data.device)
+    count = None if k is None else _group_count(k, batch, n_tokens, data.device)
     one_k, many_k = (None, count) if isinstance(count, Tensor) else (count, None)
     limit = None if threshold is None else float(number("threshold", threshold))
-    request = Request(data, metric, linkage, one_k, many_k, limit, check, backend or "", own_weights)
-    if grid is None and window is None and connectivity is None and spread == "even":
-        labels, counts = cluster_all(*request)
-    else:
-        labels, counts = cluster_on_grid(*request, **grid_options(grid, window, connectivity, spread, n_tokens, count))
+    where: tuple[list[int], list[int]] = [], []
+    if grid is not None or window is not None or connectivity is not None or spread != "even":
+        where = _grid_and_window(grid, window, connectivity, spread, n_tokens, count)
+    labels, counts = operators.cluster(
+        data, metric, linkage, one_k, many_k, limit, check, backend or "", own_weights, *where, spread
+    )
     if single:
         labels, counts = labels[0], counts[0]
     return labels if threshold is None else (labels, counts)
@@ -149,10 +111,8 @@ def linkage(
     >>> linkage(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     tensor([[0., 1., 1., 2.]], dtype=torch.float64)
     """
-    data, metric, single = arguments.data_and_metric(features, distances, metric)
-    arguments.require_how(linkage, check, backend)
-    own_weights = arguments.token_weights(weights, data, single)
-    tree = whole_tree(data, metric, linkage, check, backend or "", own_weights)
+    data, metric, own_weights, single = _prepare(features, distances, metric, weights, linkage, check, backend)
+    tree: Tensor = operators.tree(data, metric, linkage, check, backend or "", own_weights)
     return tree[0] if single else tree
 
 
@@ -170,8 +130,131 @@ def cut(tree: Tensor, k: int | Sequence[int] | Tensor) -> Tensor:
         raise ValueError(f"tree must be the result of agglo.linkage, (B, N-1, 4) or (N-1, 4), got {shape}")
     single = tree.dim() == 2
     tree = tree.unsqueeze(0) if single else tree
-    count = arguments.group_count(k, tree.shape[0], tree.shape[1] + 1, tree.device)
+    count = _group_count(k, tree.shape[0], tree.shape[1] + 1, tree.device)
     if not isinstance(count, Tensor):
         count = torch.full((tree.shape[0],), count, dtype=torch.int64, device=tree.device)
     labels = trees.cut(tree, count)
     return labels[0] if single else labels
+
+
+# --- checks of arguments ----------------------------------------------------------------------------------------------
+
+
+def _prepare(
+    features: Tensor | None,
+    distances: Tensor | None,
+    metric: str,
+    weights: Tensor | None,
+    linkage: str,
+    check: bool | None,
+    backend: str | None,
+) -> tuple[Tensor, str, Tensor | None, bool]:
+    """Return the one tensor given as a batch, its metric, float32 weights (B, N), and whether one item was given.
+
+    The metric of distances is "precomputed". No gradient flows through a clustering.
+    """
+    choice("metric", metric, METRICS)
+    choice("linkage", linkage, LINKAGES)
+    choice("check", check, (None, True, False))
+    choice("backend", backend, (None, *operators.BACKENDS))
+    if (features is None) == (distances is None):
+        given = "neither" if features is None else "both"
+        raise ValueError(f"give either features or distances, not {given}")
+    name, data = ("features", features) if features is not None else ("distances", distances)
+    if not isinstance(data, Tensor):
+        raise ValueError(f"{name} must be a torch.Tensor, got {type(data).__name__}")
+    if not (data.is_floating_point() or (name == "distances" and not data.is_complex())):
+        raise ValueError(f"{name} must hold real floating point numbers, got dtype {data.dtype}")
+    shapes = "(B, N, D) or (N, D)" if name == "features" else "(B, N, N) or (N, N)"
+    square = name == "features" or data.shape[-1:] == data.shape[-2:-1]
+    if data.dim() not in (2, 3) or not square or 0 in data.shape[-2:]:
+        raise ValueError(f"{name} must have shape {shapes} with at least one token, got {tuple(data.shape)}")
+    single = data.dim() == 2
+    if weights is not None:
+        weights = _token_weights(weights, data)
+    data = data.detach()
+    if single:
+        data, weights = data.unsqueeze(0), None if weights is None else weights.unsqueeze(0)
+    return data, (metric if name == "features" else "precomputed"), weights, single
+
+
+def _token_weights(weights: Tensor, data: Tensor) -> Tensor:
+    """Return float32 weights (..., N) for data (..., N, D), without gradient."""
+    if not isinstance(weights, Tensor):
+        raise ValueError(f"weights must be a torch.Tensor, got {type(weights).__name__}")
+    if not weights.is_floating_point():
+        raise ValueError(f"weights must hold real floating point numbers, got dtype {weights.dtype}")
+    wanted = tuple(data.shape[:-1])
+    if tuple(weights.shape) != wanted:
+        raise ValueError(f"weights must be one per token, {wanted}, got shape {tuple(weights.shape)}")
+    if weights.device != data.device:
+        raise ValueError(f"weights are on {weights.device}, what they weigh is on {data.device}; both must be on one")
+    return weights.detach().to(torch.float32)
+
+
+def _group_count(k: int | Sequence[int] | Tensor, batch: int, n_tokens: int, device: torch.device) -> int | Tensor:
+    """Return k as one int, or one per item as an int64 tensor (B,) on the device; more than N means N."""
+    if isinstance(k, Tensor) and k.dim() == 0 and k.device.type == "cpu":
+        k = k.item()  # type: ignore[assignment]
+    if isinstance(k, Tensor):
+        if k.is_floating_point() or k.dtype == torch.bool:
+            raise ValueError(f"k must hold ints, got dtype {k.dtype}")
+        ks = k
+    elif isinstance(k, Sequence):
+        ks = torch.tensor([number("k", each, whole=True, minimum=1) for each in k], dtype=torch.int64)
+    else:
+        if not isinstance(k, torch.SymInt):
+            k = number("k", k, whole=True, minimum=1)
+        return min(k, n_tokens)
+    if ks.shape != (batch,):
+        raise ValueError(f"k must be one int, or one per batch item: shape ({batch},), got shape {tuple(ks.shape)}")
+    # On an accelerator a look at the values would wait for the device: there they are only clamped.
+    if ks.device.type == "cpu" and batch and int(ks.min()) < 1:
+        raise ValueError(f"k={ks.tolist()} must be at least 1 for every item, is {int(ks.min())} for one")
+    return ks.to(device=device, dtype=torch.int64).clamp(1, n_tokens)
+
+
+def _grid_and_window(
+    grid: tuple[int, int] | None,
+    window: int | tuple[int, int] | None,
+    connectivity: str | None,
+    spread: str,
+    n_tokens: int,
+    k: int | Tensor | None,
+) -> tuple[list[int], list[int]]:
+    """Return the sides of the grid and of the window, which are none with connectivity, once all options fit."""
+    choice("spread", spread, SPREADS)
+    if grid is None:
+        given = f"window={window!r}" if window is not None else f"connectivity={connectivity!r}"
+        raise ValueError(f"{given} needs grid=(height, width), the positions of the tokens")
+    height, width = whole_numbers("grid", grid, minimum=1, length=2)
+    if height * width != n_tokens:
+        raise ValueError(f"grid={grid!r} must be (height, width) with height * width = {n_tokens}, all tokens")
+    if (window is None) == (connectivity is None):
+        given = "neither" if window is None else "both"
+        raise ValueError(f"with grid, give either window or connectivity, not {given}")
+    if window is None:
+        choice("connectivity", connectivity, CONNECTIVITIES)
+        if spread != "even":
+            raise ValueError(f"spread={spread!r} needs window: it says how groups are spread over windows")
+        return [height, width], []
+    rows, columns = window_sides(window)
+    rows, columns = min(rows, height), min(columns, width)
+    n_windows = -(-height // rows) * -(-width // columns)
+    if isinstance(k, Tensor):
+        raise ValueError("with window, k must be one int for all items")
+    if k is not None and k < n_windows:
+        raise ValueError(
+            f"k={k} is less than the {n_windows} windows of {rows} x {columns} on a grid of {height} x {width}: "
+            "every window keeps at least one group"
+        )
+    return [height, width], [rows, columns]
+
+
+def window_sides(window: int | tuple[int, int]) -> tuple[int, int]:
+    """Return the rows and columns of a window, from one number for both or from two."""
+    if isinstance(window, (tuple, list)):
+        rows, columns = whole_numbers("window", window, minimum=1, length=2)
+        return rows, columns
+    side = number("window", window, whole=True, minimum=1)
+    return side, side

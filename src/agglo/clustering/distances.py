@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-METRICS = ("cosine", "euclidean")
-
 
 def pairwise(features: Tensor, metric: str) -> Tensor:
     """Return the distances (B, N, N), float32, between the tokens of features (B, N, D).
@@ -32,9 +30,9 @@ def weighted(distances: Tensor, weights: Tensor) -> Tensor:
 def unit_rows(features: Tensor) -> Tensor:
     """Scale every token to length 1; the same numbers for every backend that runs on a device."""
     if features.device.type == "cpu":
-        from agglo.clustering import rows  # compiled kernels load when they are needed
+        from agglo.clustering.linkage import cpu  # compiled kernels load when they are needed
 
-        return rows.unit_rows(features)
+        return cpu.unit_rows(features)
     # Scaled by the largest entry first, so that squares of tiny or huge features neither vanish nor overflow.
     features = features / features.abs().amax(dim=-1, keepdim=True)
     return features / features.norm(dim=-1, keepdim=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 # Numba's cache notices changes in the file of a kernel, not in kernels it calls from other files: all of them count.
 _SOURCES = tuple(
@@ -31,39 +32,55 @@ def _warn_of_no_cache() -> None:
     )
 
 
-def _share_safely(kernel: Any) -> None:
-    """Make the kernel's cache depend on every file of this folder, and safe for processes that fill it at once.
+class _Files(IndexDataCacheFile):
+    """One file per signature, named after it and holding what it was compiled from; Numba's index is not used.
 
-    Numba numbers the files of compiled code, one for each signature. Two processes that compile for different
-    signatures at the same time take the same number, and the index may then lead to code for other arguments. Here
-    files are named after what they hold.
+    Processes that compile at the same time overwrite each other's index and give the same number to files for different
+    signatures, so that the index may lead to code for other arguments.
     """
-    cache_file = kernel._cache._cache_file
-    cache_file._source_stamp = _SOURCES
-    save, pattern = cache_file.save, cache_file._data_name_pattern
 
-    def save_under_own_name(key: Any, data: Any) -> None:
-        digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-        cache_file._data_name_pattern = pattern.replace("{number:d}", f"{digest}.{{number:d}}")
-        save(key, data)
+    def _name(self, key: Any) -> str:
+        return f"{self._index_name.removesuffix('.nbi')}.{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.nbc"
 
-    cache_file.save = save_under_own_name
+    def save(self, key: Any, data: Any) -> None:
+        self._save_data(self._name(key), (self._version, self._source_stamp, data))
+
+    def load(self, key: Any) -> Any:
+        version, stamp, data = self._load_data(self._name(key))
+        return data if (version, stamp) == (self._version, self._source_stamp) else None
+
+
+class _Cache(FunctionCache):
+    """Numba's cache of one kernel. It saves time and is never needed: whatever goes wrong with it, the kernel runs."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._cache_file = _Files(self._cache_path, self._impl.filename_base, _SOURCES)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # no file, or one that was cut short or that another version of Numba wrote
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except Exception as error:  # a full disk, or LLVM did not hand over the code ("no compiled object yet")
+            warnings.warn(f"a compiled kernel is not kept for the next process: {error}", RuntimeWarning, stacklevel=2)
 
 
 def _compile(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     # Kernels never allocate, so reference counts are switched off: for short rows they cost more than the loops.
-    options = {"nogil": True, "error_model": "numpy", "_nrt": False, **options}
-    if numba.config.DISABLE_JIT:
-        return numba.njit(**options)(function)
-    try:
-        kernel = numba.njit(cache=True, **options)(function)
-    except RuntimeError as error:  # Numba found no writable folder beside the source nor in the user's cache
-        if "cannot cache function" not in str(error):
-            raise
-        _warn_of_no_cache()
-        return numba.njit(**options)(function)
-    _share_safely(kernel)
-    return kernel
+    compiled = numba.njit(**{"nogil": True, "error_model": "numpy", "_nrt": False, **options})(function)
+    if not numba.config.DISABLE_JIT:
+        try:
+            compiled._cache = _Cache(function)
+        except RuntimeError as error:  # Numba found no writable folder beside the source nor in the user's cache
+            if "cannot cache function" not in str(error):
+                raise
+            _warn_of_no_cache()
+    return compiled
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:

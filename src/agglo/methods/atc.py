@@ -10,9 +10,8 @@ from torch import Tensor
 
 from agglo.checks import choice, number, one_or_each
 from agglo.clustering import cluster
-from agglo.clustering.arguments import LINKAGES
+from agglo.clustering.api import CONNECTIVITIES, LINKAGES, SPREADS, window_sides
 from agglo.clustering.distances import pairwise, weighted
-from agglo.clustering.grid.operators import CONNECTIVITIES, SPREADS, window_sides
 from agglo.grouping import MEANS, Grouping, Mean
 from agglo.methods.base import FEATURES, Method, ModelShape, Outcome, View, refuse_onnx, require_grid
 from agglo.methods.registry import register

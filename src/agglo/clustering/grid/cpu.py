@@ -18,7 +18,7 @@ from torch import Tensor
 
 from agglo.clustering.grid.edges import neighbours
 from agglo.clustering.jit import inner, kernel
-from agglo.clustering.threads import run
+from agglo.clustering.linkage.cpu import run
 from agglo.clustering.tree import number_by_first_member
 
 _SINGLE, _AVERAGE, _COMPLETE = 0, 1, 2
@@ -218,11 +218,11 @@ def group_tokens(distances, first, second, target, limit, mode, groups, graph):
         groups[i] = root
 
 
-def labels(distances: Tensor, grid: tuple[int, int], linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
+def labels(distances: Tensor, grid: list[int], linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
     """Labels (B, N) from edge distances (B, E), for k (B,) groups per item or all merges within a threshold."""
     batch, n_edges = distances.shape
     n = grid[0] * grid[1]
-    first, second = (ends.numpy() for ends in neighbours(*grid))
+    first, second = (ends.numpy() for ends in neighbours(grid))
     lengths = distances.contiguous().numpy()
     targets = np.full(batch, n - 1) if k is None else n - k.numpy()
     limit = np.float32(np.inf if threshold is None else threshold)

@@ -63,9 +63,9 @@ def merges_of(first: list[int], second: list[int], lengths: list[float], linkage
     return merges
 
 
-def labels(distances: Tensor, grid: tuple[int, int], linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
+def labels(distances: Tensor, grid: list[int], linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
     """Labels (B, N) from edge distances (B, E), for k (B,) groups per item or all merges within a threshold."""
-    first, second = (ends.tolist() for ends in neighbours(*grid))
+    first, second = (ends.tolist() for ends in neighbours(grid))
     n_tokens = grid[0] * grid[1]
     result = torch.empty(len(distances), n_tokens, dtype=torch.int64)
     for b, lengths in enumerate(distances.double().tolist()):

@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from agglo.clustering import dispatch
 from agglo.clustering.distances import pairwise, weighted
-from agglo.clustering.linkage.operators import Request
 from agglo.clustering.tree import cut, number_by_first_member
 
 
 class Windows(NamedTuple):
-    """Windows of the same shape: their numbers among all windows, and which tokens (W, T) they hold."""
+    """Windows of one shape: their numbers among all, the tokens (W, T) they hold, and distances (B * W, T, T)."""
 
     number: list[int]
     tokens: Tensor
+    distances: Tensor
 
 
-def windows_of(grid: tuple[int, int], window: tuple[int, int], device: torch.device) -> list[Windows]:
-    """Return the windows of a grid by shape, at most four; those at the right and lower edge may be smaller."""
-    token = torch.arange(grid[0] * grid[1], device=device).view(grid)
+def split(data: Tensor, metric: str, weights: Tensor | None, grid: list[int], window: list[int]) -> list[Windows]:
+    """Return the windows of a grid by shape, at most four; those at the right and lower edge may be smaller.
+
+    Data are features (B, N, D) or distances (B, N, N), weights (B, N) or None. Distances of windows are weighted.
+    """
+    token = torch.arange(grid[0] * grid[1], device=data.device).view(grid)
     by_shape: dict[tuple[int, ...], tuple[list[int], list[Tensor]]] = {}
     blocks = [block for rows in token.split(window[0]) for block in rows.split(window[1], dim=1)]
     for number, block in enumerate(blocks):
-        numbers, tokens = by_shape.setdefault(tuple(block.shape), ([], []))
+        numbers, members = by_shape.setdefault(tuple(block.shape), ([], []))
         numbers.append(number)
-        tokens.append(block.flatten())
-    return [Windows(numbers, torch.stack(tokens)) for numbers, tokens in by_shape.values()]
+        members.append(block.flatten())
+    found = []
+    for numbers, members in by_shape.values():
+        tokens = torch.stack(members)
+        if metric == "precomputed":
+            distances = data[:, tokens.unsqueeze(2), tokens.unsqueeze(1)].to(torch.float32).flatten(0, 1).contiguous()
+        else:
+            distances = pairwise(data[:, tokens].flatten(0, 1), metric)
+        if weights is not None:
+            distances = weighted(distances, weights[:, tokens].flatten(0, 1))
+        found.append(Windows(numbers, tokens, distances))
+    return found
 
 
 def proportional(k: int, sizes: list[int]) -> list[int]:
@@ -76,40 +89,28 @@ def by_need(heights: list[Tensor], windows: list[Windows], n_merges: int) -> lis
     return [part.view(shape.shape).sum(dim=2) for part, shape in zip(parts, heights, strict=True)]
 
 
-def _distances_within(request: Request, tokens: Tensor) -> Tensor:
-    """Weighted float32 distances (B * W, T, T) within windows of tokens (W, T)."""
-    data, weights = request.data, request.weights
-    if request.metric == "precomputed":
-        distances = data[:, tokens.unsqueeze(2), tokens.unsqueeze(1)].to(torch.float32).flatten(0, 1).contiguous()
-    else:
-        distances = pairwise(data[:, tokens].flatten(0, 1), request.metric)
-    return distances if weights is None else weighted(distances, weights[:, tokens].flatten(0, 1))
-
-
-def labels(request: Request, grid: tuple[int, int], window: tuple[int, int], spread: str) -> Tensor:
+def labels(
+    windows: list[Windows], backend: ModuleType, linkage: str, k: int | None, threshold: float | None, spread: str
+) -> Tensor:
     """Labels (B, N) for k groups in all windows of a grid together, divided by `spread`, or for a threshold."""
-    device, k, linkage = request.data.device, request.k, request.linkage
-    backend = dispatch.load(request.backend, device)
-    batch, n_tokens = len(request.data), grid[0] * grid[1]
-    windows = windows_of(grid, window, device)
-    distances = [_distances_within(request, group.tokens) for group in windows]
+    device, sizes = windows[0].tokens.device, [group.tokens.shape[1] for group in windows]
+    n_tokens = sum(group.tokens.numel() for group in windows)
+    batch = len(windows[0].distances) // len(windows[0].number)
     if k is not None and spread == "need":
-        trees = [backend.tree(each, linkage) for each in distances]
-        shapes = [(batch, len(group.number), group.tokens.shape[1] - 1) for group in windows]
-        heights = [tree[..., 2].reshape(shape) for tree, shape in zip(trees, shapes, strict=True)]
+        trees = [backend.tree(group.distances, linkage) for group in windows]
+        heights = [tree[..., 2].reshape(batch, *w.tokens[:, 1:].shape) for tree, w in zip(trees, windows, strict=True)]
         merges = by_need(heights, windows, n_tokens - k)
-        sizes = [group.tokens.shape[1] for group in windows]
         found = [cut(tree, size - m.flatten()) for tree, size, m in zip(trees, sizes, merges, strict=True)]
     elif k is not None:
-        sizes_by_number = {number: group.tokens.shape[1] for group in windows for number in group.number}
-        counts = proportional(k, [sizes_by_number[number] for number in sorted(sizes_by_number)])
+        size_of = {number: size for group, size in zip(windows, sizes, strict=True) for number in group.number}
+        counts = proportional(k, [size_of[number] for number in sorted(size_of)])
         wanted = [torch.tensor([counts[w] for w in group.number], device=device).repeat(batch) for group in windows]
-        found = [backend.labels(each, linkage, ks, None) for each, ks in zip(distances, wanted, strict=True)]
+        found = [backend.labels(group.distances, linkage, ks, None) for group, ks in zip(windows, wanted, strict=True)]
     else:
-        found = [backend.labels(each, linkage, None, request.threshold) for each in distances]
+        found = [backend.labels(group.distances, linkage, None, threshold) for group in windows]
 
     group_of = torch.empty(batch, n_tokens, dtype=torch.int64, device=device)
-    for (_, tokens), own in zip(windows, found, strict=True):
+    for (_, tokens, _), own in zip(windows, found, strict=True):
         # A group's name is the token of its window that stands where its label says: below N, and no other group's.
         own = own.view(batch, *tokens.shape)
         group_of[:, tokens.flatten()] = tokens.expand(own.shape).gather(2, own).flatten(1)

@@ -209,7 +209,7 @@ def _sorted_merges(
 def labels(
     distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None, weights: Tensor | None = None
 ) -> Tensor:
-    """Labels (B, N) of distances (B, N, N); see `dispatch`."""
+    """Labels (B, N) of distances (B, N, N); see `operators`."""
     batch, n, _ = distances.shape
     if batch == 0 or n == 1:
         return torch.zeros(batch, n, dtype=torch.int64, device=distances.device)
@@ -222,7 +222,7 @@ def labels(
 
 
 def tree(distances: Tensor, linkage: str, weights: Tensor | None = None) -> Tensor:
-    """Linkage matrices (B, N-1, 4) of distances (B, N, N); see `dispatch`."""
+    """Linkage matrices (B, N-1, 4) of distances (B, N, N); see `operators`."""
     batch, n, _ = distances.shape
     device = distances.device
     rows = torch.empty(batch, n - 1, 4, dtype=precise_dtype(device), device=device)

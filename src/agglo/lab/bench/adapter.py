@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agglo.clustering.arguments import LINKAGES
+from agglo.clustering.api import LINKAGES
 from agglo.config import ReductionConfig
 from agglo.lab.bench import TimingOptions, conclude
 from agglo.lab.bench.clustering import peak_memory

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from agglo.clustering import cluster
-from agglo.clustering.arguments import LINKAGES
+from agglo.clustering.api import LINKAGES
 from agglo.clustering.distances import pairwise
 from agglo.lab.bench import TimingOptions
 from agglo.lab.options import AtLeastOne, option

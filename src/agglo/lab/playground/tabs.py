@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 import numpy as np
 
-from agglo.clustering.arguments import LINKAGES
+from agglo.clustering.api import LINKAGES
 from agglo.config import ReductionConfig
 from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.lab.data.fashion_mnist import CLASSES

@@ -16,8 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from agglo.clustering.jit import inner
-from agglo.clustering.keys import FAR, NEVER
-from agglo.clustering.linkage.cpu.workspace import padded
+from agglo.clustering.linkage.cpu.keys import FAR, NEVER, padded
 
 _PER_MERGE = np.int32(3)
 

@@ -16,8 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from agglo.clustering.jit import inner, kernel
-from agglo.clustering.keys import distance_of, first_index_of, key_of
-from agglo.clustering.linkage.cpu.workspace import padded
+from agglo.clustering.linkage.cpu.keys import distance_of, first_index_of, key_of, padded
 
 BEYOND = np.int64(2**63 - 1)  # larger than the key of any number
 _BEFORE = np.int64(-(2**63))

@@ -1,46 +1,15 @@
-"""One image: the merges are recorded in one of several ways, and become labels or a tree."""
+"""From the merges recorded of one image to its labels, or to rows of a tree."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from agglo.clustering.jit import inner, kernel
-from agglo.clustering.keys import FAR, distance_of
 from agglo.clustering.linkage.cpu.certainty import widest
 from agglo.clustering.linkage.cpu.chains import finish_by_chains, write_order_keys
-from agglo.clustering.linkage.cpu.pairs import merge_closest_pairs
-from agglo.clustering.linkage.cpu.rounds import merge_in_rounds
-from agglo.clustering.linkage.cpu.spanning import spanning_tree
-from agglo.clustering.linkage.cpu.workspace import start
+from agglo.clustering.linkage.cpu.keys import FAR, distance_of
 
 _FINITE = np.int64(0x7FEFFFFFFFFFFFFF)  # the key of the largest float64 that is not infinite
-
-# Pairs or rounds, by estimated nanoseconds; measured on 2 cores of a Xeon (Sapphire Rapids).
-_ROUND_ROW, _ROUND_KEY = 150.0, 0.4
-_PAIR, _PAIR_KEY, _PAIR_CACHE_MISS = 150.0, 1.5, 0.0022
-_MIRROR_KEY = 0.7
-_ROUNDS = 2.5  # all rounds in units of the first one: each is cheaper than the one before
-
-
-@kernel
-def pairs_are_cheaper(n, target, parts):
-    """Whether pairs, which merge on one thread, are faster than rounds on all threads that share the image."""
-    by_pairs = target * (_PAIR + _PAIR_KEY * n + _PAIR_CACHE_MISS * n * n) + _MIRROR_KEY * n * n
-    return by_pairs < _ROUNDS * n * (_ROUND_ROW + _ROUND_KEY * n) / parts
-
-
-@kernel
-def record_merges(distances, target, limit, single, average, work):
-    """Record merges of one matrix (N, N) until `target` are certain, or all within the limit are among them.
-
-    Returns the merges recorded. They may be too few: work.in_doubt then says that `chains` must go on from there.
-    """
-    start(distances.shape[0], work)
-    if single:
-        return spanning_tree(distances, work)
-    if pairs_are_cheaper(distances.shape[0], target, 1):
-        return merge_closest_pairs(distances, target, limit, average, work)
-    return merge_in_rounds(distances, target, limit, average, work)
 
 
 @inner
@@ -177,17 +146,3 @@ def tree_rows(order, heights, rows, work):
         rows[r, 2] = heights[m]
         rows[r, 3] = size[x]
         node[x] = n + r
-
-
-@kernel
-def label_images(distances, k, limit, single, average, labels, work):
-    """Write the labels (B, N) of distances (B, N, N), for k (B,) groups or all merges within the limit."""
-    batch, n, _ = distances.shape
-    for b in range(batch):
-        target = n - k[b]
-        if target == 0:
-            for i in range(n):
-                labels[b, i] = i
-        else:
-            recorded = record_merges(distances[b], target, limit, single, average, work)
-            number_groups(distances[b], recorded, target, limit, average, labels[b], work)

@@ -16,7 +16,8 @@ from __future__ import annotations
 import numpy as np
 
 from agglo.clustering.jit import inner, kernel
-from agglo.clustering.keys import (
+from agglo.clustering.linkage.cpu.certainty import count_close, deepen, note_bounds
+from agglo.clustering.linkage.cpu.keys import (
     FAR,
     average_in_place,
     averages_in_place,
@@ -27,9 +28,6 @@ from agglo.clustering.keys import (
     scatter_into,
     smallest_key,
 )
-from agglo.clustering.linkage.cpu.certainty import count_close, deepen, note_bounds
-from agglo.clustering.linkage.cpu.workspace import Workspace, start
-from agglo.clustering.threads import run
 
 _STRIPE = 16  # rows a part takes in turn
 _PAYS_FROM = 20  # a round is worth its passes while it merges at least one group in so many
@@ -201,42 +199,3 @@ def after_round(m, parts, n_joined, checked, before, recorded, target, limit, wo
         return recorded, True
     work.in_doubt[0] = n_joined * _PAYS_FROM < m or smallest == FAR
     return recorded, work.in_doubt[0]
-
-
-@inner
-def merge_in_rounds(distances, target, limit, average, work):
-    """Record merges of one matrix (N, N) until `target` of them are certain, or all within the limit are among them.
-
-    Returns the merges recorded. They may be too few: work.in_doubt then says that `chains` must go on from there.
-    """
-    matrix, odd, recorded = distances.view(np.int32), False, 0
-    find_nearest(0, 1, matrix, work)
-    last = join_parts(matrix.shape[0], 1, work) < 0  # the bits of negative distances are no keys
-    work.in_doubt[0] = last
-    while not last:
-        checked, before = average and work.deepest[0] > 0, recorded
-        m, n_joined, recorded = plan_round(matrix.shape[0], limit, recorded, work)
-        out = (work.other if odd else work.square)[: m * m].reshape(m, m)
-        write_round(0, 1, matrix, out, n_joined, average, checked, work)
-        recorded, last = after_round(m, 1, n_joined, checked, before, recorded, target, limit, work)
-        matrix, odd = out, not odd
-    return recorded
-
-
-def merge_on_threads(
-    distances: np.ndarray, target: int, limit: np.int32, average: bool, parts: int, work: Workspace
-) -> int:
-    """`merge_in_rounds` with the rows of every round of one large image spread over so many threads."""
-    matrix, odd, recorded = distances.view(np.int32), False, 0
-    start(len(matrix), work)
-    run(find_nearest, parts, matrix, work)
-    last = join_parts(len(matrix), parts, work) < 0
-    work.in_doubt[0] = last
-    while not last:
-        checked, before = average and work.deepest[0] > 0, recorded
-        m, n_joined, recorded = plan_round(len(matrix), limit, recorded, work)
-        out = (work.other if odd else work.square)[: m * m].reshape(m, m)
-        run(write_round, parts, matrix, out, n_joined, average, checked, work)
-        recorded, last = after_round(m, parts, n_joined, checked, before, recorded, target, limit, work)
-        matrix, odd = out, not odd
-    return recorded

@@ -18,6 +18,13 @@ FAR = np.int32(2**31 - 1)  # larger than the key of any finite distance
 NEVER = np.int32(-(2**31))  # smaller than any
 MAGNITUDE = np.int32(0x7FFFFFFF)
 _SIGN_TO_MASK = np.int32(31)
+PAD = 32  # keys that a vector loop takes in one step, or several
+
+
+@inner
+def padded(n):
+    """Keys a line takes up: an odd number of vector steps, as lines a power of two apart would share cache sets."""
+    return ((n + PAD - 1) // PAD | 1) * PAD
 
 
 @kernel

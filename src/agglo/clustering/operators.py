@@ -1,0 +1,229 @@
+"""Agglomerative clustering as torch operators, and which backend runs it.
+
+torch.compile and torch.export pass over an operator without a graph break. What depends on values or on the machine
+(the checks, the choice of backend) happens inside; shapes and dtypes are all the fake implementations need to know. So
+a program exported on one machine picks its backend on another.
+
+A backend is a module with two functions over float32 distances (B, N, N), whose upper triangle alone counts:
+
+    labels(distances, linkage, k, threshold, weights=None) -> (B, N) int64
+        k (B,) int64 groups per item, or every merge at or below threshold; the other one is None
+    tree(distances, linkage, weights=None) -> (B, N-1, 4) float64 (float32 where the device has no float64)
+
+Weights (B, N) are float32. Both functions leave `distances` as it was. `linkage/reference.py` says what they must
+return, ties included.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agglo.checks import choice
+from agglo.clustering.distances import pairwise
+from agglo.clustering.grid import windows
+from agglo.clustering.grid.edges import edge_distances
+from agglo.clustering.tree import precise_dtype
+
+VARIABLE = "AGGLO_BACKEND"
+BACKENDS = ("reference", "cpu", "torch", "triton")
+
+
+# --- backends ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BackendStatus:
+    """Whether a backend can run here, and if not, why."""
+
+    name: str
+    usable: bool
+    note: str
+
+
+@cache
+def _triton_status() -> tuple[bool, str]:
+    if importlib.util.find_spec("triton") is None:
+        return False, "triton is not installed"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return True, "interpreted on cpu (TRITON_INTERPRET=1): for tests, slow"
+    if not torch.cuda.is_available():
+        return False, "no CUDA device is available"
+    return True, f"tensors on {torch.cuda.get_device_name()}"
+
+
+def backends() -> list[BackendStatus]:
+    """List every backend, whether it is usable on this machine, and why not where it is not.
+
+    >>> [status.name for status in backends()]
+    ['reference', 'cpu', 'torch', 'triton']
+    """
+    return [
+        BackendStatus("reference", True, "tensors on any device, slow: the definition the others are tested against"),
+        BackendStatus("cpu", True, f"tensors on cpu, {torch.get_num_threads()} threads"),
+        BackendStatus("torch", True, "tensors on any device"),
+        BackendStatus("triton", *_triton_status()),
+    ]
+
+
+def choose(backend: str, device: torch.device) -> str:
+    """Return the name of the backend for a device: as asked; if that is "", as AGGLO_BACKEND says, or the fastest."""
+    asked_by = "backend"
+    if not backend and os.environ.get(VARIABLE):
+        backend, asked_by = os.environ[VARIABLE], VARIABLE
+    if not backend:
+        if device.type == "cpu":
+            return "cpu"
+        return "triton" if device.type == "cuda" and _triton_status()[0] else "torch"
+    choice(asked_by, backend, BACKENDS)
+    usable, note = _triton_status()
+    if backend == "triton" and not usable:
+        raise ValueError(f"{asked_by}='triton' cannot run here: {note}; see agglo.clustering.backends()")
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    needed = {"cpu": "cpu", "triton": device.type if interpreted else "cuda"}.get(backend, device.type)
+    if device.type != needed:
+        raise ValueError(f"{asked_by}={backend!r} needs tensors on {needed}, got {device}; 'torch' runs anywhere")
+    return backend
+
+
+@cache
+def module(name: str) -> ModuleType:
+    """Import a backend's module on first use."""
+    return import_module(f"agglo.clustering.linkage.{name}")
+
+
+# --- checks of values -------------------------------------------------------------------------------------------------
+
+
+def _validate(data: Tensor, metric: str, check: bool | None, weights: Tensor | None) -> None:
+    """Raise for values that cannot be clustered, if they are to be checked; None checks on the CPU only."""
+    if not (data.device.type == "cpu" if check is None else check):
+        return
+    if metric == "precomputed":
+        _validate_distances(data)
+    else:
+        _validate_features(data, metric)
+    if weights is not None:
+        sound = weights.isfinite() & (weights >= 0)
+        if not bool(sound.all()):
+            item = _first(~sound.all(dim=1))
+            token = _first(~sound[item])
+            raise ValueError(
+                f"weights of batch item {item} hold {float(weights[item, token])} at token {token}; "
+                "they must be finite and at least 0"
+            )
+
+
+def _validate_features(features: Tensor, metric: str) -> None:
+    finite = features.isfinite().all(dim=-1).all(dim=-1)
+    if not bool(finite.all()):
+        raise ValueError(f"features of batch item {_first(~finite)} hold NaN or infinity; they must be finite")
+    if metric == "cosine":
+        zero = (features == 0).all(dim=-1)
+        if bool(zero.any()):
+            item = _first(zero.any(dim=-1))
+            raise ValueError(
+                f"features of batch item {item} hold a zero vector at token {_first(zero[item])}: "
+                "its cosine distance to others is undefined (metric='euclidean' accepts it)"
+            )
+
+
+def _validate_distances(data: Tensor) -> None:
+    inspect = module("cpu" if data.device.type == "cpu" else "torch").inspect
+    finite, asymmetry, scale = inspect(data.to(torch.float32).contiguous())
+    if not bool(finite.all()):
+        raise ValueError(f"distances of batch item {_first(~finite)} hold NaN or infinity; they must be finite")
+    half = torch.finfo(data.dtype).eps * 16 if data.dtype in (torch.float16, torch.bfloat16) else 0.0
+    tolerance = max(1e-4, half)
+    skewed = asymmetry > tolerance * scale
+    if bool(skewed.any()):
+        item = _first(skewed)
+        raise ValueError(
+            f"distances of batch item {item} are not symmetric: D[i, j] and D[j, i] differ by up to "
+            f"{float(asymmetry[item]):.3g}, accepted are differences from rounding, "
+            f"up to {tolerance * float(scale[item]):.3g}"
+        )
+
+
+def _first(mask: Tensor) -> int:
+    return int(mask.to(torch.uint8).argmax())
+
+
+# --- operators --------------------------------------------------------------------------------------------------------
+
+
+def _all_distances(data: Tensor, metric: str) -> Tensor:
+    """Contiguous float32 distances (B, N, N), without weights."""
+    return data.to(torch.float32).contiguous() if metric == "precomputed" else pairwise(data, metric)
+
+
+@torch.library.custom_op("agglo::cluster", mutates_args=())
+def cluster(
+    data: Tensor,
+    metric: str,
+    linkage: str,
+    k: int | None,
+    ks: Tensor | None,
+    threshold: float | None,
+    check: bool | None,
+    backend: str,
+    weights: Tensor | None,
+    grid: list[int],
+    window: list[int],
+    spread: str,
+) -> tuple[Tensor, Tensor]:
+    """Labels (B, N) and group counts (B,), from arguments that were checked; exactly one of k, ks, threshold is given.
+
+    Args:
+        data: features (B, N, D), or distances (B, N, N) where the metric is "precomputed".
+        metric, linkage, threshold, check, spread: as in `agglo.cluster`.
+        k: groups of every item.
+        ks: groups per item (B,), int64.
+        backend: its name, or "" for the fastest that runs.
+        weights: (B, N), float32.
+        grid: (height, width) of the tokens; empty: any two groups merge.
+        window: (height, width) within which groups merge; empty: with a grid, neighbouring groups merge, anywhere.
+    """
+    _validate(data, metric, check, weights)
+    name, counts = choose(backend, data.device), ks
+    if k is not None:
+        counts = torch.full((len(data),), k, dtype=torch.int64, device=data.device)
+    if not grid:
+        labels = module(name).labels(_all_distances(data, metric), linkage, counts, threshold, weights)
+    elif window:
+        labels = windows.labels(
+            windows.split(data, metric, weights, grid, window), module(name), linkage, k, threshold, spread
+        )
+    else:
+        lengths = edge_distances(data, metric, grid, weights).nan_to_num(nan=1e38, posinf=1e38, neginf=-1e38).cpu()
+        # A heap of edges on the CPU serves every device: rounds on a GPU would wait for the host some 60 times.
+        on_grid = import_module(f"agglo.clustering.grid.{'reference' if name == 'reference' else 'cpu'}")
+        labels = on_grid.labels(lengths, grid, linkage, None if counts is None else counts.cpu(), threshold)
+        labels = labels.to(data.device)
+    return labels, labels.amax(dim=1) + 1 if counts is None else counts.clone()
+
+
+@cluster.register_fake
+def _(data: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    return data.new_empty(data.shape[:2], dtype=torch.int64), data.new_empty(data.shape[:1], dtype=torch.int64)
+
+
+@torch.library.custom_op("agglo::linkage", mutates_args=())
+def tree(data: Tensor, metric: str, linkage: str, check: bool | None, backend: str, weights: Tensor | None) -> Tensor:
+    """Linkage matrices (B, N-1, 4); arguments as of `cluster`."""
+    _validate(data, metric, check, weights)
+    merges: Tensor = module(choose(backend, data.device)).tree(_all_distances(data, metric), linkage, weights)
+    return merges.to(precise_dtype(data.device))
+
+
+@tree.register_fake
+def _(data: Tensor, *_: Any, **__: Any) -> Tensor:
+    return data.new_empty((data.shape[0], data.shape[1] - 1, 4), dtype=precise_dtype(data.device))
