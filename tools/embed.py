@@ -24,7 +24,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from agglo.embedded import classifier, detector, generator
+from agglo.embedded import DETECTOR_WEIGHTS, classifier, generator
 from agglo.lab.data.fashion_mnist import find_idx, read_idx, write_idx
 from agglo.lab.tasks.detection.specs import open_detector
 from agglo.utils.files import save_weights, write_json
@@ -34,7 +34,7 @@ FOLDERS = {"classifier": "embedded-model", "generator": "embedded-generator", "d
 N_IMAGES = 1000
 
 
-def embed_detector(run: Path, weights: Path = detector.WEIGHTS) -> None:
+def embed_detector(run: Path, weights: Path = DETECTOR_WEIGHTS) -> None:
     """Write the weights of a run of `agglo detect train miniature`; ValueError unless it is finished and dense."""
     if not (run / "result.json").is_file():
         raise ValueError(f"run={str(run)!r} holds no finished run of `agglo detect train`")

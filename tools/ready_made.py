@@ -21,7 +21,7 @@ import torch
 
 import agglo
 from agglo import ReductionConfig, tuned
-from agglo.embedded import classifier, detector, generator
+from agglo.embedded import DETECTOR, classifier, generator
 from agglo.lab.paper.output import replace_between_marks
 from agglo.lab.tasks.classification.tuning import FolderSettings, tune_on_folder
 from agglo.lab.tasks.detection.data import make_scenes, transforms_for
@@ -68,7 +68,7 @@ def fashion_generator(paths: argparse.Namespace, path: Path, **how: Any) -> Tune
 
 
 def fashion_detector(paths: argparse.Namespace, path: Path, **how: Any) -> Tuned:
-    opened = open_detector(detector.NAME)
+    opened = open_detector(DETECTOR)
     scenes = Images(make_scenes(paths.data, 200, _SEED, "val"), transforms_for(opened.spec.image_size)[1])
     inputs = [image for _, images, _ in scenes for image in images]
     settings = TuneSettings(name="agglo_fashion_detector")

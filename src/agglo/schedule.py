@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -78,21 +78,19 @@ class WrittenSchedule(Schedule):
     example: ClassVar[str]  # a text of this kind, which begins with its name
 
     def __repr__(self) -> str:
-        (_, first), *others = self._given().items()
-        return f"{type(self).__name__}({', '.join([repr(first), *(f'{name}={value!r}' for name, value in others)])})"
+        first, others = self._given()
+        return f"{type(self).__name__}({', '.join([repr(first), *(f'{k}={v!r}' for k, v in others.items())])})"
 
     def __str__(self) -> str:
-        (_, first), *others = self._given().items()
+        first, others = self._given()
         values = first if isinstance(first, tuple) and len(first) > 1 else (first,)
-        return format_call(_kind(type(self)), values, dict(others))
+        return format_call(self.example.partition(":")[0], values, others)
 
-    def _given(self) -> dict[str, Any]:
-        """Return its fields: the first one always, the others where they differ from their defaults."""
-        return {
-            field.name: getattr(self, field.name)
-            for field in fields(self)  # type: ignore[arg-type]  # every kind is a dataclass
-            if field.init and (field.default is MISSING or getattr(self, field.name) != field.default)
-        }
+    def _given(self) -> tuple[Any, dict[str, Any]]:
+        """Return the value of its first field, and the others that differ from their defaults."""
+        first, *others = (each for each in fields(self) if each.init)  # type: ignore[arg-type]  # a dataclass
+        given = {each.name: getattr(self, each.name) for each in others if getattr(self, each.name) != each.default}
+        return getattr(self, first.name), given
 
 
 class _AtStages(WrittenSchedule):
@@ -104,14 +102,11 @@ class _AtStages(WrittenSchedule):
     def _after_stages(self, n_tokens: int, n_stages: int) -> list[int]:
         """Patch tokens left after each stage."""
 
-    def _blocks(self, depth: int) -> tuple[int, ...]:
-        return default_blocks(depth, 3 if self.returning else 4) if self.blocks is None else tuple(self.blocks)
-
     def starts(self, n_tokens: int, depth: int) -> list[int]:
-        return list(self._blocks(depth))
+        return list(default_blocks(depth, 3 if self.returning else 4) if self.blocks is None else self.blocks)
 
     def _wanted(self, n_tokens: int, depth: int) -> list[int]:
-        blocks = self._blocks(depth)
+        blocks = self.starts(n_tokens, depth)
         if blocks[-1] >= depth:
             raise ValueError(f"blocks={blocks} do not fit a model of depth {depth}: 0 to {depth - 1} exist")
         after_stage = [n_tokens, *self._after_stages(n_tokens, len(blocks))]
@@ -320,19 +315,13 @@ def _require_start(schedule: WrittenSchedule, start: int, depth: int) -> None:
         raise ValueError(f"{schedule!r} would start at block {start} of a model of depth {depth}: it would do nothing")
 
 
-def _kind(schedule: type[WrittenSchedule]) -> str:
-    return schedule.example.partition(":")[0]
-
-
-_KINDS = {_kind(each): each for each in (Stages, Counts, Constant, Linear, Geometric, PerBlock)}
+_ALL: tuple[type[WrittenSchedule], ...] = (Stages, Counts, Constant, Linear, Geometric, PerBlock)
+_KINDS: dict[str, Any] = {kind.example.partition(":")[0]: kind for kind in _ALL}
 EXAMPLES = ", ".join(kind.example for kind in _KINDS.values())
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Parse the text of a schedule, `kind:values,option=value`.
-
-    Each kind takes the arguments of its class: stages:0.9,0.7,0.5,blocks=[3,6,9] or stages:0.7,nested=true,
-    counts:90,30,10,blocks=[3,6,9], constant:14,start=3, linear:16, geometric:0.8,start=0, per_block:0,0,0,49,0,0,49.
+    """Parse the text of a schedule, `kind:values,option=value`, with the arguments of its class.
 
     Raises:
         ValueError: There is no such kind of schedule, or it does not take these values.

@@ -11,7 +11,7 @@ import pytest
 
 import agglo
 from agglo.drawing import charts
-from agglo.drawing.charts import Bar, BarPanel, ColumnPanel, Curve, CurvePanel, Level
+from agglo.drawing.charts import Bar, BarPanel, Curve, CurvePanel, Level
 from agglo.drawing.colours import DENSE, LOOKS, in_order, looks, method_of
 
 pytest.importorskip("matplotlib")
@@ -113,12 +113,3 @@ def test_bars_show_their_range(tmp_path: Path, figures: list[Any]) -> None:
     np.testing.assert_allclose([segment[:, 0] for segment in line.get_segments()], [[8, 13]])
     bottom, top = axes.get_ylim()
     assert bottom > top  # read from top to bottom
-
-
-def test_columns_stand_side_by_side(tmp_path: Path, figures: list[Any]) -> None:
-    panel = ColumnPanel(["25%", "50%"], {"atc single": [1.0, -0.5], "atc average": [2.0, 0.5]}, "keep rate", "points")
-    charts.draw_columns([panel, panel], tmp_path / "a.png")
-    [first, second] = figures[0].axes[0].containers
-    assert [bar.get_height() for bar in first] == [1.0, -0.5]
-    assert all(a.get_x() + a.get_width() <= b.get_x() for a, b in zip(first, second, strict=True))
-    assert first[0].get_facecolor()[:3] == pytest.approx(to_rgb(LOOKS["atc single"].colour))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import agglo
-from agglo.embedded import detector as embedded
+from agglo import embedded
 from agglo.embedded.classifier import IMAGES
 from agglo.lab.data.fashion_mnist import CLASSES
 from agglo.lab.tasks.detection.data import make_scenes, transforms_for
@@ -46,7 +46,7 @@ def test_a_run_is_embedded(run: Path, spec: DetectorSpec, tmp_path: Path, monkey
     keep_log(run, tmp_path / "log")
     assert weights.stat().st_size < LARGEST
     assert "data" not in json.loads((tmp_path / "log" / "settings.json").read_text())
-    monkeypatch.setattr(embedded, "WEIGHTS", weights)
+    monkeypatch.setattr(embedded, "DETECTOR_WEIGHTS", weights)
     opened = open_detector("embedded")
     assert opened.spec == spec and opened.name == "miniature" and opened.learned == {}
     trained = open_detector(str(run / "last" / "model.safetensors")).model
@@ -61,7 +61,7 @@ def test_what_cannot_be_embedded(run: Path, tmp_path: Path) -> None:
 
 
 def test_the_embedded_one(spec: DetectorSpec) -> None:
-    assert embedded.WEIGHTS.stat().st_size < LARGEST
+    assert embedded.DETECTOR_WEIGHTS.stat().st_size < LARGEST
     opened = open_detector("embedded")
     assert opened.spec == spec
 

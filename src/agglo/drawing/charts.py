@@ -75,17 +75,6 @@ class BarPanel:
     title: str = ""
 
 
-@dataclass(frozen=True)
-class ColumnPanel:
-    """Vertical bars side by side: every series has a value for each tick."""
-
-    ticks: Sequence[str]
-    series: dict[str, Sequence[float]]
-    x_label: str
-    y_label: str
-    title: str = ""
-
-
 def draw_curves(
     panels: Sequence[CurvePanel],
     path: Path,
@@ -151,29 +140,6 @@ def draw_bars(panels: Sequence[Sequence[BarPanel]], path: Path, *, title: str = 
     figure, axes = _figure(len(panels), len(panels[0]), size, heights=most)
     for ax, panel in zip(axes.flat, (panel for row in panels for panel in row), strict=True):
         _draw_bar_panel(ax, panel)
-    _finish(figure, path, title, note)
-
-
-def draw_columns(panels: Sequence[ColumnPanel], path: Path, *, title: str = "", note: str = "") -> None:
-    """Draw panels of vertical bars side by side."""
-    figure, axes = _figure(1, len(panels), (6.2 * len(panels), 3.8))
-    names = list(dict.fromkeys(name for panel in panels for name in panel.series))
-    chosen = looks(names)
-    for ax, panel in zip(axes.flat, panels, strict=True):
-        width = 0.84 / len(panel.series)
-        for number, (name, values) in enumerate(panel.series.items()):
-            shift = (number - (len(panel.series) - 1) / 2) * width
-            at = [position + shift for position in range(len(values))]
-            drawn = ax.bar(at, values, 0.92 * width, color=chosen[name].colour, label=name)
-            ax.bar_label(drawn, fmt="%+.2g", fontsize=6, padding=2, color=INK)
-        ax.axhline(0, color=INK, linewidth=0.8)
-        ax.set_xticks(range(len(panel.ticks)), panel.ticks)
-        ax.set(xlabel=panel.x_label, ylabel=panel.y_label)
-        ax.set_title(panel.title, **_TITLE)
-        ax.grid(visible=False, axis="x")
-        ax.margins(y=0.12)
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, fontsize=9, loc="outside right center", labelcolor=INK)
     _finish(figure, path, title, note)
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from agglo import embedded
 from agglo import tuned as ready_made
 from agglo.checks import choice
-from agglo.embedded import detector as embedded_detector
 from agglo.embedded import generator as embedded_generator
 from agglo.lab.data.fashion_mnist import CLASSES
 from agglo.lab.options import EMBEDDED
@@ -67,7 +67,7 @@ class Models:
     spec: ModelSpec = EMBEDDED
     pipeline: str | None = None
     steps: int | None = None
-    detector_name: str = embedded_detector.NAME
+    detector_name: str = embedded.DETECTOR
     tuned_files: Sequence[Path] = ()
     device: str = "cpu"
 
@@ -82,7 +82,7 @@ class Models:
 
     def tab_for_model(self, name: str) -> str | None:
         """Return the tab that runs a model of this name, as it was typed for `agglo tune`; None if no tab does."""
-        own_detector = self.detector_name != embedded_detector.NAME
+        own_detector = self.detector_name != embedded.DETECTOR
         names = {
             "tokens": self.spec.name,
             "synthesis": self.pipeline or embedded_generator.NAME,
@@ -105,7 +105,7 @@ class Models:
     def open_first(self) -> None:
         """Open the classifier, which the page shows first, and the user's own models, which may be wrong."""
         first: list[Locked[Any]] = [self.classifier]
-        if self.detector_name != embedded_detector.NAME:
+        if self.detector_name != embedded.DETECTOR:
             first.append(self.detector)
         if self.pipeline is not None:
             first.append(self.generator)

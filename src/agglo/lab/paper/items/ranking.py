@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from scipy.stats import rankdata
 
-from agglo.drawing.charts import Bar, BarPanel, ColumnPanel, draw_bars, draw_columns
+from agglo.drawing.charts import Bar, BarPanel, Curve, CurvePanel, draw_bars, draw_curves
 from agglo.lab.paper import compare, printed
 from agglo.lab.paper.classifiers import HARD, OURS, PAPER, RATES, SOFT
 from agglo.lab.paper.compare import DENSE, percent
@@ -204,12 +204,10 @@ def _draw_difference(results: Sequence[Result], scale: Any, settings: Settings, 
     grids = _grids(results, HARD_MERGING)
     rates, panels = _rates(grids), []
     for source, grid in grids.items():
-        series: dict[str, Sequence[float]] = {
-            name: [of[rate] for rate in rates] for name, of in differences(grid).items() if of
-        }
+        curves = [Curve(name, rates, [of[rate] for rate in rates]) for name, of in differences(grid).items() if of]
         label = "points above the best prior\nhard-merging method"
-        panels.append(ColumnPanel([percent(rate) for rate in rates], series, "keep rate", label, source))
-    draw_columns(panels, folder / "difference.png")
+        panels.append(CurvePanel(curves, "keep rate", label, title=source, x_ticks=rates))
+    draw_curves(panels, folder / "difference.png")
     return [folder / "difference.png"]
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from agglo import embedded
 from agglo.checks import choice
-from agglo.embedded import detector as embedded
 from agglo.lab.tasks.detection.model import published
 from agglo.lab.tasks.detection.model.adapter import ViTAdapter
 from agglo.lab.tasks.detection.model.mask_rcnn import Detector
@@ -117,12 +117,12 @@ def open_detector(model: str, checkpoint: Path | None = None, *, n_classes: int 
     if checkpoint is not None:
         known = ", ".join(map(repr, NAMES))
         raise ValueError(f"checkpoint={str(checkpoint)!r} goes with {known}; model={model!r} has its own weights")
-    path = embedded.WEIGHTS if model == embedded.NAME else Path(model)
+    path = embedded.DETECTOR_WEIGHTS if model == embedded.DETECTOR else Path(model)
     if path.is_dir():
         return _of_file(path / "best" / "model.safetensors", path.name)
     if path.is_file():
         return _of_file(path, None)
-    accepted = f"{', '.join(map(repr, (*NAMES, embedded.NAME)))}, the folder of a run, or a file of weights"
+    accepted = f"{', '.join(map(repr, (*NAMES, embedded.DETECTOR)))}, the folder of a run, or a file of weights"
     raise ValueError(f"model={model!r} is not known and there is no such file; accepted: {accepted}")
 
 
