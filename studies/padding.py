@@ -15,7 +15,7 @@ from agglo.lab.paper.detectors import BOX_AND_MASK, HeldImages, is_kept, keeping
 from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings
 from agglo.lab.tasks.detection.data import make_scenes, transforms_for
 from agglo.lab.tasks.detection.evaluation.matches import interval
-from agglo.lab.tasks.detection.evaluation.one_pass import Images, evaluate
+from agglo.lab.tasks.detection.evaluation.one_pass import DetectionBatches, evaluate
 from agglo.lab.tasks.detection.specs import open_detector
 from agglo.patch import apply, remove
 from agglo.utils.tables import Column, Table
@@ -52,7 +52,7 @@ def _run(scenes: int, settings: Settings) -> RunCell:
     detector: Any = opened.model
 
     @cache
-    def images() -> Images:
+    def images() -> DetectionBatches:
         made = make_scenes(settings.data[FASHION], scenes, 0, "val")
         return HeldImages(made, transforms_for(opened.spec.image_size)[1])
 

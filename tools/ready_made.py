@@ -25,7 +25,7 @@ from agglo.embedded import DETECTOR, classifier, generator
 from agglo.lab.paper.output import replace_between_marks
 from agglo.lab.tasks.classification.tuning import FolderSettings, tune_on_folder
 from agglo.lab.tasks.detection.data import make_scenes, transforms_for
-from agglo.lab.tasks.detection.evaluation.one_pass import Images
+from agglo.lab.tasks.detection.evaluation.one_pass import DetectionBatches
 from agglo.lab.tasks.detection.specs import open_detector
 from agglo.models.opening import ModelSpec
 from agglo.tuning import Tuned, TuneSettings
@@ -69,7 +69,7 @@ def fashion_generator(paths: argparse.Namespace, path: Path, **how: Any) -> Tune
 
 def fashion_detector(paths: argparse.Namespace, path: Path, **how: Any) -> Tuned:
     opened = open_detector(DETECTOR)
-    scenes = Images(make_scenes(paths.data, 200, _SEED, "val"), transforms_for(opened.spec.image_size)[1])
+    scenes = DetectionBatches(make_scenes(paths.data, 200, _SEED, "val"), transforms_for(opened.spec.image_size)[1])
     inputs = [image for _, images, _ in scenes for image in images]
     settings = TuneSettings(name="agglo_fashion_detector")
     return agglo.tune(opened.model, inputs, batch_size=8, path=path, settings=settings, **how)

@@ -13,7 +13,7 @@ from agglo import embedded
 from agglo.embedded.classifier import IMAGES
 from agglo.lab.data.fashion_mnist import CLASSES
 from agglo.lab.tasks.detection.data import make_scenes, transforms_for
-from agglo.lab.tasks.detection.evaluation.one_pass import Images, evaluate
+from agglo.lab.tasks.detection.evaluation.one_pass import DetectionBatches, evaluate
 from agglo.lab.tasks.detection.specs import DetectorSpec, open_detector
 from agglo.lab.tasks.detection.training.settings import RECIPES
 from agglo.utils.files import save_weights
@@ -69,7 +69,9 @@ def test_the_embedded_one(spec: DetectorSpec) -> None:
 def test_it_finds_garments_and_needs_its_tokens() -> None:
     """On scenes of the garments that come with the package, which it never saw."""
     opened = open_detector("embedded")
-    images = Images(make_scenes(IMAGES, 10, 5, "val"), transforms_for(opened.spec.image_size)[1], batch_size=8)
+    images = DetectionBatches(
+        make_scenes(IMAGES, 10, 5, "val"), transforms_for(opened.spec.image_size)[1], batch_size=8
+    )
     found = {}
     for name, choices in {
         "dense": {"keep_rate": 1.0},

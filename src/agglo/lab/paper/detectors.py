@@ -23,7 +23,7 @@ from agglo.lab.paper.study import CannotRunError, Settings
 from agglo.lab.tasks.detection.data import make_scenes, open_coco, transforms_for
 from agglo.lab.tasks.detection.evaluation.average_precision import KINDS
 from agglo.lab.tasks.detection.evaluation.matches import Matches, bootstrap, match
-from agglo.lab.tasks.detection.evaluation.one_pass import Images, evaluate
+from agglo.lab.tasks.detection.evaluation.one_pass import DetectionBatches, evaluate
 from agglo.lab.tasks.detection.specs import Opened, open_detector
 from agglo.lab.tasks.detection.training.settings import RECIPES, DetectionSettings
 from agglo.lab.tasks.detection.training.trainer import train_detector
@@ -158,7 +158,7 @@ class Judge:
     settings: Settings
     scale: DetectorScale
     item: str
-    _images: dict[int | None, Images] = field(default_factory=dict)
+    _images: dict[int | None, DetectionBatches] = field(default_factory=dict)
     _trained: set[Path] = field(default_factory=set)
 
     def __call__(self, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class Judge:
         accelerator = one_of_several(self.settings.device)
         return accelerator is None or accelerator.is_main_process
 
-    def images(self, side: int | None) -> Images:
+    def images(self, side: int | None) -> DetectionBatches:
         """Return the validation images, the same ones for every seed of training.
 
         They are resized to squares of this side; None is the paper's way.
@@ -197,7 +197,7 @@ class Judge:
             else:
                 data = open_coco(root, "val").spread(scale.validation)
                 how: dict[str, Any] = {"accelerator": one_of_several(self.settings.device), "workers": scale.workers}
-                self._images[side] = Images(data, transform, batch_size=size, **how)
+                self._images[side] = DetectionBatches(data, transform, batch_size=size, **how)
         return self._images[side]
 
     def dense_weights(self, about: Mapping[str, Any]) -> Path:
@@ -243,7 +243,7 @@ def require_reachable(detector: Opened, entry: Entry, config: ReductionConfig | 
 
 
 def judged(
-    detector: Opened, config: ReductionConfig | None, images: Images, folder: Path, settings: Settings
+    detector: Opened, config: ReductionConfig | None, images: DetectionBatches, folder: Path, settings: Settings
 ) -> dict[str, Any]:
     """Return AP, tokens left and GFLOPs of a reduced detector; its match tables go into a folder."""
     reducible = Reducible(detector.model, detector.learned, f"checkpoint {detector.weights}")
@@ -257,7 +257,7 @@ def judged(
     return {**{name: found[name] for name in names}, **counted}
 
 
-def keeping(images: Images, folder: Path) -> Callable[[list[dict[str, Any]]], None]:
+def keeping(images: DetectionBatches, folder: Path) -> Callable[[list[dict[str, Any]]], None]:
     """Return what writes the match tables of all detections to a folder."""
 
     def keep(results: list[dict[str, Any]]) -> None:
@@ -301,7 +301,7 @@ def opened(weights: Path) -> Opened:
     return open_detector(str(weights))
 
 
-class HeldImages(Images):
+class HeldImages(DetectionBatches):
     """Images that are prepared once: every cell looks at the same ones."""
 
     @cached_property

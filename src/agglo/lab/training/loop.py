@@ -114,7 +114,7 @@ def train(
     folder.require_same(values, processes, may_differ)
     share = Share(settings.batch_size, settings.accumulation, processes, accelerator.process_index)
     task = prepare(accelerator, share)
-    loop = Loop(settings, accelerator, folder, task, share)
+    loop = TrainingLoop(settings, accelerator, folder, task, share)
     # Every process has looked into the folder before the first one writes to it.
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
@@ -182,7 +182,7 @@ class Position:
         return max((row for row in self.rows if row["epoch"] > 0), key=lambda row: sign * row[BEST])
 
 
-class Loop:
+class TrainingLoop:
     """One run, from its last checkpoint to its end."""
 
     def __init__(
@@ -204,8 +204,9 @@ class Loop:
             settings, task.groups, share.total, self.steps_per_epoch
         )
         self.wrapped, self.stepper = accelerator.prepare(model, self.optimiser)
-        for other in (*task.companions, *([] if self.average is None else [self.average])):
-            other.to(accelerator.device)
+        for other in (*task.companions, self.average):
+            if other is not None:
+                other.to(accelerator.device)
         self.position = Position()
         if (state := folder.load()) is not None:
             self._restore(state)
@@ -314,11 +315,10 @@ class Loop:
 
     def _share_buffers(self, model: nn.Module) -> None:
         """Broadcast the first process's buffers, which are saved: batch norms saw other images in each process."""
-        if self.accelerator.num_processes > 1:
-            from accelerate.utils import broadcast
+        from accelerate.utils import broadcast
 
-            for buffer in model.buffers():
-                broadcast(buffer)
+        for buffer in model.buffers():
+            broadcast(buffer)
 
     def _save(self) -> None:
         self.saved_at = time.monotonic()

@@ -57,14 +57,9 @@ class DetectorSpec:
         weights are as `vit_adapter` takes them; with `start` the miniature starts from the embedded classifier.
         """
         try:
-            options = {**self.adapter_options, "heads": head_settings(self.head_options)}
-            if self.model in SIZES:
-                if self.backbone_options:
-                    raise ValueError(f"backbone_options={dict(self.backbone_options)} are for a timm model")
-                options["size"] = self.model
-            else:
-                options["backbone"] = self._backbone(pretrained=start and weights is None)
-            detector = vit_adapter(n_classes=self.n_classes, weights=weights, **options)
+            vit = self._vit(pretrained=start and weights is None)
+            heads = head_settings(self.head_options)
+            detector = vit_adapter(vit, n_classes=self.n_classes, weights=weights, heads=heads, **self.adapter_options)
         except TypeError as error:
             raise ValueError(f"model={self.model!r} cannot be built: {error}") from error
         if self.image_size is not None:
@@ -73,14 +68,19 @@ class DetectorSpec:
             backbone.nominal_size = (side, side)
         return detector
 
-    def _backbone(self, *, pretrained: bool) -> Any:
+    def _vit(self, *, pretrained: bool) -> nn.Module | str:
         import timm
 
         if self.model == MINIATURE:
             return miniature_vit(pretrained=pretrained, **self.backbone_options)
+        if self.model in SIZES:
+            if self.backbone_options:
+                raise ValueError(f"backbone_options={dict(self.backbone_options)} are for a timm model")
+            return self.model
         if not timm.is_model(self.model):
             choice("model", self.model, NAMES, also=", or the name of a timm ViT")
-        return timm.create_model(self.model, pretrained=False, **self.backbone_options)
+        vit: nn.Module = timm.create_model(self.model, pretrained=False, **self.backbone_options)
+        return vit
 
     def about(self) -> dict[str, str]:
         """Return the metadata of a file of weights, from which `open_detector` builds the detector again."""
@@ -158,9 +158,8 @@ def _written_in(path: Path) -> DetectorSpec | None:
 
 
 def vit_adapter(
-    size: str | None = None,
+    vit: nn.Module | str,
     *,
-    backbone: nn.Module | None = None,
     n_classes: int = 80,
     weights: Path | str | None = None,
     class_token: bool = False,
@@ -170,8 +169,8 @@ def vit_adapter(
     """Build Mask R-CNN on a ViT-Adapter: boxes, classes and masks of the objects in images of any size.
 
     Args:
-        size: "tiny" or "small": DeiT's shape, without class token, last norm and head.
-        backbone: Instead of a size, any plain ViT of timm that agglo knows. It becomes part of the detector.
+        vit: "tiny" or "small", which is DeiT's shape without class token, last norm and head; or any plain ViT of timm
+            that agglo knows, which becomes part of the detector.
         n_classes: Without background.
         weights: A file. ImageNet weights of a timm ViT (DeiT, AugReg), which the ViT starts from; or a whole detector,
             saved by agglo or published by the authors of SViT or ATC. All tensors must fit, but for those
@@ -180,15 +179,12 @@ def vit_adapter(
         heads: Every number of the heads.
         **adapter: Further options of `ViTAdapter` (interactions, deform_heads, prior_width, drop_path, ...).
     """
-    if (size is None) == (backbone is None):
-        raise ValueError(f"size={size!r}: either size or backbone is needed; sizes: {', '.join(map(repr, SIZES))}")
-    state = {} if weights is None else read_checkpoint(Path(weights))
-    if backbone is None:
-        shape = SIZES[choice("size", str(size), tuple(SIZES))]
-        adapter.setdefault("drop_path", shape.drop_path)
-        backbone = plain_vit(str(size), class_token=class_token, drop_path=adapter["drop_path"])
-    detector = Detector(ViTAdapter(backbone, class_token=class_token, **adapter), n_classes=n_classes, settings=heads)
-    if weights is not None:
+    state = None if weights is None else read_checkpoint(Path(weights))
+    if isinstance(vit, str):
+        adapter.setdefault("drop_path", SIZES[choice("size", vit, tuple(SIZES))].drop_path)
+        vit = plain_vit(vit, class_token=class_token, drop_path=adapter["drop_path"])
+    detector = Detector(ViTAdapter(vit, class_token=class_token, **adapter), n_classes=n_classes, settings=heads)
+    if state is not None:
         load_weights(detector, state, str(weights))
     return detector
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms.v2.functional import pil_to_tensor
+from torchvision.transforms import v2
 
 from agglo.embedded import classifier
 from agglo.lab.tasks.detection.data import transforms
 from agglo.lab.tasks.detection.data.base import Target, collate, target_of
 from agglo.lab.tasks.detection.data.scenes import make_scenes
-from agglo.lab.tasks.detection.data.transforms import paper_training, square, transforms_for
+from agglo.lab.tasks.detection.data.transforms import RandomCrop, transforms_for, without_empty
 from agglo.lab.training.batches import ImageBatches, Share
 
 FASHION = Path(classifier.__file__).parent / "fashion-mnist"
@@ -51,7 +51,6 @@ def check(pixels: torch.Tensor, target: Target) -> None:
     """Sizes fit, nothing has vanished, masks lie in their boxes."""
     n, (height, width) = len(target["labels"]), pixels.shape[-2:]
     assert target["masks"].shape == (n, height, width) and target["boxes"].shape == (n, 4)
-    assert target["boxes"].canvas_size == (height, width)
     for box, mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
         assert 0 <= box[0] < box[2] <= width and 0 <= box[1] < box[3] <= height
         tight = around(mask)
@@ -59,16 +58,23 @@ def check(pixels: torch.Tensor, target: Target) -> None:
         assert all(t <= b + 1 for t, b in zip(tight[2:], box[2:], strict=True))
 
 
+class Crop(RandomCrop):
+    """A crop of a given window."""
+
+    def __init__(self, top: int, left: int, height: int, width: int) -> None:
+        super().__init__(0, 0)
+        self.window = {"top": top, "left": left, "height": height, "width": width}
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        return self.window
+
+
 def test_flip_and_crop_move_masks_with_the_pixels() -> None:
-    image, target = rectangles(60, 80)
-    pixels = pil_to_tensor(image)
-    for changed, moved in (
-        transforms.flipped(pixels, target, 1.0),
-        transforms.cropped(pixels, target, 11, 23, 30, 40),
-    ):
+    for transform in (v2.RandomHorizontalFlip(1.0), Crop(11, 23, 30, 40)):
+        changed, moved = v2.Compose([v2.ToImage(), transform, without_empty])(*rectangles(60, 80))
+        assert len(moved["labels"]) > 1
         for label, mask in zip(moved["labels"].tolist(), moved["masks"], strict=True):
             assert torch.equal(mask.bool(), changed[0] == 40 * (label + 1))
-    assert transforms.flipped(pixels, target, 0.0)[1] is target
 
 
 def test_a_crop_cuts_boxes_and_removes_what_is_gone() -> None:
@@ -77,12 +83,12 @@ def test_a_crop_cuts_boxes_and_removes_what_is_gone() -> None:
     masks[1, 12:18, 12:18] = 1
     masks[2, 0:20, 0] = masks[2, 0, 0:20] = 1  # an L: its box reaches into the window, it does not
     target = target_of([[0, 0, 10, 10], [12, 12, 18, 18], [0, 0, 20, 20]], [4, 5, 6], masks, 1, (20, 20))
-    pixels, cut = transforms.cropped(torch.zeros(3, 20, 20, dtype=torch.uint8), target, 5, 5, 6, 7)
+    image = Image.new("RGB", (20, 20))
+    pixels, cut = transforms._finished(Crop(5, 5, 6, 7))(image, target)
     assert pixels.shape == (3, 6, 7)
     assert cut["labels"].tolist() == [4] and cut["boxes"].tolist() == [[0, 0, 5, 5]]
-    assert cut["masks"].sum() == 25 and cut["boxes"].canvas_size == (6, 7)
-    assert (cut["image_id"], cut["original_size"]) == (1, (20, 20))
-    _, empty = transforms.cropped(torch.zeros(3, 20, 20), target, 10, 2, 2, 2)
+    assert cut["masks"].sum() == 25 and (cut["image_id"], cut["original_size"]) == (1, (20, 20))
+    _, empty = transforms._finished(Crop(10, 2, 2, 2))(image, target)
     assert empty["boxes"].shape == (0, 4) and empty["masks"].shape == (0, 2, 2)  # a crop may show nothing
 
 
@@ -101,9 +107,10 @@ def test_the_training_pipeline_draws_what_is_specified() -> None:
     image, target = rectangles(48, 64)
     image, target = image.resize((640, 480)), {key: value for key, value in target.items() if key not in DRAWN}
     torch.manual_seed(0)
-    shapes = [tuple(paper_training(image, dict(target))[0].shape[1:]) for _ in range(150)]
+    training = transforms_for(None)[0]
+    shapes = [tuple(training(image, dict(target))[0].shape[1:]) for _ in range(150)]
     assert max(map(max, shapes)) == 1024  # the last crop
-    whole = {transforms.size_for((480, 640), short) for short in range(480, 801, 32)}
+    whole = {tuple(transforms.size_for((480, 640), short)) for short in range(480, 801, 32)}
     cut = {(min(height, 1024), min(width, 1024)) for height, width in whole}
     kept = sum(shape in cut for shape in shapes)
     assert {shape for shape in shapes if shape in cut} == cut
@@ -111,7 +118,7 @@ def test_the_training_pipeline_draws_what_is_specified() -> None:
     # After the first crop no side is more than 600 / 384 of the other, so the short side is always one of the scales.
     assert {min(shape) for shape in shapes} == set(range(480, 801, 32))
     pixels = torch.zeros(3, 500, 900, dtype=torch.uint8)
-    crops = [transforms.randomly_cropped(pixels, {}, 384, 600)[0].shape[1:] for _ in range(300)]
+    crops = [RandomCrop(384, 600)(pixels).shape[1:] for _ in range(300)]
     rows, columns = zip(*crops, strict=True)
     assert 384 <= min(rows) < 394 and 490 < max(rows) <= 500
     assert 384 <= min(columns) < 394 and 590 < max(columns) <= 600
@@ -123,7 +130,7 @@ DRAWN = ("boxes", "labels", "masks")
 
 def test_normalisation_is_of_bytes_in_rgb() -> None:
     image = Image.new("RGB", (8, 8), (255, 0, 100))
-    pixels, _ = square(image, {}, side=8)
+    pixels, _ = transforms_for(8)[1](image, {})
     expected = [(255 - 123.675) / 58.395, (0 - 116.28) / 57.12, (100 - 103.53) / 57.375]
     assert pixels[:, 0, 0].tolist() == pytest.approx(expected, abs=1e-5)
 

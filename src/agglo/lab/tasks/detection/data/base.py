@@ -24,7 +24,7 @@ class DetectionData(Dataset[tuple[Any, Target]], ABC):
     (height, width). Boxes and masks are tv_tensors, so that torchvision's transforms move them with the image.
 
     Attributes:
-        name, place: For messages.
+        name, description: For messages.
         classes, category_ids: Names of the classes, which labels count from 0, and their ids in COCO results.
         image_ids: The id of each image, in order.
     """
@@ -32,8 +32,8 @@ class DetectionData(Dataset[tuple[Any, Target]], ABC):
     skipped: Sequence[str] = ()  # what reports say about the data; nothing here, much in other tasks
     remarks: Sequence[str] = ()
 
-    def __init__(self, name: str, *, place: str, classes: Sequence[str], category_ids: Sequence[int]) -> None:
-        self.name, self.place = name, place
+    def __init__(self, name: str, description: str, classes: Sequence[str], category_ids: Sequence[int]) -> None:
+        self.name, self.description = name, description
         self.classes, self.category_ids = list(classes), list(category_ids)
         self.image_ids: list[int] = []
         self.transform: Transform | None = None

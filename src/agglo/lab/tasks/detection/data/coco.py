@@ -21,6 +21,7 @@ from agglo.lab.tasks.detection.data.base import DetectionData, Target, target_of
 from agglo.lab.tasks.detection.data.masks import box_and_area, decode
 
 Entry = dict[str, Any]
+Box = tuple[float, float, float, float]
 
 SPLITS = ("train", "val")
 _SMALLEST = 1.0  # pixels: MMDetection trains on no object with a shorter side
@@ -42,12 +43,8 @@ class CocoImages(DetectionData):
     def __init__(self, annotations: Path, images: Path, *, with_objects: bool = False) -> None:
         content = _read(require_file(annotations), images)
         self._categories, self._folder = content["categories"], images
-        super().__init__(
-            annotations.name,
-            place=str(annotations),
-            classes=[category["name"] for category in self._categories],
-            category_ids=[category["id"] for category in self._categories],
-        )
+        classes, category_ids = ([category[key] for category in self._categories] for key in ("name", "id"))
+        super().__init__(annotations.name, str(annotations), classes, category_ids)
         self._by_image: dict[int, list[Entry]] = {entry["id"]: [] for entry in content["images"]}
         for entry in content["annotations"]:
             self._by_image[entry["image_id"]].append(entry)
@@ -60,13 +57,11 @@ class CocoImages(DetectionData):
         self.image_ids = [entry["id"] for entry in self._images]
         self._files = Files(self._folder, [entry["file_name"] for entry in self._images])
 
-    def _objects(self, image: Entry) -> list[Entry]:
-        """Return the annotations that an image is trained with."""
-        return [
-            entry
-            for entry in self._by_image[image["id"]]
-            if not entry["iscrowd"] and min(_inside(entry["bbox"], image)[2:]) >= _SMALLEST
-        ]
+    def _objects(self, image: Entry) -> list[tuple[Entry, Box]]:
+        """Return the annotations that an image is trained with, and the parts of their boxes inside it."""
+        entries = [entry for entry in self._by_image[image["id"]] if not entry["iscrowd"]]
+        objects = [(entry, _inside(entry["bbox"], image)) for entry in entries]
+        return [(entry, box) for entry, box in objects if min(box[2] - box[0], box[3] - box[1]) >= _SMALLEST]
 
     def read(self, index: int) -> tuple[Any, Target]:
         entry, image = self._images[index], self._files.open(index)
@@ -77,14 +72,12 @@ class CocoImages(DetectionData):
         if not self.annotated:
             return image, {"image_id": entry["id"], "original_size": size}
         objects = self._objects(entry)
-        inside = [_inside(one["bbox"], entry) for one in objects]
-        boxes = [(x, y, x + width, y + height) for x, y, width, height in inside]
-        labels = [self.category_ids.index(one["category_id"]) for one in objects]
+        labels = [self.category_ids.index(one["category_id"]) for one, _ in objects]
         try:
-            masks = decode([one["segmentation"] for one in objects], *size)
+            masks = decode([one["segmentation"] for one, _ in objects], *size)
         except (RuntimeError, TypeError, ValueError) as error:
             raise BadImageError(f"image {entry['id']} of {self.name} has a bad RLE: {error}") from error
-        return image, target_of(boxes, labels, masks, entry["id"], size)
+        return image, target_of([box for _, box in objects], labels, masks, entry["id"], size)
 
     @property
     def ground_truth(self) -> dict[str, Any]:
@@ -144,8 +137,9 @@ def _problem(entry: Entry, images: Mapping[int, Entry], categories: Container[in
         return f"has the box {entry['bbox']}; accepted: x, y, width, height"
     segmentation, image = entry.get("segmentation"), images[entry["image_id"]]
     if isinstance(segmentation, list):
-        corners = [len(polygon) / 2 for polygon in segmentation if all(map(math.isfinite, polygon))]
-        fits = len(corners) == len(segmentation) > 0 and all(n >= 3 and n == int(n) for n in corners)
+        fits = bool(segmentation) and all(
+            len(polygon) >= 6 and len(polygon) % 2 == 0 and all(map(math.isfinite, polygon)) for polygon in segmentation
+        )
     else:
         size = [image["height"], image["width"]]
         fits = isinstance(segmentation, dict) and "counts" in segmentation and segmentation.get("size") == size
@@ -153,49 +147,32 @@ def _problem(entry: Entry, images: Mapping[int, Entry], categories: Container[in
     return None if fits else f"has the segmentation {reprlib.repr(segmentation)}; accepted: {accepted}"
 
 
-def _inside(box: Sequence[float], image: Entry) -> tuple[float, float, float, float]:
-    """Return the part of a box (x, y, width, height) inside its image."""
-    left, top = max(box[0], 0.0), max(box[1], 0.0)
+def _inside(box: Sequence[float], image: Entry) -> Box:
+    """Return the part of a box (x, y, width, height) inside its image, as (left, top, right, bottom)."""
     right, bottom = min(box[0] + box[2], image["width"]), min(box[1] + box[3], image["height"])
-    return left, top, right - left, bottom - top
+    return max(box[0], 0.0), max(box[1], 0.0), right, bottom
 
 
-def open_coco(
-    where: Path, split: str = "train", *, images: Path | None = None, with_objects: bool = False
-) -> CocoImages:
+def open_coco(where: Path, split: str = "train", *, with_objects: bool = False) -> CocoImages:
     """Open a data set of images with objects.
 
     Args:
         where: A folder in COCO's layout (annotations/instances_{split}2017.json and {split}2017/), a folder with
-            instances*.json and images/, or a JSON file.
+            instances_{split}2017.json, or instances.json for both splits, next to images/, or a JSON file.
         split: "train" or "val".
-        images: The folder of the images; None looks next to the JSON file.
         with_objects: See `CocoImages`.
     """
     choice("split", split, SPLITS)
     if not where.exists():
         raise ValueError(f"data={str(where)!r} is neither a folder nor a JSON file")
-    file = where if where.is_file() else _instances(where, split)
-    return CocoImages(file, images or _folder_of(file), with_objects=with_objects)
-
-
-def _instances(folder: Path, split: str) -> Path:
-    """Return the instances file of a split, or the only one that is of no split in particular."""
-    found = [*folder.glob("instances*.json"), *(folder / "annotations").glob("instances*.json")]
-    named = [path for path in found if split in path.stem]
-    named = [path for path in named if path.stem == f"instances_{split}2017"] or named
-    named = named or [path for path in found if not any(other in path.stem for other in SPLITS)]
-    if len(named) == 1:
-        return named[0]
-    names = ", ".join(sorted(str(path.relative_to(folder)) for path in found)) or "none"
-    wanted = f"one instances*.json of split {split!r}, here or in annotations/"
-    raise ValueError(f"{str(folder)!r} must have {wanted}; found: {names}. A JSON file can be given itself")
-
-
-def _folder_of(file: Path) -> Path:
-    stem = file.stem.removeprefix("instances_")
+    names = [f"annotations/instances_{split}2017.json", f"instances_{split}2017.json", "instances.json"]
+    file = _first([where / name for name in names]) if where.is_dir() else where
     root = file.parent.parent if file.parent.name == "annotations" else file.parent
-    tried = [root / stem, root / "images", root / "images" / stem]
-    if folder := next((each for each in tried if each.is_dir()), None):
-        return folder
-    raise ValueError(f"no folder of images for {str(file)!r}; tried {', '.join(map(repr, map(str, tried)))}")
+    folder = _first([root / file.stem.removeprefix("instances_"), root / "images"])
+    return CocoImages(file, folder, with_objects=with_objects)
+
+
+def _first(paths: Sequence[Path]) -> Path:
+    if found := next((path for path in paths if path.exists()), None):
+        return found
+    raise ValueError(f"one of these is needed: {', '.join(map(repr, map(str, paths)))}")

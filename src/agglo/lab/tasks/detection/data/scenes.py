@@ -48,8 +48,7 @@ def make_scenes(data: Path, count: int, seed: int = 0, split: str = "train", siz
         raise ValueError(f"count={count} must be at least 1")
     if size < 32:
         raise ValueError(f"size={size} must be at least 32 pixels: garments would be specks")
-    images, labels = read_split(data, split)
-    return Scenes(images, labels, count, seed=seed, split=split, size=size)
+    return Scenes(*read_split(data, split), count, seed=seed, split=split, size=size)
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,8 @@ class Scenes(DetectionData):
     def __init__(
         self, garments: NDArray[np.uint8], labels: NDArray[np.uint8], count: int, *, seed: int, split: str, size: int
     ) -> None:
-        place = f"{count} scenes of {size}x{size}, seed {seed}, split {split!r}"
-        super().__init__("scenes", place=place, classes=CLASSES, category_ids=range(1, len(CLASSES) + 1))
+        description = f"{count} scenes of {size}x{size}, seed {seed}, split {split!r}"
+        super().__init__("scenes", description, CLASSES, range(1, len(CLASSES) + 1))
         self.image_ids = list(range(1, count + 1))
         usable = (garments > _CLOTH).sum((1, 2)) >= _LEAST
         self._garments, self._labels = garments[usable], labels[usable]
@@ -126,7 +125,9 @@ class Scenes(DetectionData):
         return image, target_of(boxes, scene.labels, scene.masks, self.image_ids[index], size)
 
     @cached_property
-    def _annotations(self) -> list[dict[str, Any]]:
+    def ground_truth(self) -> dict[str, Any]:
+        images = [{"id": image_id, "height": self._size, "width": self._size} for image_id in self.image_ids]
+        categories = [{"id": id_, "name": name} for id_, name in zip(self.category_ids, self.classes, strict=True)]
         entries: list[dict[str, Any]] = []
         for index, image_id in enumerate(self.image_ids):
             scene = self.scene(index)
@@ -134,16 +135,10 @@ class Scenes(DetectionData):
                 about = {"id": len(entries) + 1, "image_id": image_id, "category_id": self.category_ids[label]}
                 extent = box_and_area(rle, self._size, self._size)
                 entries.append({**about, **extent, "iscrowd": 0, "segmentation": rle})
-        return entries
-
-    @property
-    def ground_truth(self) -> dict[str, Any]:
-        images = [{"id": image_id, "height": self._size, "width": self._size} for image_id in self.image_ids]
-        categories = [{"id": id_, "name": name} for id_, name in zip(self.category_ids, self.classes, strict=True)]
-        return {"images": images, "annotations": self._annotations, "categories": categories}
+        return {"images": images, "annotations": entries, "categories": categories}
 
     def fingerprint(self) -> str:
-        found = hashlib.sha256(f"{self.place}\n{self._labels.tobytes().hex()}".encode())
+        found = hashlib.sha256(f"{self.description}\n{self._labels.tobytes().hex()}".encode())
         found.update(self._garments.tobytes())
         for index in range(min(len(self), 8)):  # what is made of them, should the making change
             found.update(self.scene(index).pixels.tobytes())

@@ -18,7 +18,7 @@ from agglo.lab.evaluation.report import Quality
 from agglo.lab.tasks.detection.data import make_scenes, open_coco, transforms_for
 from agglo.lab.tasks.detection.data.transforms import LONGEST, TEST_SHORT_SIDE
 from agglo.lab.tasks.detection.evaluation.average_precision import KINDS, NUMBERS
-from agglo.lab.tasks.detection.evaluation.one_pass import Images, evaluate
+from agglo.lab.tasks.detection.evaluation.one_pass import DetectionBatches, evaluate
 from agglo.lab.tasks.detection.specs import open_detector
 from agglo.models.checkpoints import fingerprint
 from agglo.utils.devices import dtype_named
@@ -87,7 +87,7 @@ class Evaluation(Grid):
         self.model.to(self.device, dtype_named(settings.dtype))
         self.side = settings.image_size or self.opened.spec.image_size
         batches = {"batch_size": settings.batch_size, "workers": settings.workers}
-        self.images = Images(self.data, transforms_for(self.side)[1], **batches, accelerator=self.accelerator)
+        self.images = DetectionBatches(self.data, transforms_for(self.side)[1], **batches, accelerator=self.accelerator)
 
     def evaluate(self, cells: Sequence[Cell], journal: Journal) -> None:
         count, what = len(self.images) * len(cells), f"batches of {self.settings.batch_size}"
@@ -125,7 +125,7 @@ class Evaluation(Grid):
         backbone: Any = self.model.backbone
         height, width = backbone.nominal_size
         prepared = f"short side {TEST_SHORT_SIDE}, longest {LONGEST}" if self.side is None else f"{self.side} squared"
-        chosen = data.place if settings.dataset == "scenes" else f"split {settings.split}"
+        chosen = data.description if settings.dataset == "scenes" else f"split {settings.split}"
         return {
             "model": {"name": self.opened.name, "weights": self.opened.weights, "fingerprint": self.weights},
             "data": about_data(data, chosen=chosen, root=settings.data, images=len(data)),
@@ -135,10 +135,10 @@ class Evaluation(Grid):
 
 def _require_same_classes(n_classes: int, names: Sequence[str], data: Any) -> None:
     if n_classes != len(data.classes):
-        raise ValueError(f"the detector tells {n_classes} classes apart, {data.place} has {len(data.classes)}")
+        raise ValueError(f"the detector tells {n_classes} classes apart, {data.description} has {len(data.classes)}")
     differing = [f"{own!r} is {other!r} there" for own, other in zip(names, data.classes, strict=False) if own != other]
     if differing:
-        raise ValueError(f"the detector's classes are not those of {data.place}: {'; '.join(differing[:3])}")
+        raise ValueError(f"the detector's classes are not those of {data.description}: {'; '.join(differing[:3])}")
 
 
 def text(report: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-class Images:
+class DetectionBatches:
     """Batches of a data set, the same for any number of processes, which take turns with them.
 
     Padding makes what is found in an image depend a little on the other images of its batch.
@@ -61,7 +61,7 @@ class Images:
 
 def evaluate(
     model: nn.Module,
-    images: Images,
+    images: DetectionBatches,
     *,
     accelerator: Accelerator | None = None,
     advance: Callable[[], None] | None = None,
@@ -73,9 +73,8 @@ def evaluate(
     number. The speed is of the detector alone: the median over batches without the first one, which compiles kernels
     and fills caches; a batch that is alone runs twice. Several processes return the same, and their speeds add up.
 
-    Args:
-        advance: Called after each batch.
-        keep: Called with all detections, as COCO results in the order of the images, in the first process.
+    advance is called after each batch; keep in the first process, with all detections as COCO results in the order of
+    the images.
     """
     like, data = next(model.parameters()), images.data
     was_training = model.training

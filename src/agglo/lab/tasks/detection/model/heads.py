@@ -184,8 +184,7 @@ class RoIHeads(nn.Module):
         with full_precision(rois.device):
             for number, (features, stride) in enumerate(zip(pyramid, self.strides, strict=False)):
                 here = level == number
-                part = roi_align(features.float(), rois[here], side, 1 / stride, sampling_ratio=0, aligned=True)
-                pooled[here] = part
+                pooled[here] = roi_align(features.float(), rois[here], side, 1 / stride, sampling_ratio=0, aligned=True)
         return pooled.to(pyramid[0].dtype)
 
     def losses(

@@ -46,8 +46,6 @@ class Detector(nn.Module):
 
     def __init__(self, backbone: Any, *, n_classes: int, settings: HeadSettings | None = None) -> None:
         super().__init__()
-        if n_classes < 1:
-            raise ValueError(f"n_classes={n_classes} must be at least 1; background is not counted")
         self.settings = settings = settings or HeadSettings()
         self.n_classes, self.strides = n_classes, tuple(backbone.strides)
         self.backbone: Any = backbone
@@ -100,19 +98,14 @@ class Detector(nn.Module):
 
 
 def checked(targets: Sequence[Mapping[str, Any]], images: Sequence[Tensor], n_classes: int) -> list[Target]:
-    """Return the targets of images (3, h, w) as plain tensors on their device; ValueError names the first wrong one."""
+    """Return the targets of images (3, h, w) on their device; ValueError names the first wrong one."""
     found = []
     for i, (target, image) in enumerate(zip(targets, images, strict=True)):
-        # Without the class of torchvision's tv_tensors, which follows through every operation.
-        boxes, labels, masks = (target[name].as_subclass(Tensor).to(image.device) for name in Target._fields)
-        boxes, labels, n = boxes.float(), labels.long(), len(boxes)
-        if boxes.shape != (n, 4) or labels.shape != (n,) or masks.shape != (n, *image.shape[-2:]):
-            shapes = ", ".join(str(tuple(part.shape)) for part in (boxes, labels, masks))
-            raise ValueError(f"target {i}: boxes, labels and masks of shapes {shapes} in an image {tuple(image.shape)}")
-        if ((labels < 0) | (labels >= n_classes)).any():
-            raise ValueError(f"target {i}: labels {sorted(set(labels.tolist()))}; accepted: 0 to {n_classes - 1}")
-        bad = ~(boxes[:, 2:] > boxes[:, :2]).all(dim=1)
-        if bad.any():
-            raise ValueError(f"target {i}: box {boxes[bad][0].tolist()} has no area; leave such objects out")
-        found.append(Target(boxes, labels, masks))
+        boxes, labels, masks = (target[name].to(image.device) for name in Target._fields)
+        n, size = len(boxes), tuple(image.shape[-2:])
+        fits = boxes.shape == (n, 4) and labels.shape == (n,) and masks.shape == (n, *size)
+        if not fits or ((labels < 0) | (labels >= n_classes)).any() or not (boxes[:, 2:] > boxes[:, :2]).all():
+            labels_wanted = f"labels (n,) from 0 to {n_classes - 1}"
+            raise ValueError(f"target {i}: accepted are boxes (n, 4) with an area, {labels_wanted}, masks (n, *{size})")
+        found.append(Target(boxes.float(), labels.long(), masks))
     return found

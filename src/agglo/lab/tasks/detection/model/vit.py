@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
-from timm.layers import Format
+from timm.layers import Format, resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -35,7 +34,7 @@ class Size(NamedTuple):
 SIZES = {"tiny": Size(192, 3, 0.1), "small": Size(384, 6, 0.2)}
 
 
-def plain_vit(size: str = "tiny", *, class_token: bool = False, drop_path: float | None = None) -> nn.Module:
+def plain_vit(size: str, *, class_token: bool = False, drop_path: float | None = None) -> nn.Module:
     """Return DeiT-Tiny or -Small without last norm and head.
 
     drop_path: Of the last block, rising to it from 0 at the first; None takes that of the size.
@@ -74,12 +73,8 @@ def prepare_vit(vit: Any, class_token: bool) -> int:
         raise ValueError("class_token=True needs a ViT that has one")
     if has_token and not class_token:
         _drop_class_token(vit)
-    vit.norm = vit.head = nn.Identity()
-    if hasattr(vit, "fc_norm"):
-        vit.fc_norm = nn.Identity()
-    if getattr(vit, "attn_pool", None) is not None:
-        vit.attn_pool = None
-    vit.dynamic_img_size = True
+    vit.norm = vit.fc_norm = vit.head = nn.Identity()
+    vit.attn_pool, vit.dynamic_img_size = None, True
     embedding.strict_img_size, embedding.flatten, embedding.output_fmt = False, False, Format.NHWC
     return int(patch[0])
 
@@ -100,13 +95,11 @@ def _drop_class_token(vit: Any) -> None:
 
 def resized_positions(vit: Any, grid: tuple[int, int]) -> Tensor | None:
     """Return the ViT's position embedding (1, T, C) for another grid: bicubic, without antialiasing, in float32."""
-    positions: Tensor | None = vit.pos_embed
-    if positions is None or tuple(vit.patch_embed.grid_size) == grid:
-        return positions
-    n_prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
-    patches = positions[:, n_prefix:].transpose(1, 2).unflatten(2, vit.patch_embed.grid_size).float()
-    patches = F.interpolate(patches, size=grid, mode="bicubic", align_corners=False).to(positions.dtype)
-    return torch.cat([positions[:, :n_prefix], patches.flatten(2).transpose(1, 2)], dim=1)
+    positions, own = vit.pos_embed, list(vit.patch_embed.grid_size)
+    if positions is None or tuple(own) == grid:
+        return cast(Tensor | None, positions)
+    prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
+    return resample_abs_pos_embed(positions, list(grid), own, num_prefix_tokens=prefix, antialias=False)
 
 
 def is_vit(state: Mapping[str, Tensor]) -> bool:
@@ -150,13 +143,13 @@ def miniature_vit(*, pretrained: bool = True, drop_path: float = 0.0) -> nn.Modu
     small: Any = timm.create_model(embedded.NAME, pretrained=pretrained, drop_path_rate=drop_path)
     patch = small.patch_embed.proj.kernel_size[0] * ENLARGED
     options = {"in_chans": 3, "img_size": MINIATURE_SIDE, "patch_size": patch, "drop_path_rate": drop_path}
-    large: Any = timm.create_model(embedded.NAME, pretrained=False, **options)
+    large: nn.Module = timm.create_model(embedded.NAME, pretrained=False, **options)
     state = small.state_dict()
     weight, bias = "patch_embed.proj.weight", "patch_embed.proj.bias"
-    [mean], [std] = embedded.default_cfgs[embedded.NAME].default.mean, embedded.default_cfgs[embedded.NAME].default.std
+    [mean], [std] = small.default_cfg["mean"], small.default_cfg["std"]
     spread = state[weight].repeat_interleave(ENLARGED, 2).repeat_interleave(ENLARGED, 3) / (3 * ENLARGED**2)
     channel_mean, channel_std = (torch.tensor(values).view(1, 3, 1, 1) / 255 for values in (MEAN, STD))
     state[weight] = spread * channel_std / std
     state[bias] = state[bias] + (spread * (channel_mean - mean) / std).sum((1, 2, 3))
     large.load_state_dict(state)
-    return nn.Module.train(large)
+    return large.train()

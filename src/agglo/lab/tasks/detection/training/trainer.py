@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from agglo.lab.tasks.detection.data import DetectionData, collate, make_scenes, open_coco, transforms_for
 from agglo.lab.tasks.detection.evaluation.average_precision import KINDS, NUMBERS
-from agglo.lab.tasks.detection.evaluation.one_pass import Images, evaluate
+from agglo.lab.tasks.detection.evaluation.one_pass import DetectionBatches, evaluate
 from agglo.lab.tasks.detection.model.adapter_layers import SpatialPrior
 from agglo.lab.tasks.detection.specs import method_weights
 from agglo.lab.tasks.detection.training.settings import MAY_DIFFER, DetectionSettings
@@ -58,11 +58,13 @@ class Detection(TrainingTask):
         self.start = {} if settings.from_scratch else {"weights": fingerprint(self.model.state_dict())}
         training, evaluation = transforms_for(settings.image_size, flip=settings.flip)
         prepared, seed, workers = self.train_data.prepared(training), settings.seed, settings.workers
-        self.data = ImageBatches(prepared, share, seed=seed, workers=workers, collate=_collated)
+        self.data = ImageBatches(prepared, share, seed=seed, workers=workers, collate=collate)
         self.groups = parameter_groups(self.model, weight_decay=settings.weight_decay)
         self.ranked_by = settings.ranked_by
         size = settings.evaluation_batch_size
-        self.validation = Images(validation, evaluation, batch_size=size, workers=workers, accelerator=accelerator)
+        self.validation = DetectionBatches(
+            validation, evaluation, batch_size=size, workers=workers, accelerator=accelerator
+        )
 
     def _synchronised(self, model: nn.Module) -> nn.Module:
         """Synchronise batch norms between processes, as in the released training."""
@@ -150,10 +152,3 @@ def build_model(settings: DetectionSettings, classes: list[str]) -> nn.Module:
         if weights is not None and (learned := method_weights(weights)):
             load_method(model, learned, f"checkpoint={settings.checkpoint!r}")
     return model
-
-
-def _collated(batch: list[Any]) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Collate to plain tensors: the transforms are done, so that the classes of tv_tensors are not needed any more."""
-    images, targets = collate(batch)
-    kept = ("boxes", "labels", "masks")
-    return images, [{name: target[name].as_subclass(type(target["labels"])) for name in kept} for target in targets]
