@@ -100,3 +100,11 @@ def test_files_of_other_vits(tmp_path: Path) -> None:
 def test_an_unknown_size_is_refused() -> None:
     with pytest.raises(ValueError, match="size="):
         vit_adapter("huge")
+
+
+def test_importing_the_room_stays_light() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, agglo, agglo.lab.tasks.detection; print('torchvision' in sys.modules or 'timm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
