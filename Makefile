@@ -44,9 +44,6 @@ quick: lint  ## while you work: lint, then the core of the library's tests (two 
 browser-test: $(READY)  ## the playground in a real browser (part of make test where there is one; apt install chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/lab/playground -rs
 
-bench-playground: $(READY)  ## how long a move of the playground's slider takes
-	$(BIN)/agglo bench playground --json results/bench/playground.json
-
 playground-images: $(READY)  ## the images of the playground in docs/images (needs a browser)
 	$(BIN)/python -m tools.playground_images
 

@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any
 
 from agglo.config import ReductionConfig
-from agglo.lab.bench.diffusion_report import summaries
+from agglo.lab.bench.diffusion import summaries
 from agglo.text import format_call
 from agglo.utils.tables import CANNOT, Column, Table
 

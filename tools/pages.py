@@ -16,17 +16,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from agglo.lab.bench import diffusion_report
-from agglo.lab.bench.clustering import Case, Contention, contention_report, goals, table
+from agglo.lab.bench import diffusion, vlm
+from agglo.lab.bench.clustering import Case, Contention, contention_table, table
 from agglo.lab.bench.methods import table as methods_table
 from agglo.lab.bench.model import table as speed_table
-from agglo.lab.bench.playground import table as latency_table
-from agglo.lab.bench.vlm import body, headline, notes
 from agglo.lab.paper.listing import benchmark_table, done_table
 from agglo.lab.paper.listing import table as items_table
 from agglo.lab.paper.output import MARKDOWN, pages_of, read_results, replace_between_marks, tables_of
 from agglo.lab.paper.registry import BENCHMARKS, items
 from agglo.lab.paper.study import Settings
+from agglo.utils.machine import load_warning
 from agglo.utils.tables import Column, Table
 from studies import studies
 from tools import choosing, ready_made
@@ -38,28 +37,25 @@ FULL, MINIATURE = Settings(output=RESULTS), Settings(output=RESULTS, miniature=T
 
 
 def against_peers() -> str:
-    """Return the clustering's table, where it was measured, what memory it took, and how many goals were met."""
+    """Return the clustering's table, where it was measured, and what memory it took."""
     recorded = _load("clustering.json")
-    cases = [Case(**case) for case in recorded["cases"]]
-    judged = goals(cases)
-    missed = [line.removeprefix("MISSED: ") for line in judged if line.startswith("MISSED")]
     memory = "; ".join(f"{linkage} {share:.2f}" for linkage, share in recorded["peak_memory"].items())
     return (
-        f"{_where(recorded)}\n\n{table(cases)}\n\n"
-        f"Peak memory beside the input at the largest N, in distance matrices: {memory}.\n"
-        f"Goals met: {len(judged) - len(missed)} of {len(judged)}; short of them: {'; '.join(missed) or 'none'}."
+        f"{_where(recorded)}\n\n{table([Case(**case) for case in recorded['cases']])}\n\n"
+        f"Peak memory beside the input at the largest N, in distance matrices: {memory}."
     )
 
 
 def contended() -> str:
     recorded = _load("clustering-contended.json")
     results = [Contention(**result) for result in recorded["contention"]]
-    return f"{_where(recorded)}\n\n{contention_report(results, bullet='- ')}"
+    return f"{_where(recorded)}\n\n{contention_table(results)}"
 
 
 def speed() -> str:
     recorded = _load("model.json")
-    indented = "\n".join(f"    {line}" for line in speed_table(recorded).splitlines())
+    lines = [*speed_table(recorded).splitlines(), load_warning(recorded["machine"])]
+    indented = "\n".join(f"    {line}" for line in lines if line)
     return f"{indented}\n\n({recorded['machine']['date'][:10]})"
 
 
@@ -91,25 +87,16 @@ def one_stage() -> str:
 def denoising_step() -> str:
     """Return the times of a denoising step of Stable Diffusion's size."""
     recorded = _load("diffusion.json")
-    what, where = diffusion_report.headlines(recorded)
-    notes = "\n".join(f"- {line}" for line in diffusion_report.notes(recorded))
-    return f"{what}; {where}.\n\n{diffusion_report.body(recorded).markdown()}\n\n{notes}"
-
-
-def moves_of_a_slider() -> str:
-    """Return how long a move of the playground's slider takes."""
-    recorded = _load("playground.json")
-    machine, moves = recorded["machine"], len(recorded["results"][0]["milliseconds"])
-    where = f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']}, {machine['date'][:10]}"
-    return f"`make bench-playground`, {moves} moves each, {where}:\n\n{latency_table(recorded['results']).markdown()}"
+    notes = "".join(f"\n- {line}" for line in diffusion.not_run(recorded))
+    return f"{diffusion.headline(recorded)}.\n\n{diffusion.table(recorded).markdown()}{notes and chr(10)}{notes}"
 
 
 def first_token() -> str:
     """Return a vision-language model's time to its first token."""
     recorded = _load("vlm.json")
-    lines = "\n".join(f"- {line}" for line in notes(recorded))
-    head = f"{headline(recorded)}, {recorded['machine']['date'][:10]} (`make bench-vlm`)."
-    return f"{head}\n\n{body(recorded).markdown()}\n\n{lines}"
+    head = f"{vlm.headline(recorded)}, {recorded['machine']['date'][:10]} (`make bench-vlm`)."
+    notes = (vlm.noise_of(recorded), load_warning(recorded["machine"]))
+    return "\n".join([f"{head}\n\n{vlm.table(recorded).markdown()}\n", *(f"- {note}" for note in notes if note)])
 
 
 README_MODEL = "deit_tiny_patch16_224"
@@ -230,7 +217,6 @@ PAGES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/choosing.md", "budgets", choosing.budgets),
     ("docs/choosing.md", "tasks", choosing.tasks),
     ("docs/choosing.md", "speeds", choosing.speeds),
-    ("docs/playground.md", "latency", moves_of_a_slider),
     ("docs/vlm.md", "vlm", first_token),
     ("README.md", "numbers", readme_numbers),
 )

@@ -22,22 +22,12 @@ def test_tokens_resemble_their_neighbours():
 
 
 def test_contestants_agree_and_all_are_timed():
-    case = benchmark.measure(pairwise(benchmark.spatial_tokens(2, 49), "cosine"), 0.5, "average", repeats=2)
+    case = benchmark.measure(pairwise(benchmark.spatial_tokens(2, 49), "cosine"), "average", repeats=2)
     assert set(case.seconds) == {"agglo", "scikit-learn", "scipy", "fastcluster"}
     assert all(len(times) == 2 and min(times) > 0 for times in case.seconds.values())
     assert case.same_partition == dict.fromkeys(case.seconds, 1.0)
     case.seconds = {"agglo": [1.0, 3.0, 2.0], "scipy": [9.0, 11.0, 10.0]}
     assert case.ratio("scipy") == 5.0
-
-
-def test_goals_are_judged_by_what_was_measured():
-    case = benchmark.Case("spatial", 64, 196, 0.5, "single", {name: [1.0] for name in benchmark.CONTESTANTS})
-    case.seconds |= {"agglo": [0.1], "scikit-learn": [2.5]}
-    verdicts = benchmark.goals([case])
-    assert verdicts[0].startswith("met: 25.0x scikit-learn")
-    assert "MISSED" not in verdicts[1]
-    case.seconds["fastcluster"] = [0.3]
-    assert benchmark.goals([case])[2].startswith("MISSED: 3.0x fastcluster")
 
 
 def test_contention_is_timed_once_the_processes_are_busy(tmp_path, monkeypatch):
@@ -48,7 +38,7 @@ def test_contention_is_timed_once_the_processes_are_busy(tmp_path, monkeypatch):
     assert seen and all(seen) and result.alone[0] > 0 and result.together[0] > 0
     slow = benchmark.Contention(1, 2, 49, 2, alone=[1.0, 2.0, 3.0], together=[2.5, 2.6, 9.0])
     assert slow.ratio() == 1.3
-    assert "MISSED: 2 threads beside 1 busy processes" in benchmark.contention_report([slow])
+    assert "1.30 |" in benchmark.contention_table([slow])
 
 
 def test_run_prints_a_table_and_keeps_the_numbers(tmp_path, capsys):
@@ -66,8 +56,7 @@ def test_run_prints_a_table_and_keeps_the_numbers(tmp_path, capsys):
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells a process its peak memory")
-@pytest.mark.parametrize("linkage", ["single", "average"])
-def test_clustering_tokens_takes_two_matrices_at_most(linkage: str) -> None:
+def test_clustering_tokens_takes_two_matrices_at_most() -> None:
     """The distances and one matrix to work in. At 25 MB each, what the allocator rounds up is small against them."""
-    matrices = benchmark.peak_memory(2500, linkage, of_tokens=True)
+    matrices = benchmark.peak_memory(2500, "average", of_tokens=True)
     assert matrices is not None and 0.8 < matrices < 2.7

@@ -33,14 +33,10 @@ def options(**changes: Any) -> Options:
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    path = tmp_path_factory.mktemp("bench") / "speed.json"
+def result() -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:  # made before any test's own patches
         patch.setattr(benchmark_model, "_LEAST_SECONDS", 0.0)
-        report = measure(options(threads=1, repeats=3, json=path))
-    assert json.loads(path.read_text()) == json.loads(json.dumps(report))
-    assert [file.name for file in path.parent.iterdir()] == ["speed.json"]
-    return json.loads(path.read_text())
+        return json.loads(json.dumps(measure(options(threads=1, repeats=3))))
 
 
 def keep_rate_of(result: dict[str, Any]) -> float | None:
@@ -88,15 +84,8 @@ def test_statistics_follow_from_the_timings(result: dict[str, Any]) -> None:
     assert result["noise"] == pytest.approx(max(abs(a / b - 1) for a, b in zip(again, dense, strict=True)))
 
 
-def test_the_machine_and_the_settings_are_on_record(result: dict[str, Any]) -> None:
-    assert result["machine"].keys() >= {"cpu", "threads", "torch", "date", "commit", "load"}
-    assert result["machine"]["threads"] == 1
-    assert result["machine"]["torch"] == torch.__version__
-    assert result["settings"]["model"] == NAME
-    assert result["settings"]["batch_size"] == 2
-
-
 def test_table_and_plot(result: dict[str, Any], tmp_path: Path) -> None:
+    assert result["machine"]["threads"] == 1 and result["settings"]["batch_size"] == 2
     lines = table(result).splitlines()
     [atc] = [line for line in lines if line.startswith("keep 0.25  atc single")]
     expected = next(r for r in result["results"] if (keep_rate_of(r), r["name"]) == (0.25, "atc single"))
@@ -149,25 +138,6 @@ def test_contenders_take_turns_there_and_back_with_dense_at_both_ends(monkeypatc
     assert timed == warm_up + order + order[::-1]
 
 
-def test_a_crash_loses_no_finished_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = 0
-    per_repeat, warm_up = 4, 8
-
-    def failing_seconds(*_: Any) -> float:
-        nonlocal calls
-        calls += 1
-        if calls > warm_up + 2 * per_repeat + 1:
-            raise RuntimeError("power cut")
-        return 1.0
-
-    monkeypatch.setattr(benchmark_model, "_seconds", failing_seconds)
-    path = tmp_path / "speed.json"
-    with pytest.raises(RuntimeError, match="power cut"):
-        measure(options(method=["atc"], linkage=None, keep_rate=[0.5], repeats=5, json=path))
-    saved = json.loads(path.read_text())
-    assert [r["images_per_second"] for r in saved["results"]] == [[2.0, 2.0]] * 4
-
-
 def test_schedules_have_ceilings_of_their_own() -> None:
     schedules = ["linear:4", "stages:0.5,blocks=[2]"]
     asked = options(method=["atc"], linkage=None, keep_rate=[0.5], schedule=schedules, repeats=1)
@@ -182,12 +152,6 @@ def test_schedules_have_ceilings_of_their_own() -> None:
     for budget in ("linear:4", "stages:0.5,blocks=[2]"):
         own, free = (ran[budget, name]["images_per_second"][0] for name in ("atc average", "free"))
         assert ran[budget, "atc average"]["to_free"] == pytest.approx(own / free)
-
-
-def test_threads_are_given_back() -> None:
-    before = torch.get_num_threads()
-    measure(options(threads=before + 1, repeats=1, method=["atc"], keep_rate=[0.5]))
-    assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize(

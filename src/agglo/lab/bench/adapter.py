@@ -8,8 +8,7 @@ The parts are timed where they run, within one forward pass:
     blocks         all that is left: the ViT's blocks, merging and unmerging
 
 All contenders take turns within every repeat, there and back, so that a slow machine slows all of them; ratios
-are taken within a repeat. Weights are random; the image is smooth, as photos are. Beside that, the memory that
-clustering the image's tokens takes, in a process of its own, in units of the N x N float32 matrix of distances.
+are taken within a repeat. Weights are random; the image is smooth, as photos are.
 """
 
 from __future__ import annotations
@@ -23,10 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agglo.clustering.api import LINKAGES
 from agglo.config import ReductionConfig
 from agglo.lab.bench import TimingOptions, conclude
-from agglo.lab.bench.clustering import peak_memory
 from agglo.lab.evaluation.configs import configs_of
 from agglo.lab.options import AtLeastOne, option
 from agglo.patch import apply, remove, report
@@ -138,14 +135,8 @@ def run(options: Options) -> None:
                         contender.passes.append({**rest, **parts})
                     advance(contender.name)
     results = [contender.result(adapter, dense) for contender in contenders]
-    n_tokens = results[0]["counts"][0]
-    memory = {linkage: peak_memory(n_tokens, linkage, of_tokens=True) for linkage in LINKAGES}
-    kept = ("size", "image", "batch_size", "method", "keep_rate", "repeats")
-    settings = {name: getattr(options, name) for name in kept}
-    record = {"machine": where, "settings": settings, "tokens": n_tokens, "results": results}
-    conclude({**record, "clustering_memory_in_matrices": memory}, table(results), options.json)
-    grown = ", ".join(f"{linkage} {'unknown' if v is None else format(v, '.2f')}" for linkage, v in memory.items())
-    print(f"clustering {n_tokens} tokens takes so many N x N float32 matrices: {grown}")
+    record = {"machine": where, "settings": options.settings(), "tokens": results[0]["counts"][0], "results": results}
+    conclude(record, f"{where}\n{table(results).markdown()}", options.json)
 
 
 def table(results: Sequence[dict[str, Any]]) -> Table:

@@ -90,14 +90,13 @@ def run(options: Options) -> None:
         taken = seconds_in_turns(
             [partial(seconds_per_pass, run) for run in stages.values()], options.repeats, warm_up=2
         )
-    settings = {name: getattr(options, name) for name in ("batch_size", "tokens", "dim", "target", "repeats")}
     results = [
         {"name": name, "milliseconds": [1e3 * each for each in seconds]}
         for name, seconds in zip(stages, taken, strict=True)
     ]
-    record = {"machine": where, "settings": {**settings, "target": target}, "results": results}
+    record = {"machine": where, "settings": {**options.settings(), "target": target}, "results": results}
     record["reference"] = repr(create("tome"))
-    conclude(record, table(record), options.json)
+    conclude(record, f"{where}\n{table(record).markdown()}", options.json)
 
 
 def table(record: Mapping[str, Any]) -> Table:

@@ -2,8 +2,7 @@
 
 "free" leaves the same token counts by slicing, which costs nothing and decides nothing: no method can beat it. All
 contenders take turns within every repeat, so that a machine that slows down slows all of them; ratios are taken within
-a repeat. "dense again" is the dense model a second time: what its ratio is off 1 is noise. The JSON file is complete
-after every repeat.
+a repeat. "dense again" is the dense model a second time: what its ratio is off 1 is noise.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from agglo.config import BUDGETS, ReductionConfig
 from agglo.drawing.charts import Bar, BarPanel, draw_bars
 from agglo.drawing.colours import FREE, SLICED
+from agglo.lab.bench import conclude, noise, noise_line, where
 from agglo.lab.evaluation.configs import Configs, budget_of, configs_of
 from agglo.lab.options import (
     IMPORT_HELP,
@@ -39,8 +39,8 @@ from agglo.methods.slicing import Slice
 from agglo.models.opening import build
 from agglo.patch import apply, remove, report
 from agglo.utils.devices import dtype_named, require_device, torch_threads
-from agglo.utils.files import require_output, write_json
-from agglo.utils.machine import load_warning, machine
+from agglo.utils.files import require_output
+from agglo.utils.machine import machine
 from agglo.utils.progress import progress
 from agglo.utils.tables import Column, Table
 from agglo.utils.timing import median_ratio, seconds_per_pass, turns
@@ -130,21 +130,15 @@ def results(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
     ]
 
 
-def noise(dense: Sequence[float], again: Sequence[float]) -> float:
-    """Return the furthest that the dense model was off its own speed in any repeat, as a fraction."""
-    return max(abs(two / one - 1) for one, two in zip(dense, again, strict=True))
-
-
 def run(options: Options) -> None:
     """Measure, print a table, write the record and draw the plot."""
     record = measure(options)
-    print(table(record))
+    conclude(record, table(record), options.json)
     if options.plot is not None:
         plot(record, options.plot)
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Measure, writing the JSON file after every repeat."""
     reductions = _reductions(options)
     device, dtype = require_device(device_or_best(options.device)), dtype_named(options.dtype)
     with torch_threads(options.threads):
@@ -153,8 +147,7 @@ def measure(options: Options) -> dict[str, Any]:
         shape = (options.batch_size, len(wanted.mean), *wanted.image_size)
         inputs = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
         measurements, skipped = _contenders(model, reductions)
-        settings = options.described(str(device))
-        record: dict[str, Any] = {"machine": machine(device), "settings": settings, "skipped": skipped}
+        about = {"machine": machine(device), "settings": options.described(str(device)), "skipped": skipped}
         # The dense model first and last: only so far apart does it meet the noise that the others meet.
         dense, again, *reduced = measurements
         with progress(len(measurements) * (options.repeats + 1), "bench model") as advance:
@@ -169,11 +162,8 @@ def measure(options: Options) -> dict[str, Any]:
                     _apply(model, each.config)
                     each.images_per_second.append(len(inputs) / _seconds(model, inputs, passes))
                     advance(f"repeat {repeat + 1}: {each.name} {each.budget}")
-                record["noise"] = noise(dense.images_per_second, again.images_per_second)
-                record["results"] = results(measurements)
-                if options.json is not None:
-                    write_json(options.json, record)
-    return record
+    off = noise(dense.images_per_second, again.images_per_second)
+    return {**about, "noise": off, "results": results(measurements)}
 
 
 def _reductions(options: Options) -> Configs:
@@ -230,19 +220,17 @@ _COLUMNS += [Column("x dense", ".2f"), Column("of free", ".2f")]
 def table(record: dict[str, Any]) -> str:
     """Return what the JSON file holds as text for a terminal."""
     lines = [", ".join(headlines(record)), Table(_COLUMNS, list(map(_cells, record["results"]))).text()]
-    lines.append(f"noise: timed twice in this run, the dense model was up to {record['noise']:.1%} off itself")
-    if busy := load_warning(record["machine"]):
-        lines.append(busy)
+    lines.append(noise_line(record["noise"]))
     lines += [f"not run: {skip['name']} at {budget_of(skip)}: {skip['reason']}" for skip in record["skipped"]]
     return "\n".join(lines)
 
 
 def headlines(record: dict[str, Any]) -> tuple[str, str]:
     """Return what ran, and where."""
-    settings, where = record["settings"], record["machine"]
+    settings = record["settings"]
     repeats = len(record["results"][0]["images_per_second"])
     what = f"{settings['model']}, batch {settings['batch_size']}, {settings['dtype']}, median of {repeats} repeats"
-    return what, where["gpu"] or f"{where['cpu']}, {where['threads']} threads"
+    return what, where(record)
 
 
 def _cells(result: dict[str, Any]) -> list[Any]:

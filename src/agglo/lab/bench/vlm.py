@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
@@ -28,14 +28,13 @@ import torch
 from torch import Tensor
 
 from agglo.config import ReductionConfig
-from agglo.lab.bench import TimingOptions
+from agglo.lab.bench import TimingOptions, conclude, noise, noise_line, where
 from agglo.lab.bench.adapter import smooth_images
 from agglo.lab.options import AtLeastOne, option
 from agglo.patch import apply, image_tokens, remove
 from agglo.schedule import Counts, default_blocks
 from agglo.utils.devices import dtype_named, require_device, torch_threads
-from agglo.utils.files import write_json
-from agglo.utils.machine import load_warning, machine
+from agglo.utils.machine import machine
 from agglo.utils.progress import progress
 from agglo.utils.tables import Column, Table
 from agglo.utils.timing import median_ratio, stopwatch, turns
@@ -179,18 +178,17 @@ class Options(TimingOptions):
 
 
 def run(options: Options) -> None:
-    """Time all contenders, print a table and write the record after every repeat."""
+    """Time all contenders, print a table and write the record."""
     device, dtype = require_device(options.device), dtype_named(options.dtype)
     size = SIZES[options.model]
     with torch_threads(options.threads):
         torch.manual_seed(0)
         model = size.build().eval().to(device, dtype)
         model.generation_config.pad_token_id = 0
+        on = machine(device)
         all_contenders = contenders(model, size, options.keep)
         for contender in all_contenders:
             prepare(contender, model, size, options, device, dtype)
-        settings = {name: value for name, value in asdict(options).items() if name != "json"}
-        record: dict[str, Any] = {"machine": machine(device), "settings": settings}
         with progress(len(all_contenders) * (options.repeats + 1), "bench vlm") as advance:
             for repeat, order in turns(all_contenders, options.repeats):
                 for contender in order:
@@ -198,11 +196,9 @@ def run(options: Options) -> None:
                     if repeat >= 0:
                         contender.passes.append(timed)
                     advance(f"{contender.name} {contender.kept:g}")
-                if repeat >= 0:
-                    record["results"] = [result(contender, all_contenders[0]) for contender in all_contenders]
-                    if options.json is not None:
-                        write_json(options.json, record)
-        print("\n".join([headline(record), body(record).markdown(), *notes(record)]))
+    results = [result(contender, all_contenders[0]) for contender in all_contenders]
+    record = {"machine": on, "settings": options.settings(), "results": results}
+    conclude(record, "\n".join([headline(record), table(record).markdown(), noise_of(record)]), options.json)
 
 
 def contenders(model: Any, size: Size, kept: Sequence[float]) -> list[Contender]:
@@ -288,16 +284,16 @@ _COLUMNS = (
 
 def headline(record: dict[str, Any]) -> str:
     """Return what ran, and where."""
-    settings, where = record["settings"], record["machine"]
+    settings = record["settings"]
     images = "1 image" if settings["images"] == 1 else f"{settings['images']} images"
     return (
         f"{settings['model']} with random weights, batch {settings['batch_size']}, {images} and {settings['words']} "
         f"words per prompt, {settings['dtype']}, {settings['clock']} time, median of {settings['repeats']} repeats, "
-        f"{where['gpu'] or '{cpu}, threads: {threads}'.format(**where)}"
+        f"{where(record)}"
     )
 
 
-def body(record: dict[str, Any]) -> Table:
+def table(record: dict[str, Any]) -> Table:
     rows = []
     for row in record["results"]:
         times = [1000 * row["median"][part] for part in PARTS]
@@ -306,10 +302,6 @@ def body(record: dict[str, Any]) -> Table:
     return Table(_COLUMNS, rows)
 
 
-def notes(record: dict[str, Any]) -> list[str]:
-    """Return how much is noise, and whether others were at work."""
+def noise_of(record: dict[str, Any]) -> str:
     dense, again = (record["results"][number]["seconds"]["first token"] for number in (0, -1))
-    noise = max(abs(a / b - 1) for a, b in zip(again, dense, strict=True))
-    lines = [f"noise: timed twice in this run, the dense model was up to {noise:.1%} off itself"]
-    busy = load_warning(record["machine"])
-    return [*lines, *([busy] if busy else [])]
+    return noise_line(noise(dense, again))

@@ -42,9 +42,6 @@ BENCHMARKS = (
     Benchmark("clustering", "the clustering alone against scikit-learn, SciPy and fastcluster", "clustering"),
     Benchmark("methods", "one reduction stage of every method without parameters, against ToMe", "methods"),
     Benchmark("adapter", "a detector's backbone part by part: dense, and reduced at several keep rates", "adapter"),
-    Benchmark(
-        "playground", "how long a move of the slider of agglo play takes, from the request to the groups", "playground"
-    ),
 )
 
 
