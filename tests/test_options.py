@@ -119,12 +119,6 @@ def test_options_of_apply(option: str) -> None:
     assert agglo.report(model) is None
 
 
-@pytest.mark.parametrize("value", NEITHER)
-def test_blocks_of_a_threshold(value: Any) -> None:
-    with pytest.raises(ValueError, match="blocks"):
-        agglo.apply(timm.create_model("test_vit"), threshold=0.1, blocks=value)
-
-
 @pytest.mark.parametrize("option", DIFFUSION)
 def test_options_of_diffusion_models(option: str) -> None:
     model, _ = unet()
@@ -132,15 +126,12 @@ def test_options_of_diffusion_models(option: str) -> None:
     assert agglo.report(model) is None
 
 
-@pytest.mark.parametrize("option", GRID_ATC)
-def test_options_of_atc_on_a_grid(option: str) -> None:
-    window = {} if option in ("window", "connectivity") else {"window": 2}
-    require_refusals(lambda **given: ATC(**{**window, **given}), option, GRID_ATC[option])
-
-
-@pytest.mark.parametrize("option", GRID_TOME)
-def test_options_of_tome_on_a_grid(option: str) -> None:
-    require_refusals(ToMeSD, option, GRID_TOME[option])
+def test_options_of_methods_on_a_grid() -> None:
+    for option, wrong in GRID_ATC.items():
+        window = {"window": 2} if option == "spread" else {}
+        require_refusals(lambda window=window, **given: ATC(**{**window, **given}), option, wrong)
+    for option, wrong in GRID_TOME.items():
+        require_refusals(ToMeSD, option, wrong)
 
 
 @pytest.mark.parametrize(("method", "option"), OPTIONS)

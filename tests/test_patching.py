@@ -17,13 +17,13 @@ from agglo.testing import assert_same
 
 timm_vit = pytest.importorskip("timm.models.vision_transformer")
 
-IMAGE = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
+IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
 
 
 def deit() -> Any:
     torch.manual_seed(0)
     return timm_vit.VisionTransformer(
-        img_size=64, patch_size=8, embed_dim=48, depth=8, num_heads=3, num_classes=10
+        img_size=32, patch_size=8, embed_dim=24, depth=4, num_heads=3, num_classes=10
     ).eval()
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import agglo
-from agglo.methods import ats, create, kmedoids
+from agglo.methods import ats, kmedoids
 from tests.support.data import data_path
 
 TOLERANCE = 3e-4
@@ -179,11 +179,3 @@ def test_kmedoids_with_equal_weights_up_to_its_rounding(
     agree = errors(deit, images, released[f"kmed_equal_keep{rate}"]) < TOLERANCE
     assert (torch.stack(closest).amin(dim=0)[~agree] < 5e-6).all()
     assert agree.sum() > 13
-
-
-def test_ignored_sizes_are_still_reported(deit: nn.Module, images: Tensor) -> None:
-    """Plain means of tokens, which stand for as many patches as they do."""
-    agglo.apply(deit, create("atc", sizes="ignored"), keep_rate=0.5)
-    with torch.no_grad(), agglo.trace(deit) as trace:
-        deit(images[:2])
-    assert trace.steps[-1].total.sizes.sum(dim=1).tolist() == [197.0, 197.0]

@@ -130,11 +130,11 @@ def keep_scores(predictor: Any, x: Tensor, mask: Tensor) -> Tensor:
     return torch.stack(rows).log_softmax(-1)[:, 0]
 
 
-@pytest.mark.parametrize("rate", [0.25, 0.5, 0.9])
+@pytest.mark.parametrize("rate", [0.25, 0.9])
 @pytest.mark.parametrize("name", ["topk", "evit", "ats", "l1", "l2", "linf", "dynamicvit"])
 @torch.no_grad()
 def test_the_model_is_the_slow_model(name: str, rate: float) -> None:
-    model, x = lively_vit(), images(3)
+    model, x = lively_vit(), images(2)
     slow = copy.deepcopy(model)
     agglo.apply(model, name, keep_rate=rate)
     rings = name in ("l1", "l2", "linf")
