@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -128,8 +129,8 @@ def test_options_of_diffusion_models(option: str) -> None:
 
 def test_options_of_methods_on_a_grid() -> None:
     for option, wrong in GRID_ATC.items():
-        window = {"window": 2} if option == "spread" else {}
-        require_refusals(lambda window=window, **given: ATC(**{**window, **given}), option, wrong)
+        make = partial(ATC, window=2) if option == "spread" else ATC
+        require_refusals(make, option, wrong)
     for option, wrong in GRID_TOME.items():
         require_refusals(ToMeSD, option, wrong)
 
