@@ -1,7 +1,6 @@
 """The CPU backend where it is really run: in thread pools, forked workers and read-only installations."""
 
 import os
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -88,70 +87,60 @@ def test_forked_dataloader_workers_after_the_parent_has_clustered():
 
 # --- where compiled kernels are kept ----------------------------------------------------------------------------------
 
-UNITS = """
-import warnings, torch, agglo
-from agglo.clustering.distances import pairwise
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    found = pairwise(torch.tensor([[[3.0, 4.0], [0.0, 2.0]]]), "cosine")
-assert torch.allclose(found, torch.tensor([[[0.0, 0.2], [0.2, 0.0]]]), atol=1e-6)
-print(agglo.__file__)
-print([str(warning.message) for warning in caught if "agglo" in str(warning.message)])
-"""
-
-
-@pytest.mark.parametrize("writable", [True, False])
-def test_a_read_only_package_caches_for_the_user_or_nowhere(writable, tmp_path, monkeypatch):
-    package, home = tmp_path / "agglo", tmp_path / "home"
-    shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    for folder in [package, *(path for path in package.rglob("*") if path.is_dir())]:
-        (folder / "__pycache__").write_text("a file where the cache folder would be: not writable, for root neither")
-    if not writable:
-        home.write_text("a file: no folder can be made in it")
-    for name in [name for name in os.environ if name.startswith(("NUMBA", "XDG"))]:
-        monkeypatch.delenv(name)
-    done = run_code(UNITS, PYTHONPATH=str(tmp_path), PYTHONDONTWRITEBYTECODE="1", HOME=str(home))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == str(package / "__init__.py")
-    assert ("NUMBA_CACHE_DIR" in done.stdout) != writable
-    assert not writable or list(home.rglob("*.nbc")), "nothing was cached in the user's folder"
-
-
 KERNELS = """
-import sys
+import importlib.util, sys
 import numpy as np
-from agglo.clustering.jit import inner, kernel
 
-@inner
+spec = importlib.util.spec_from_file_location("jit", sys.argv[1])  # without the rest of agglo, which imports torch
+jit = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(jit)
+
+@jit.inner
 def total(x):
     found = x[0]
     for i in range(1, x.shape[0]):
         found += x[i]
     return found
 
-@kernel
+@jit.kernel
 def totals(x):
     return total(x) + total(x[1:])
 
-for dtype in (np.float32, np.int64) if sys.argv[1] == "0" else (np.int64, np.float32):
+for dtype in (np.float32, np.int64)[:: int(sys.argv[2])]:
     assert totals(np.arange(5, dtype=dtype)) == 20
-print(sum(totals.stats.cache_misses.values()))
+print(sum(totals.stats.cache_misses.values()), "compiled")
 """
 
 
+def start_kernels(folder: Path, order: int, **environment: str) -> subprocess.Popen:
+    """Start a process that runs a kernel of a folder with two signatures, in this order or the other."""
+    (folder / "kernels.py").write_text(KERNELS)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA", "XDG"))}
+    command = [sys.executable, str(folder / "kernels.py"), str(SOURCE / "clustering" / "jit.py"), str(order)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**kept, **environment}
+    )
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_read_only_package_caches_for_the_user_or_nowhere(writable, tmp_path):
+    (tmp_path / "__pycache__").write_text("a file where the cache folder would be: not writable, for root neither")
+    home = tmp_path / "home"
+    if not writable:
+        home.write_text("a file: no folder can be made in it")
+    process = start_kernels(tmp_path, 1, HOME=str(home))
+    output, errors = process.communicate()
+    assert output == "2 compiled\n", errors
+    assert ("NUMBA_CACHE_DIR" in errors) != writable
+    assert not writable or list(home.rglob("*.nbc")), "nothing was cached in the user's folder"
+
+
 def test_processes_that_compile_at_once_share_what_each_of_them_compiled(tmp_path):
-    (tmp_path / "kernels.py").write_text(KERNELS)
-    variables = {**os.environ, "PYTHONPATH": str(SOURCE.parent), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-
-    def start(number: int) -> subprocess.Popen:
-        command = [sys.executable, str(tmp_path / "kernels.py"), str(number % 2)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
-
-    for process in [start(number) for number in range(2)]:
+    cached = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    for process in [start_kernels(tmp_path, order, **cached) for order in (1, -1)]:
         _, errors = process.communicate()
         assert process.returncode == 0 and not errors, errors
-    later = start(0)
-    assert later.communicate() == ("0\n", ""), "a later process compiled again"
+    assert start_kernels(tmp_path, 1, **cached).communicate() == ("0 compiled\n", "")
 
 
 def test_a_kernel_runs_whatever_its_cache_holds(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """Features or distances to group labels: exact agglomerative clustering, batched, on every device.
 
-`linkage` (any tokens) and `grid` (tokens on a grid) have a definition, `reference.py`, with the fast implementations
-beside it; `centres.py` has clusters around chosen tokens.
+`linkage` (any tokens) and `grid` (tokens on a grid) have a definition, `reference.py`, and fast implementations;
+`centres.py` has clusters around chosen tokens.
 """
 
 # The function `linkage` takes the place of the subpackage of that name as an attribute of this package;

@@ -17,9 +17,8 @@ import numba
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 # Numba's cache notices changes in the file of a kernel, not in kernels it calls from other files: all of them count.
-_SOURCES = tuple(
-    (str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in sorted(Path(__file__).parent.rglob("*.py"))
-)
+_FILES = sorted([Path(__file__), *Path(__file__).parent.glob("*/cpu/*.py"), *Path(__file__).parent.glob("*/cpu.py")])
+_SOURCES = hashlib.sha256(b"".join(file.read_bytes() for file in _FILES)).hexdigest()
 
 
 @cache  # one warning, not one per kernel

@@ -1,6 +1,6 @@
 """The definition of agglomerative clustering on a grid of tokens, where only neighbouring groups merge.
 
-Start with every token in a group of its own. An edge joins two groups as soon as a token of one is the left, right,
+Every token starts as a group. An edge joins two groups as soon as a token of one is the left, right,
 upper or lower neighbour of a token of the other. The shortest edge is merged until nothing is left to do. When I and J
 become one, its edge to a group K that
 
@@ -21,7 +21,6 @@ lowest number merges (scikit-learn takes any of them). A threshold is compared i
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,9 +69,5 @@ def labels(distances: Tensor, grid: list[int], linkage: str, k: Tensor | None, t
     result = torch.empty(len(distances), n_tokens, dtype=torch.int64)
     for b, lengths in enumerate(distances.double().tolist()):
         merges = merges_of(first, second, lengths, linkage)
-        if k is not None:
-            merges = merges[: n_tokens - int(k[b])]
-        elif threshold is not None:
-            merges = [merge for merge in merges if np.float32(merge[2]) <= np.float32(threshold)]
-        result[b] = torch.tensor(labels_after(merges, n_tokens))
+        result[b] = torch.tensor(labels_after(merges, n_tokens, None if k is None else int(k[b]), threshold))
     return result

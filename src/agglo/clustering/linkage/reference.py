@@ -1,7 +1,7 @@
 """The definition of agglomerative clustering, with no tricks: the oracle for every other backend.
 
-Start with every token in a group of its own and merge the two closest groups until nothing is left to do. The linkage
-says how far two groups I and J are apart, and so, when I and J become one, how far that is from a third group K:
+Every token starts as a group, and the two closest groups merge until nothing is left to do. The linkage defines the
+distance of two groups I and J, and so, when I and J become one, the distance of that group to a third group K:
 
     single     d(I, J) = min  D[i, j] over i in I, j in J    d(IJ, K) = min(d(I, K), d(J, K))
     complete   d(I, J) = max  D[i, j]                        d(IJ, K) = max(d(I, K), d(J, K))
@@ -83,8 +83,14 @@ def merges_of(distances: np.ndarray, linkage: str, weights: np.ndarray | None = 
     return merges
 
 
-def labels_after(merges: list[tuple[int, int, float]], n_tokens: int) -> list[int]:
-    """Group number of every token once these merges are done; groups numbered by first member."""
+def labels_after(
+    merges: list[tuple[int, int, float]], n_tokens: int, k: int | None, threshold: float | None
+) -> list[int]:
+    """Group number of every token once k groups are left, or all merges within a threshold are done."""
+    if k is not None:
+        merges = merges[: n_tokens - k]
+    elif threshold is not None:
+        merges = [merge for merge in merges if np.float32(merge[2]) <= np.float32(threshold)]
     group_of = list(range(n_tokens))  # first member of each token's group
     for first, second, _ in merges:
         group_of = [first if group == second else group for group in group_of]
@@ -92,24 +98,20 @@ def labels_after(merges: list[tuple[int, int, float]], n_tokens: int) -> list[in
     return [number[group] for group in group_of]
 
 
-def _merges_of_item(distances: Tensor, linkage: str, weights: Tensor | None, item: int) -> list[tuple[int, int, float]]:
-    own_weights = None if weights is None else weights[item].cpu().numpy()
-    return merges_of(distances[item].cpu().numpy(), linkage, own_weights)
+def _merges_of_items(distances: Tensor, linkage: str, weights: Tensor | None) -> list[list[tuple[int, int, float]]]:
+    own_weights = [None] * len(distances) if weights is None else weights.cpu().numpy()
+    matrices = distances.cpu().numpy()
+    return [merges_of(matrix, linkage, own) for matrix, own in zip(matrices, own_weights, strict=True)]
 
 
 def labels(
     distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None, weights: Tensor | None = None
 ) -> Tensor:
     """Labels (B, N) of distances (B, N, N), for k groups per item (B,) or all merges within a threshold."""
-    batch, n_tokens, _ = distances.shape
-    result = torch.empty(batch, n_tokens, dtype=torch.int64)
-    for b in range(batch):
-        merges = _merges_of_item(distances, linkage, weights, b)
-        if k is not None:
-            merges = merges[: n_tokens - int(k[b])]
-        elif threshold is not None:
-            merges = [merge for merge in merges if np.float32(merge[2]) <= np.float32(threshold)]
-        result[b] = torch.tensor(labels_after(merges, n_tokens))
+    result = torch.empty(distances.shape[:2], dtype=torch.int64)
+    for b, merges in enumerate(_merges_of_items(distances, linkage, weights)):
+        own_k = None if k is None else int(k[b])
+        result[b] = torch.tensor(labels_after(merges, distances.shape[1], own_k, threshold))
     return result.to(distances.device)
 
 
@@ -117,9 +119,9 @@ def tree(distances: Tensor, linkage: str, weights: Tensor | None = None) -> Tens
     """Linkage matrices (B, N-1, 4) of distances (B, N, N), float64, in SciPy's layout."""
     batch, n_tokens, _ = distances.shape
     result = torch.empty(batch, n_tokens - 1, 4, dtype=torch.float64)
-    for b in range(batch):
+    for b, merges in enumerate(_merges_of_items(distances, linkage, weights)):
         node, size = list(range(n_tokens)), [1] * n_tokens
-        for row, (i, j, height) in enumerate(_merges_of_item(distances, linkage, weights, b)):
+        for row, (i, j, height) in enumerate(merges):
             size[i] += size[j]
             children = sorted((node[i], node[j]))
             result[b, row] = torch.tensor([*children, height, size[i]], dtype=torch.float64)

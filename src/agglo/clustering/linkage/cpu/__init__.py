@@ -63,8 +63,8 @@ def run(task: Callable[..., object], parts: int, *arguments: object) -> None:
     """Call task(part, parts, *arguments) for every part, each on another thread if there are so many.
 
     Parts of a call are taken, not assigned, and a thread that has not begun when all parts are taken is not waited for.
-    So a call beside busy processes (workers of a data loader) takes about as long as on the cores that are free: 25 ms
-    for one image of 1024 tokens on 2 cores at a load of 7, where torch's OpenMP threads took 136 ms.
+    So on a machine with busy processes (workers of a data loader) a call takes about as long as on the cores that are
+    free: 25 ms for one image of 1024 tokens on 2 cores at a load of 7, where torch's OpenMP threads took 136 ms.
     """
     global _pool, _pool_size
     if parts == 1:
