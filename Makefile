@@ -116,7 +116,7 @@ train-generator: $(READY)  ## the embedded diffusion model, trained and put into
 mini-synthesis: $(READY)  ## images, Frechet distances and errors of the embedded diffusion model (DATA=; an hour or less)
 	$(BIN)/agglo reproduce diffusion-fid --miniature --data $(FASHION)
 	$(BIN)/agglo reproduce diffusion-samples --miniature
-	$(BIN)/agglo reproduce diffusion-options --miniature --data $(FASHION)
+	$(BIN)/python -m studies diffusion-options --miniature --data $(FASHION)
 
 mini-detection: $(READY)  ## a small detector with every method, off the shelf and fine-tuned (DATA=; hours, goes on when stopped)
 	$(BIN)/agglo reproduce detection --miniature --data $(FASHION)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import cache, partial
 from importlib import import_module
 
-from agglo.lab.paper.study import BEYOND, Study
+from agglo.lab.paper.study import Study
 
-_MODULES = ("better_atc", "place", "terrain", "padding", "real_detection")
-study = partial(Study, command="python -m studies", shows=BEYOND, gpu_hours="under 0.1")
+_MODULES = ("better_atc", "place", "diffusion", "padding", "real_detection")
+study = partial(Study, command="python -m studies", shows="beyond the paper", gpu_hours="under 0.1")
 
 
 @cache

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import sqrt
 from statistics import mean, stdev
 from typing import Any
 
 from agglo.lab.paper import classifiers, compare
-from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, LINKAGES, RATES, ClassifierScale, Entry, Subject
+from agglo.lab.paper.classifiers import (
+    ATC,
+    DEITS,
+    EMBEDDED,
+    IMAGES,
+    LINKAGES,
+    RATES,
+    ClassifierScale,
+    Entry,
+    FineTuner,
+    Subject,
+)
 from agglo.lab.paper.items.off_the_shelf import run_evaluations
 from agglo.lab.paper.output import read_results
-from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings
+from agglo.lab.paper.study import Result, RunCell, Section, Settings, StudyCell
 from agglo.utils.tables import Column, Table
 from studies import study
 
@@ -40,14 +52,14 @@ _ENTRIES = (*(_named(linkage, options) for options in _OPTIONS for linkage in LI
 _MINIATURE = ClassifierScale((EMBEDDED,), tuple(e for e in _ENTRIES if e.options["linkage"] == "average"), (0.25,))
 
 
-def _axes(scale: ClassifierScale, settings: Settings) -> Iterator[Cell]:
+def _axes(scale: ClassifierScale, settings: Settings) -> Iterator[StudyCell]:
     """Yield every keep rate and method, and every seed where there is training."""
     [subject] = scale.subjects
     seeds = [{"seed": seed} for seed in range(settings.seeds or scale.seeds)] if scale.seeds > 1 else [{}]
     for rate in scale.rates:
         for entry in scale.entries:
             about = {"model": subject.model, "data": subject.data, "method": entry.name, "keep_rate": rate}
-            yield from (Cell({**about, **seed}, subject.needs) for seed in seeds)
+            yield from (StudyCell({**about, **seed}, subject.needs) for seed in seeds)
 
 
 def _papers(settings: Settings) -> list[Result]:
@@ -61,15 +73,14 @@ def _papers(settings: Settings) -> list[Result]:
 def _table(results: Sequence[Result], scale: ClassifierScale) -> list[Section]:
     if not results:
         return []
-    found, rates, measured = compare.by_method(results, "keep_rate", "top1")
-    rows = [entry.name for entry in (*ATC, *_ENTRIES) if entry.name in found]
+    found = compare.by_method(results, "keep_rate", "top1")
+    names = [entry.name for entry in (*ATC, *_ENTRIES)]
     images = next(result["images"] for result in results if "images" in result)
-    groups = compare.grouped(results, "method", "keep_rate")
-    saving = [row for row in rows if row in ("atc average", *(entry.name for entry in _SAVING))]
-    cost = compare.plain_table(saving, rates, lambda *key: groups.get(key, [{}])[0].get("gflops"), ".2f")
+    saving = [r for r in results if r["method"] in ("atc average", *(entry.name for entry in _SAVING))]
+    table = replace(found, rows=[name for name in names if name in found.rows]).table()
     return [
-        Section("Top-1", compare.comparison(rows, rates, measured), f"% of {images} images."),
-        Section("GFLOPs, where an option saves some", cost),
+        Section("Top-1", table, f"% of {images} images."),
+        Section("GFLOPs, where an option saves some", compare.by_rate(saving, lambda result: result["gflops"], ".2f")),
     ]
 
 
@@ -78,18 +89,8 @@ _COMPARED = (ATC[1], Entry("better atc", "atc", {"linkage": "average", **BETTER}
 
 
 def _run_tuned(scale: ClassifierScale, settings: Settings) -> RunCell:
-    [subject] = scale.subjects
-    folder = settings.run_folder("better-tuned")
-    root = subject.training_root(settings, folder)
-
-    def run(about: Mapping[str, Any]) -> dict[str, Any]:
-        place = folder / f"{about['method'].replace(' ', '-')}-{about['keep_rate']}-seed{about['seed']}"
-        entry, choices = classifiers.named(scale.entries, about["method"]), {"seed": about["seed"]}
-        rate = about["keep_rate"]
-        found = classifiers.fine_tune(settings, scale.recipe, choices, entry, root, place, keep_rate=rate)
-        return {**found, "images": subject.images}
-
-    return run
+    train = FineTuner("better-tuned", scale, settings)
+    return lambda about: train(about, {"keep_rate": about["keep_rate"]})
 
 
 def _tuned_table(results: Sequence[Result], scale: ClassifierScale) -> list[Section]:
@@ -103,8 +104,8 @@ def _tuned_table(results: Sequence[Result], scale: ClassifierScale) -> list[Sect
             continue
         both = [[found[name, rate, seed] for seed in seeds] for name in (first, second)]
         gains = [ours - papers for papers, ours in zip(*both, strict=True)]
-        told = [f"{mean(of_one):.2f} ({stdev(of_one):.2f})" for of_one in both]
-        rows.append([compare.percent(rate), *told, f"{mean(gains):+.2f} +- {stdev(gains) / sqrt(len(gains)):.2f}"])
+        means = [f"{mean(of_one):.2f} ({stdev(of_one):.2f})" for of_one in both]
+        rows.append([compare.percent(rate), *means, f"{mean(gains):+.2f} +- {stdev(gains) / sqrt(len(gains)):.2f}"])
     columns = [Column("keep rate"), Column("the paper's ATC"), Column("the better ATC"), Column("difference")]
     text = (
         f"Mean of {scale.seeds} seeds and in brackets their standard deviation; the difference is taken seed by seed, "

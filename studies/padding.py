@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from agglo.lab.paper.classifiers import FASHION, data_need
 from agglo.lab.paper.compare import DENSE
 from agglo.lab.paper.detectors import BOX_AND_MASK, HeldImages, is_kept, keeping, samples_in
-from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings
+from agglo.lab.paper.study import Result, RunCell, Section, Settings, StudyCell
 from agglo.lab.tasks.detection.data import make_scenes, transforms_for
 from agglo.lab.tasks.detection.evaluation.matches import interval
 from agglo.lab.tasks.detection.evaluation.one_pass import DetectionBatches, evaluate
@@ -40,11 +40,11 @@ class Beside(nn.Module):
         return found[:1]
 
 
-def _axes(scenes: int, settings: Settings) -> Iterator[Cell]:
+def _axes(scenes: int, settings: Settings) -> Iterator[StudyCell]:
     for method, rate in CASES:
         for way in (ALONE, APART, MERGED) if rate else (ALONE, APART):
             about = {"method": method, "keep_rate": rate, "way": way}
-            yield Cell(about, (data_need(FASHION),))
+            yield StudyCell(about, (data_need(FASHION),))
 
 
 def _run(scenes: int, settings: Settings) -> RunCell:

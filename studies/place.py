@@ -13,7 +13,7 @@ from typing import Any
 
 from agglo.lab.paper.classifiers import EMBEDDED, Subject
 from agglo.lab.paper.compare import grouped
-from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings
+from agglo.lab.paper.study import Result, RunCell, Section, Settings, StudyCell
 from agglo.lab.tasks.classification.tuning import FolderSettings, prepare
 from agglo.tuning.images import split
 from agglo.tuning.search import solve
@@ -47,10 +47,10 @@ def _about(level: float, method: str, options: Mapping[str, Any]) -> dict[str, A
     return {"level": level, "method": method, "options": text, "place": options.get("place", "after_attention")}
 
 
-def _axes(subject: Subject, settings: Settings) -> Iterator[Cell]:
+def _axes(subject: Subject, settings: Settings) -> Iterator[StudyCell]:
     for level in LEVELS:
         for way in WAYS:
-            yield Cell(_about(level, *way), subject.needs)
+            yield StudyCell(_about(level, *way), subject.needs)
 
 
 def _run(subject: Subject, settings: Settings) -> RunCell:

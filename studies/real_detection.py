@@ -19,16 +19,15 @@ from agglo.lab.paper.detectors import (
     COCO,
     COLLAPSED,
     HeldImages,
-    config_of,
     entries,
     is_kept,
     judged,
     opened,
-    require_reachable,
+    reachable_config,
     samples_in,
     start,
 )
-from agglo.lab.paper.study import Cell, Need, Result, RunCell, Section, Settings
+from agglo.lab.paper.study import Need, Result, RunCell, Section, Settings, StudyCell
 from agglo.lab.tasks.detection.data import transforms_for
 from agglo.lab.tasks.detection.evaluation.matches import interval
 from agglo.lab.tasks.detection.training.settings import RECIPES, DetectionSettings
@@ -77,13 +76,13 @@ class RealImages:
         return settings
 
 
-def _axes(scale: RealImages, settings: Settings) -> Iterator[Cell]:
+def _axes(scale: RealImages, settings: Settings) -> Iterator[StudyCell]:
     places: list[tuple[str, str, float | None]] = [(TRAINING, DENSE, None)]
     if scale.reduces:
         places += [(REDUCED, DENSE, None), (REDUCED, COLLAPSED.name, None)]
         places += [(REDUCED, entry.name, rate) for rate in RATES for entry in METHODS]
     for part, method, rate in places:
-        yield Cell({"part": part, "method": method, "keep_rate": rate}, (scale.data, WEIGHTS))
+        yield StudyCell({"part": part, "method": method, "keep_rate": rate}, (scale.data, WEIGHTS))
 
 
 def _run(scale: RealImages, settings: Settings) -> RunCell:
@@ -94,10 +93,7 @@ def _run(scale: RealImages, settings: Settings) -> RunCell:
 
     def judge(name: str, rate: float | None) -> tuple[dict[str, Any], Path]:
         detector = opened(folder / "run" / "last" / "model.safetensors")
-        entry = named((COLLAPSED, *METHODS), name)
-        config = None if entry is None else config_of(entry, rate)
-        if entry is not None:
-            require_reachable(detector, entry, config)
+        config = reachable_config(detector, named((COLLAPSED, *METHODS), name), rate)
         place = folder / "reduced" / f"{name.replace(' ', '-')}-{rate}"
         return judged(detector, config, images(), place, settings), place
 

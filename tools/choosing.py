@@ -96,10 +96,9 @@ def tasks() -> str:
                 continue
             best = (min if lower_is_better else max)(here, key=lambda name, here=here: here[name])
             beside = [f"{here[name]:.1f}" if name in here else CANNOT for name in (*ATC, "tome")]
-            told = None if dense is None else f"{dense:.1f}"
             level = sum(f"{score:.1f}" == f"{here[best]:.1f}" for score in here.values()) - 1
             named = f"{best}, {level} level with it" if level else best
-            rows.append([title, told, f"{rate:g}", named, f"{here[best]:.1f}", *beside])
+            rows.append([title, dense and f"{dense:.1f}", f"{rate:g}", named, f"{here[best]:.1f}", *beside])
             title, dense = "", None
     names = ("task", "dense", "keep rate", "best", "", "ATC average", "complete", "single", "ToMe")
     return Table([Column(name, left=name in ("task", "best")) for name in names], rows).markdown()
@@ -163,10 +162,6 @@ def speeds() -> str:
     for one in summaries(diffusion):
         if one["keep_rate"] and one["name"] in ("tomesd", "atc", "atc, windows of 16, kept for 5 steps"):
             rows.append((what, one["name"], one["keep_rate"], None, 1 / one["to_dense"]))
-    for one in next(one for one in results(SYNTHESIS) if one["part"] == "time")["rows"]:
-        if _spelt(one["method"]) in ("tome", "atc average") and one["keep_rate"] in (0.7, 0.5):
-            name = _spelt(one["method"])
-            rows.append(("embedded generator, 256 tokens", name, one["keep_rate"], None, 1 / one["of_dense"]))
     shown, before = [], ""
     for what, name, rate, share, times in rows:
         left = None if share is None else f"{share:.0%}"

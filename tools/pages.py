@@ -20,7 +20,6 @@ from agglo.lab.bench import diffusion, vlm
 from agglo.lab.bench.clustering import Case, Contention, contention_table, table
 from agglo.lab.bench.methods import table as methods_table
 from agglo.lab.bench.model import table as speed_table
-from agglo.lab.paper.listing import benchmark_table, done_table
 from agglo.lab.paper.listing import table as items_table
 from agglo.lab.paper.output import MARKDOWN, pages_of, read_results, replace_between_marks, tables_of
 from agglo.lab.paper.registry import BENCHMARKS, items
@@ -41,7 +40,7 @@ def against_peers() -> str:
     recorded = _load("clustering.json")
     memory = "; ".join(f"{linkage} {share:.2f}" for linkage, share in recorded["peak_memory"].items())
     return (
-        f"{_where(recorded)}\n\n{table([Case(**case) for case in recorded['cases']])}\n\n"
+        f"{_where(recorded)}.\n\n{table([Case(**case) for case in recorded['cases']])}\n\n"
         f"Peak memory beside the input at the largest N, in distance matrices: {memory}."
     )
 
@@ -49,7 +48,7 @@ def against_peers() -> str:
 def contended() -> str:
     recorded = _load("clustering-contended.json")
     results = [Contention(**result) for result in recorded["contention"]]
-    return f"{_where(recorded)}\n\n{contention_table(results)}"
+    return f"{_where(recorded)}.\n\n{contention_table(results)}"
 
 
 def speed() -> str:
@@ -59,28 +58,15 @@ def speed() -> str:
     return f"{indented}\n\n({recorded['machine']['date'][:10]})"
 
 
-def smaller_batches() -> str:
-    """Return the speeds at a batch of 16 as a sentence."""
-    recorded = _load("model-batch16.json")
-    rows = {(one["name"], keep_rate_of(one)): one for one in recorded["results"]}
-    atc = [f"{rows['atc average', rate]['to_dense']:.2f} times as fast at {rate * 100:g} %" for rate in (0.5, 0.25)]
-    machine, batch = recorded["machine"], recorded["settings"]["batch_size"]
-    where = f"{machine['cpu']}, {machine['threads']} threads, {machine['date'][:10]}"
-    return (
-        f"At batch {batch} (`results/bench/model-batch16.json`; {where}) the dense model ran "
-        f"{rows['dense', None]['median']:.1f} images per second, and ATC was {' and '.join(atc)}."
-    )
-
-
 def one_stage() -> str:
     """Return what every method itself takes."""
     recorded = _load("methods.json")
-    settings, machine = recorded["settings"], recorded["machine"]
-    where = f"{machine['cpu']}, {machine['threads']} threads, load {machine['load']}, {machine['date'][:10]}"
+    settings = recorded["settings"]
     return (
         f"What a method itself takes to reduce {settings['batch_size']} images of {settings['tokens']} tokens "
         f"({settings['dim']} channels) to {settings['target']}, keys and attention given (`make bench-methods`, "
-        f"methods in turns, medians of {settings['repeats']}; {where}):\n\n{methods_table(recorded).markdown()}"
+        f"methods in turns, medians of {settings['repeats']}; {_where(recorded)}):\n\n"
+        f"{methods_table(recorded).markdown()}"
     )
 
 
@@ -97,6 +83,11 @@ def first_token() -> str:
     head = f"{vlm.headline(recorded)}, {recorded['machine']['date'][:10]} (`make bench-vlm`)."
     notes = (vlm.noise_of(recorded), load_warning(recorded["machine"]))
     return "\n".join([f"{head}\n\n{vlm.table(recorded).markdown()}\n", *(f"- {note}" for note in notes if note)])
+
+
+def benchmark_table() -> str:
+    columns = [Column("benchmark", left=True), Column("what is timed", left=True)]
+    return Table(columns, [[f"`agglo bench {each.name}`", each.about] for each in BENCHMARKS]).markdown()
 
 
 README_MODEL = "deit_tiny_patch16_224"
@@ -123,19 +114,15 @@ def accuracy_and_speed(accuracy: list[dict[str, Any]], speed: dict[str, Any]) ->
     rows: list[list[Any]] = [["dense", top1["dense", None], _ratio(sliced, sliced), _ratio(sliced, dense)]]
     for rate in sorted({rate for _, rate in timed if rate is not None and rate < 1}, reverse=True):
         for name, shown in _README_METHODS.items():
-            title = f"{shown}, keep rate {rate:g}"
+            row: list[Any] = ["cannot", None, None]
             if (name, rate) in timed and top1.get((name, rate)) is not None:
-                own = timed[name, rate]
-                rows.append([title, top1[name, rate], _ratio(own, sliced), _ratio(own, dense)])
-            else:
-                rows.append([title, "cannot", None, None])
+                row = [top1[name, rate], _ratio(timed[name, rate], sliced), _ratio(timed[name, rate], dense)]
+            rows.append([f"{shown}, keep rate {rate:g}", *row])
     columns = [Column("DeiT-Tiny, off the shelf", left=True), Column("top-1", ".1f")]
     columns += [Column("speed"), Column("speed with slicing")]
-    machine = speed["machine"]
-    where = f"{machine['gpu'] or machine['cpu']}, {machine['threads']} threads, {machine['date'][:10]}"
     about = (
         f"{images} ImageNet images (`make off-the-shelf`); batches of {speed['settings']['batch_size']}, "
-        f"{where} (`make bench-model`)."
+        f"{_where(speed)} (`make bench-model`)."
     )
     return f"{Table(columns, rows).markdown()}\n\n{about}"
 
@@ -146,7 +133,7 @@ def _ratio(one: list[float], other: list[float]) -> str:
 
 def _where(recorded: dict[str, Any]) -> str:
     machine = recorded["machine"]
-    return f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, {machine['date'][:10]}."
+    return f"{machine['gpu'] or machine['cpu']}, {machine['threads']} threads, {machine['date'][:10]}"
 
 
 def _load(name: str) -> dict[str, Any]:
@@ -184,16 +171,14 @@ def more_items() -> str:
 
 # Page, name of its marks, what stands between them.
 PAGES: tuple[tuple[str, str, Callable[[], str]], ...] = (
-    ("docs/reproduce.md", "items", lambda: items_table(items().values())),
-    ("docs/reproduce.md", "studies", lambda: items_table(studies().values())),
-    ("docs/reproduce.md", "benchmarks", lambda: benchmark_table(BENCHMARKS)),
+    ("docs/reproduce.md", "items", lambda: items_table(items().values(), RESULTS)),
+    ("docs/reproduce.md", "studies", lambda: items_table(studies().values(), RESULTS)),
+    ("docs/reproduce.md", "benchmarks", benchmark_table),
     ("docs/reproduce.md", "rank", _of("rank", FULL)),
     ("docs/reproduce.md", "difference", _of("difference", FULL)),
-    ("docs/reproduce.md", "done", lambda: done_table(ALL.values(), RESULTS)),
     ("docs/off-the-shelf.md", "accuracy", _of("off-the-shelf", FULL)),
     ("docs/off-the-shelf.md", "better", _of("better-atc", FULL)),
     ("docs/off-the-shelf.md", "speed", speed),
-    ("docs/off-the-shelf.md", "batch 16", smaller_batches),
     ("docs/off-the-shelf.md", "one stage", one_stage),
     ("docs/mini-study.md", "off the shelf", _of("off-the-shelf", MINIATURE)),
     ("docs/mini-study.md", "fine-tuned", _of("fine-tuned", MINIATURE)),
@@ -234,7 +219,7 @@ def pages() -> Iterator[tuple[Path, str]]:
 def tables_in_results() -> Iterator[tuple[Path, str]]:
     """Yield every table that `agglo reproduce` left in results/, with the text that follows from its record."""
     for settings in (FULL, MINIATURE):
-        for item in items().values():
+        for item in ALL.values():
             path = settings.folder(item.name) / MARKDOWN
             if not path.exists():
                 continue
@@ -246,16 +231,13 @@ def tables_in_results() -> Iterator[tuple[Path, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    if not parser.parse_args().check:
-        for path, text in pages():
-            path.write_text(text, encoding="utf-8")
-        return
-    stale = [path for path, text in pages() if path.read_text(encoding="utf-8") != text]
-    redraw = [path for path, text in tables_in_results() if path.read_text(encoding="utf-8") != text]
-    messages = [f"{path.relative_to(ROOT)} differs from the records: make pages writes it" for path in stale]
-    messages += [f"{path.relative_to(ROOT)} differs from its record: agglo reproduce --redraw" for path in redraw]
-    if messages:
-        raise SystemExit("\n".join(messages))
+    is_check = parser.parse_args().check
+    stale = [(path, text) for path, text in (*pages(), *tables_in_results()) if path.read_text("utf-8") != text]
+    if is_check and stale:
+        names = "\n".join(str(path.relative_to(ROOT)) for path, _ in stale)
+        raise SystemExit(f"{names}\nthese differ from the records: make pages writes them")
+    for path, text in stale:
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ from agglo.lab.paper.items.ranking import (
     by_seed,
     differences,
     mean_ranks,
-    measured_grid,
-    printed_grid,
+    measured_accuracies,
+    printed_accuracies,
 )
 
-GRID = printed_grid()
+PRINTED = printed_accuracies()
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_entries(table: str, keys: tuple[Any, ...], number: Any) -> None:
 
 
 def test_tables_are_whole() -> None:
-    assert len(GRID) == 3 * 4 * 4 and set(printed.content()["methods"]) == {entry.name for entry in PAPER}
-    for place, row in GRID.items():
+    assert len(PRINTED) == 3 * 4 * 4 and set(printed.content()["methods"]) == {entry.name for entry in PAPER}
+    for place, row in PRINTED.items():
         absent = {entry.name for entry in PAPER} - row.keys()
         assert absent == ({"tome"} if place.keep_rate == 0.25 else set()), place
     with pytest.raises(ValueError, match="'nothing'"):
@@ -50,7 +50,7 @@ def test_tables_are_whole() -> None:
 
 def test_mean_ranks_of_hard_merging() -> None:
     """ATC average 1.97 +- 1.17, and so on."""
-    found = mean_ranks(printed_grid(HARD_MERGING))
+    found = mean_ranks(printed_accuracies(HARD_MERGING))
     assert list(found) == ["atc average", "atc complete", "atc single", "tome", "dpc_knn", "kmedoids"]
     for name, said in printed.statement("rank").items():
         assert found[name] == pytest.approx(said, abs=0.006), name
@@ -58,7 +58,7 @@ def test_mean_ranks_of_hard_merging() -> None:
 
 @pytest.mark.parametrize(("statement", "soft"), [("difference", False), ("difference with soft merging", True)])
 def test_differences_to_the_best_prior_method(statement: str, soft: bool) -> None:
-    found = differences(GRID, soft=soft)
+    found = differences(PRINTED, soft=soft)
     for name, by_rate in printed.statement(statement).items():
         for rate, said in by_rate.items():
             assert found[name][float(rate)] == pytest.approx(said, abs=0.006), (name, rate)
@@ -66,11 +66,11 @@ def test_differences_to_the_best_prior_method(statement: str, soft: bool) -> Non
 
 def test_ranking_per_rate_among_all_methods() -> None:
     for rate, said in printed.statement("ranking-per-rate").items():
-        found = mean_ranks(GRID, float(rate))
+        found = mean_ranks(PRINTED, float(rate))
         assert list(found)[: len(said)] == list(said), "the same order"
         for name, rank in said.items():
             assert found[name][0] == pytest.approx(rank, abs=0.006), (name, rate)
-    assert list(mean_ranks(GRID, 0.9)).index("atc average") == 5, "sixth at 90 %"
+    assert list(mean_ranks(PRINTED, 0.9)).index("atc average") == 5, "sixth at 90 %"
 
 
 def results(values: dict[str, dict[float, list[float]]]) -> list[dict[str, Any]]:
@@ -93,8 +93,8 @@ def test_only_seeds_that_all_have_are_compared() -> None:
     """A mean of three seeds is not compared with one seed of another method."""
     measured = results({"atc average": {0.5: [70.0, 80.0, 90.0]}, "tome": {0.5: [71.0]}, "sit": {0.5: [1.0, 99.0]}})
     place = Setting("m", "d", 0.5)
-    assert measured_grid(measured, ["atc average", "tome"]) == {place: {"atc average": 70.0, "tome": 71.0}}
-    assert measured_grid(measured, ["atc average", "sit"])[place] == {"atc average": 75.0, "sit": 50.0}
+    assert measured_accuracies(measured, ["atc average", "tome"]) == {place: {"atc average": 70.0, "tome": 71.0}}
+    assert measured_accuracies(measured, ["atc average", "sit"])[place] == {"atc average": 75.0, "sit": 50.0}
     assert set(by_seed(measured, ["atc average", "sit"])) == {0, 1}
     measured.append({"model": "m", "data": "d", "method": "tome", "keep_rate": 0.25, "seed": 0, "cannot": "no"})
-    assert measured_grid(measured, ["tome"]) == {place: {"tome": 71.0}}
+    assert measured_accuracies(measured, ["tome"]) == {place: {"tome": 71.0}}

@@ -71,8 +71,8 @@ def test_every_method_takes_part() -> None:
     assert {entry.method for entry in ALL if entry.learns} == learning
 
 
-def test_lists() -> None:
-    markdown = table(items().values())
+def test_lists(tmp_path: Path) -> None:
+    markdown = table(items().values(), tmp_path)
     assert all(f"| `{name}` |" in markdown for name in items())
     lines = listing(items().values(), Settings(miniature=True)).splitlines()
     assert {line.split()[0] for line in lines[1:]} == set(items())
@@ -167,7 +167,7 @@ def test_hyper_parameters(settings: Settings) -> None:
     item = item_named("hyper-parameters")
     found = run(item, settings, warmup_epochs=1, backbone_lr_scale=0.01)
     page = (write_output(item, found, settings) / "tables.md").read_text()
-    assert "of 2 combinations" in page and page.count("| yes |") == 1, "the paper's choice is marked"
+    assert page.count("| yes |") == 1, "the paper's choice is marked"
     two = item.sections([*found, *({**one, "seed": 1, "top1": one["top1"] + 2} for one in found)], settings)[0]
     assert two.table is not None and all("(1.41)" in row[3] for row in two.table.rows), "the spread of two seeds"
 

@@ -15,7 +15,7 @@ from agglo.lab.paper.listing import listing
 from agglo.lab.paper.output import in_order, open_journal, read_results
 from agglo.lab.paper.paths import find_data, find_weights
 from agglo.lab.paper.runner import attempt, run
-from agglo.lab.paper.study import Cell, Settings
+from agglo.lab.paper.study import Settings, StudyCell
 from tests.lab.paper.toy import Ran, toy
 from tests.support.killing import die_at_replacement
 
@@ -76,10 +76,10 @@ def test_memory_that_runs_out_is_a_result(message: str, is_result: bool) -> None
         raise RuntimeError(message)
 
     if is_result:
-        assert str(attempt(run_cell, Cell({"a": 1}))["cannot"]).startswith("out of memory")
+        assert str(attempt(run_cell, StudyCell({"a": 1}))["cannot"]).startswith("out of memory")
     else:
         with pytest.raises(RuntimeError, match="mat1"):
-            attempt(run_cell, Cell({"a": 1}))
+            attempt(run_cell, StudyCell({"a": 1}))
 
 
 def test_tables_show_measured_beside_printed_with_the_error_of_the_difference(settings: Settings) -> None:

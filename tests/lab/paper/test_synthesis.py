@@ -18,7 +18,6 @@ from agglo.embedded import classifier as embedded
 from agglo.lab.paper import printed
 from agglo.lab.paper.classifiers import FASHION
 from agglo.lab.paper.items.diffusion_fid import DIFFUSION_FID, printed_name
-from agglo.lab.paper.items.diffusion_options import DIFFUSION_OPTIONS, SAMPLED
 from agglo.lab.paper.items.diffusion_samples import DIFFUSION_SAMPLES, SHOWN, shown
 from agglo.lab.paper.output import read_results, write_output
 from agglo.lab.paper.paths import find_weights
@@ -35,7 +34,7 @@ from agglo.lab.paper.synthesis import (
 from agglo.lab.tasks.classification.data import Files, Listing
 from agglo.lab.tasks.synthesis.evaluation.features import ClassifierFeatures
 from agglo.utils.randomness import generator as random_generator
-from studies import terrain, terrain_model
+from studies import diffusion, studies, terrain_model
 from tests.support.data import data_path
 from tests.support.diffusion import save_dit_pipeline
 
@@ -51,7 +50,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def test_every_reduction_is_at_every_keep_rate() -> None:
     assert len(FULL.reductions) == 1 + 6 * 7
-    for options in (SAMPLED, terrain.SINGLE, terrain.SUCCESSIVE):
+    for options in (diffusion.KEPT, diffusion.SUCCESSIVE):
         cells = reductions(options, [0.7, 0.5])
         assert len({cell.config for cell in cells.values()}) == len(cells) == 2 * len(options)
         assert all(cell.config is not None and cell.config.keep_rate == rate for (_, rate), cell in cells.items())
@@ -154,17 +153,19 @@ def test_samples_from_end_to_end(miniature: bool, settings: Settings, tmp_path: 
     assert results["tome", 0.5]["generator"]["model"] == ("agglo_fashion_dit" if miniature else PIPELINE)
 
 
-def test_options_from_end_to_end(settings: Settings) -> None:
-    item = replace(DIFFUSION_OPTIONS, miniature=replace(SMALL, predicted=4, rounds=1))
-    few = [cell for cell in item.cells(settings) if cell.about["method"] in (None, "tome", "atc-average", "pool")]
-    item = replace(item, axes=lambda scale, settings: few)
-    results = {(r["part"], r["method"]): r for r in run(item, settings).results}
-    assert len(results) == 7 and len(results["time", None]["rows"]) == 8
+def test_options_from_end_to_end(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diffusion, "PREDICTED", 4)
+    monkeypatch.setattr(diffusion, "REQUESTS", diffusion.REQUESTS[::10])
+    item = studies()["diffusion-options"]
+    cells = [cell for cell in item.cells(settings) if cell.about["keep_rate"] == 0.5]
+    few = [cell for cell in cells if cell.about["method"] in ("tome", "atc-average", "pool")]
+    results = {(r["part"], r["method"]): r for r in run(replace(item, axes=lambda *_: few), settings).results}
+    assert len(cells) == 35 and len(results) == 6
     for part in ("prediction", "sampling"):
         assert 0 < results[part, "atc-average"]["error"] < results[part, "pool"]["error"]
     assert len(results["prediction", "tome"]["by_level"]) == 3
     page = (settings.folder(item.name) / "tables.md").read_text()
-    assert f"| pool | {100 * results['prediction', 'pool']['error']:.1f} |" in page and "Time of one call" in page
+    assert f"| pool | {100 * results['prediction', 'pool']['error']:.1f} |" in page
 
 
 def test_steps_of_the_terrain_unet() -> None:
@@ -172,11 +173,11 @@ def test_steps_of_the_terrain_unet() -> None:
     torch.manual_seed(0)
     model = terrain_model.Terrain().eval()
     clean, difficulty = torch.rand(1, 1, 64, 64) - 0.5, torch.tensor([0.5])
-    sigmas = terrain.karras_sigmas(80.0, 0.002)
+    sigmas = diffusion.karras_sigmas(80.0, 0.002)
     assert len(sigmas) == 50 and sigmas[0] == pytest.approx(80) and sigmas[-1] == pytest.approx(0.002)
     assert sigmas == sorted(sigmas, reverse=True)
-    path = terrain.successive(model, clean, difficulty, sigmas[25:27])
-    cells = reductions(terrain.SUCCESSIVE, [0.5])
+    path = diffusion.successive(model, clean, difficulty, sigmas[25:27])
+    cells = reductions(diffusion.SUCCESSIVE, [0.5])
     wanted = {
         "": 9.0,
         ", shared by the blocks": 1.0,
@@ -184,7 +185,7 @@ def test_steps_of_the_terrain_unet() -> None:
         ", kept until they drift by 0.05": None,
     }
     for name, clusterings in wanted.items():
-        found = terrain.error_over_steps(model, cells[f"atc-average{name}", 0.5], [path])
+        found = diffusion.error_over_steps(model, cells[f"atc-average{name}", 0.5], [path])
         assert agglo.report(model) is None and found["error"] > 0
         assert found["clusterings"] == clusterings or (clusterings is None and 4.5 <= found["clusterings"] <= 9)
     with torch.no_grad():
@@ -215,13 +216,14 @@ def test_the_terrain_unet_is_that_of_its_file() -> None:
 def test_terrain_from_end_to_end(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With random weights in place of the file's; what that file gives is the test above."""
     torch.manual_seed(0)
-    monkeypatch.setattr(terrain, "load", lambda path: terrain_model.Terrain().eval())
-    monkeypatch.setattr(terrain, "difference_to_onnx", lambda model, path: 0.0)
-    monkeypatch.setattr(terrain, "SIGMAS", (1.0,))
-    monkeypatch.setattr(terrain, "STEPS", 2)
-    monkeypatch.setattr(terrain, "IMAGES", 1)
-    item = replace(terrain.TERRAIN, full=(0.5,))
-    full = replace(settings, miniature=False, weights={terrain.WEIGHTS: tmp_path / "file.onnx"})
+    monkeypatch.setattr(diffusion, "load", lambda path: terrain_model.Terrain().eval())
+    monkeypatch.setattr(diffusion, "difference_to_onnx", lambda model, path: 0.0)
+    monkeypatch.setattr(diffusion, "SIGMAS", (1.0,))
+    monkeypatch.setattr(diffusion, "STEPS", 2)
+    monkeypatch.setattr(diffusion, "IMAGES", 1)
+    item = studies()["terrain"]
+    item = replace(item, full=item.full._replace(keep_rates=(0.5,)))
+    full = replace(settings, miniature=False, weights={diffusion.WEIGHTS: tmp_path / "file.onnx"})
     asked: Sequence[Any] = ("tome", "atc-average")
     few = [cell for cell in item.cells(full) if cell.about["method"] in asked]
     item = replace(item, axes=lambda scale, settings: few)
@@ -233,6 +235,6 @@ def test_terrain_from_end_to_end(settings: Settings, monkeypatch: pytest.MonkeyP
     assert read_results(full.folder(item.name)) == list(results)
     page = (full.folder(item.name) / "tables.md").read_text()
     assert f"| atc-average | {100 * results[2]['error']:.2f} (9.0) |" in page
-    monkeypatch.setattr(terrain, "difference_to_onnx", lambda model, path: 0.5)
+    monkeypatch.setattr(diffusion, "difference_to_onnx", lambda model, path: 0.5)
     with pytest.raises(ValueError, match=r"0\.5 apart from ONNX Runtime"):
         item.open(full)

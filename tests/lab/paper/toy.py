@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from agglo.lab.paper import compare
-from agglo.lab.paper.study import CannotRunError, Cell, Need, Result, RunCell, Section, Settings, Study
+from agglo.lab.paper.study import CannotRunError, Need, Result, RunCell, Section, Settings, Study, StudyCell
 
 RATES = (0.25, 0.5)
 TOYS, BEAR = Need("data", "toys", "a box of toys"), Need("weights", "bear", "a bear")
@@ -42,19 +43,18 @@ class Ran:
         return run
 
 
-def _axes(needs: tuple[Need, ...], settings: Settings) -> list[Cell]:
+def _axes(needs: tuple[Need, ...], settings: Settings) -> list[StudyCell]:
     cases = [(m, rate, s) for m in ("atc", "tome") for rate in RATES for s in range(settings.seeds or 1)]
-    cells = [Cell({"method": m, "keep_rate": rate, "seed": s}, needs) for m, rate, s in cases]
-    return [*cells, Cell({"method": "big", "keep_rate": 0.5, "seed": 0}, (*needs, *([BEAR] if needs else [])))]
+    cells = [StudyCell({"method": m, "keep_rate": rate, "seed": s}, needs) for m, rate, s in cases]
+    return [*cells, StudyCell({"method": "big", "keep_rate": 0.5, "seed": 0}, (*needs, *([BEAR] if needs else [])))]
 
 
 def _table(results: Sequence[Result], needs: tuple[Need, ...]) -> list[Section]:
-    rows, _, measured = compare.by_method(results, "keep_rate", "top1")
-
     def printed(row: str, rate: float) -> compare.Value | None:
         return compare.Value(55.5, 0.22) if (row, rate) == ("atc", 0.5) else None
 
-    return [Section("Toys", compare.comparison(rows, RATES, measured, printed))]
+    found = compare.by_method(results, "keep_rate", "top1", expected=printed)
+    return [Section("Toys", replace(found, columns=RATES).table())]
 
 
 def _draw(results: Sequence[Result], needs: tuple[Need, ...], settings: Settings, folder: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from agglo.lab.paper.paths import find_data, find_weights
 from agglo.lab.paper.registry import BENCHMARKS, item_named, items
 from agglo.lab.paper.runner import run as run_item
 from agglo.lab.paper.runner import runnable_cells
-from agglo.lab.paper.study import Cell, Settings, Study
+from agglo.lab.paper.study import Settings, Study, StudyCell
 
 EXAMPLES = """\
 examples:
@@ -87,7 +87,7 @@ def run_items(options: Options, items: Sequence[Study], one: Study | None) -> No
         if len(chosen) > 1 and item.cells(settings) and not runnable_cells(item, settings):
             print(f"agglo: {item.name}: nothing that it needs is here", file=sys.stderr)
             continue
-        folder, left_out = settings.folder(item.name), list[Cell]()
+        folder, left_out = settings.folder(item.name), list[StudyCell]()
         if options.redraw:
             write_output(item, read_results(folder), settings)
         else:

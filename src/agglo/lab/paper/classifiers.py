@@ -34,7 +34,7 @@ _DATA = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the tables: a method, with options of its own and of `ReductionConfig` but for the budget."""
+    """One line of the tables: a method, with its own options and those of `ReductionConfig` but for the budget."""
 
     name: str
     method: str
@@ -57,13 +57,13 @@ def plain(*names: str) -> tuple[Entry, ...]:
 
 LINKAGES = ("single", "average", "complete")
 ATC = tuple(Entry(f"atc {linkage}", "atc", {"linkage": linkage}) for linkage in LINKAGES)
-# Of other authors, as the paper counts them: methods that merge hard, and softly.
+# Methods of other authors that merge hard, and softly, as the paper counts them.
 HARD = ("kmedoids", "dpc_knn", "tome")
 SOFT = ("sit", "patch_merger", "sinkhorn")
 OURS = tuple(entry.name for entry in ATC)
 PAPER = (*plain("l1", "l2", "linf", "topk", "evit", "dynamicvit", "ats", "tome", "kmedoids", "dpc_knn", *SOFT), *ATC)
 EQUAL = Entry("dpc_knn equal", "dpc_knn", {"weights": "equal"})
-# That the paper has in detection only, or not at all.
+# Methods that the paper has in detection only, or not at all.
 FURTHER = (Entry("random", "random", {"seed": 0}), *plain("dynamicvit_prsv", "svit", "evovit", "pool"), EQUAL)
 ALL = (*PAPER, *FURTHER)
 
@@ -90,7 +90,7 @@ class Subject:
         crop: As in an evaluation; None is the data set's protocol.
         image_size: Pixels, if not the model's own.
         patches, depth: Tokens of an image without its class token, and blocks.
-        ts: How many tokens are removed per block, where that is studied.
+        ts: Numbers of tokens removed per block, where that is studied.
     """
 
     model: str
@@ -126,10 +126,6 @@ class Subject:
         root = self.root(settings)
         return fashion_subset(root, folder / "data", train=self.training, t10k=self.images) if self.training else root
 
-    def start(self, settings: Settings) -> dict[str, Any]:
-        """Return the choices of a training run that say what it starts from; the miniature's recipe has them."""
-        return {"model": self.model, "checkpoint": str(settings.weights[self.weights])} if self.weights else {}
-
 
 EMBEDDED = Subject(embedded.NAME, FASHION, 10_000, training=6000)
 
@@ -141,7 +137,7 @@ def weights_name(model: str, data: str) -> str:
 
 @dataclass(frozen=True)
 class ClassifierScale:
-    """What a study of classifiers goes by, in full or in miniature. recipe, choices: of a training run."""
+    """Models, methods and keep rates of a study of classifiers, and the recipe and choices of its training runs."""
 
     subjects: tuple[Subject, ...]
     entries: tuple[Entry, ...]
@@ -155,32 +151,27 @@ class ClassifierScale:
         chosen = [s for s in self.subjects if s.model == about.get("model", s.model)]
         return next(s for s in chosen if s.data == about.get("data", s.data))
 
-    def config(self, about: Mapping[str, Any]) -> ReductionConfig | None:
-        """Return the reduction of a cell by its keep rate; None is the dense model."""
-        entry = named(self.entries, about["method"])
-        return None if entry is None else entry.config(about["keep_rate"])
-
 
 class Evaluator:
     """Evaluates one reduction of a model after the other; a model and its images stay open while they are asked for."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._open: tuple[Any, Any] | None = None
+        self._open: tuple[Subject | None, Any] = (None, None)
 
-    def __call__(self, subject: Subject, config: ReductionConfig | None, *, root: Path | None = None) -> dict[str, Any]:
+    def __call__(self, subject: Subject, config: ReductionConfig | None, root: Path | None = None) -> dict[str, Any]:
         """Return top1 and top5, or mAP; images, counts, gflops, and which weights and data these were.
 
         Args:
-            subject: The model and its data. Of bundled images it has so many, evenly spread.
+            subject: The model and its data. If its images are bundled, so many are taken, evenly spread.
             config: The reduction; None is the dense model.
             root: Folder of the data, if not the subject's own.
         """
         from agglo.hosts.common.swap import UnsupportedModelError
         from agglo.lab.tasks.classification.evaluation.grid import Evaluation, EvaluationSettings
 
-        if self._open is None or self._open[0] != subject:
-            self._open = None  # what was open is let go before more is read
+        if self._open[0] != subject:
+            self._open = (None, None)  # what was open is let go before more is read
             chosen = EvaluationSettings(
                 subject.spec(self.settings),
                 root or subject.root(self.settings),
@@ -206,39 +197,57 @@ class Evaluator:
         return {**{name: found[name] for name in kept if name in found}, **about}
 
 
-def fine_tune(
-    settings: Settings,
-    recipe: str,
-    choices: Mapping[str, Any],
-    entry: Entry | None,
-    data: Path,
-    folder: Path,
-    **budget: Any,
-) -> dict[str, Any]:
-    """Train one cell, or what is left of it: the best epoch's metrics, counts and gflops, and what it started from.
+class FineTuner:
+    """Trains one cell of a study after the other, each in a folder named after it."""
 
-    The budget is `keep_rate` or `schedule`, and nothing for the dense model, whose entry is None. A run that is done
-    returns at once.
-    """
-    from agglo.lab.tasks.classification.training.settings import RECIPES
-    from agglo.lab.tasks.classification.training.trainer import finetune
+    def __init__(self, item: str, scale: ClassifierScale, settings: Settings) -> None:
+        self.scale, self.settings, self.folder = scale, settings, settings.run_folder(item)
+        here = [s for s in scale.subjects if s.data in settings.data]
+        self.roots = {s.data: s.training_root(settings, self.folder) for s in here}
 
-    chosen = {**choices, **training_choices(entry), **budget}
-    if settings.batch_size is not None:
-        chosen["batch_size"] = settings.batch_size
-    how, _ = RECIPES.load(recipe).resolve(chosen)
-    model = build(ModelSpec(how.model, pretrained=False))
-    try:
-        apply(model, ReductionConfig(keep_rate=1.0) if entry is None else entry.config(**budget))
-    except ValueError as error:
-        raise CannotRunError(str(error)) from error
-    reached = report(model)
-    assert reached is not None
-    best = finetune(how, data, folder, cpu=settings.on_cpu)
-    start = RunFolder(folder).started_from()
-    sources: dict[str, Any] = {"weights": start.get("weights"), "data_fingerprint": start.get("training images")}
-    counted = {"counts": reached.counts, "gflops": reached.gflops_after, **sources, "batch_size": how.batch_size}
-    return {**{name: best[name] for name in ("top1", "top5", "mAP", "epoch") if name in best}, **counted}
+    def __call__(
+        self, about: Mapping[str, Any], budget: Mapping[str, Any], *, weights: str | None = None, **choices: Any
+    ) -> dict[str, Any]:
+        """Return the best epoch's metrics, counts and gflops, and what it started from; a run that is done is read.
+
+        Args:
+            about: The cell.
+            budget: `keep_rate` or `schedule`; the dense model has none.
+            weights: What the training starts from, if not the subject's own weights.
+            choices: Settings of the training beyond those of the scale.
+        """
+        from agglo.lab.tasks.classification.training.settings import RECIPES
+        from agglo.lab.tasks.classification.training.trainer import finetune
+
+        subject, entry = self.scale.subject(about), named(self.scale.entries, about["method"])
+        chosen = {**self.scale.choices, "seed": about["seed"], "dataset": subject.data, **choices}
+        if weights := weights or subject.weights:
+            chosen |= {"model": subject.model, "checkpoint": str(self.settings.weights[weights])}
+        chosen |= training_choices(entry)
+        if entry is not None:
+            chosen |= budget
+        if self.settings.batch_size is not None:
+            chosen["batch_size"] = self.settings.batch_size
+        how, _ = RECIPES.load(self.scale.recipe).resolve(chosen)
+        model = build(ModelSpec(how.model, pretrained=False))
+        try:
+            apply(model, ReductionConfig(keep_rate=1.0) if entry is None else entry.config(**budget))
+        except ValueError as error:
+            raise CannotRunError(str(error)) from error
+        reached = report(model)
+        assert reached is not None
+        folder = self.folder / "_".join(str(value).replace(" ", "-") for value in about.values())
+        best = finetune(how, self.roots[subject.data], folder, cpu=self.settings.on_cpu)
+        start = RunFolder(folder).started_from()
+        return {
+            **{name: best[name] for name in ("top1", "top5", "mAP", "epoch") if name in best},
+            "counts": reached.counts,
+            "gflops": reached.gflops_after,
+            "weights": start.get("weights"),
+            "data_fingerprint": start.get("training images"),
+            "batch_size": how.batch_size,
+            "images": subject.images,
+        }
 
 
 def training_choices(entry: Entry | None) -> dict[str, Any]:
@@ -248,11 +257,6 @@ def training_choices(entry: Entry | None) -> dict[str, Any]:
     own = {name: entry.options[name] for name in ("linkage", "proportional") if name in entry.options}
     options = {name: value for name, value in entry.options.items() if name not in own}
     return {"method": entry.method, **own, "method_options": options}
-
-
-def run_name(about: Mapping[str, Any], *names: str) -> str:
-    """Return the name of a cell's run folder."""
-    return "_".join(str(about[name]).replace(" ", "-") for name in names)
 
 
 def fashion_subset(source: Path, target: Path, **counts: int) -> Path:

@@ -31,7 +31,6 @@ class Value:
     number: float
     error: float | None = None
     spread: float | None = None
-    seeds: int = 1
 
     def __str__(self) -> str:
         return f"{self.number:.2f}" if self.spread is None else f"{self.number:.2f} ({self.spread:.2f})"
@@ -52,8 +51,8 @@ class Value:
         return f"{difference} +- {math.hypot(self.error, other.error):.2f}"
 
 
-Measured = Callable[[str, Any], Value | str | None]
-Printed = Callable[[str, Any], Value | None]
+def percent(rate: float) -> str:
+    return f"{100 * rate:g}%"
 
 
 def grouped(results: Sequence[Result], *names: str) -> dict[tuple[Any, ...], list[Result]]:
@@ -82,23 +81,12 @@ def over_seeds(results: Sequence[Result], metric: str) -> Value | str | None:
         parts.append(sampling_error(mean, done[0]["images"]))
     elif all(bootstrapped in result for result in done):
         parts.append(fmean(result[bootstrapped] for result in done))
-    return Value(mean, math.hypot(*parts) if parts else None, spread, len(numbers))
+    return Value(mean, math.hypot(*parts) if parts else None, spread)
 
 
 def metric_of(results: Sequence[Result]) -> str:
     """Return "mAP" where images have several labels, otherwise "top1"."""
     return "mAP" if any("mAP" in result for result in results) else "top1"
-
-
-def by_method(results: Sequence[Result], over: str, metric: str) -> tuple[list[str], list[Any], Measured]:
-    """Return the rows and columns of a table, and what was measured there over all seeds.
-
-    Rows are the methods but for the dense model, columns the values of `over`, the largest first.
-    """
-    groups = grouped(results, "method", over)
-    rows = list(dict.fromkeys(str(result["method"]) for result in results if result["method"] != DENSE))
-    columns = sorted({result[over] for result in results} - {None}, reverse=True)
-    return rows, columns, lambda row, column: over_seeds(groups.get((row, column), []), metric)
 
 
 def dense_value(results: Sequence[Result], metric: str) -> Value | str | None:
@@ -111,70 +99,79 @@ def printed_value(table: str, *keys: Any, images: int | None = None) -> Value | 
     return None if number is None else Value(number, None if images is None else sampling_error(number, images))
 
 
-def percent(rate: float) -> str:
-    return f"{100 * rate:g}%"
+@dataclass(frozen=True)
+class Comparison:
+    """What was measured and what is printed, by row and column.
 
-
-def comparison(
-    rows: Sequence[str],
-    columns: Sequence[Any],
-    measured: Measured,
-    expected: Printed = lambda row, column: None,
-    head: Callable[[Any], str] = percent,
-    *,
-    title: str = "method",
-    comparable: bool = True,
-) -> Table:
-    """Make a table of what was measured, what is printed, and the difference with its error, for every column.
-
-    Columns in which nothing is printed have the measured value alone. Where the printed numbers are of another model
-    and other data, they are not comparable: the table says so, and has no differences.
+    Attributes:
+        comparable: Whether the printed numbers are of the same model and data. Otherwise a table says so, and has no
+            differences.
     """
-    heads, lines = [Column(title, left=True)], {row: [row] for row in rows}
-    for column in columns:
-        names = ["measured"]
-        if has_printed := any(expected(row, column) is not None for row in rows):
-            names += ["printed", "difference"] if comparable else ["printed (not comparable)"]
-        heads += [Column(f"{head(column)} {name}".strip()) for name in names]
-        for row, line in lines.items():
-            found, said = measured(row, column), expected(row, column)
-            line.append("" if found is None else str(found))
-            if has_printed:
-                line.append("" if said is None else f"{said.number:.2f}")
-            if has_printed and comparable:
-                line.append(found.minus(said) if isinstance(found, Value) and said is not None else "")
-    return Table(heads, list(lines.values()))
 
+    rows: Sequence[str]
+    columns: Sequence[Any]
+    measured: Callable[[str, Any], Value | str | None]
+    expected: Callable[[str, Any], Value | None] = lambda row, column: None
+    comparable: bool = True
 
-def plain_table(rows: Sequence[str], columns: Sequence[Any], entry: Callable[[str, Any], Any], form: str = "") -> Table:
-    """Make a table of one entry per method and keep rate."""
-    heads = [Column("method", left=True), *(Column(percent(column), form) for column in columns)]
-    return Table(heads, [[row, *(entry(row, column) for column in columns)] for row in rows])
+    def table(self, head: Callable[[Any], str] = percent, title: str = "method") -> Table:
+        """Make a table of what was measured, what is printed, and the difference with its error, for every column.
 
+        Columns in which nothing is printed have the measured value alone.
+        """
+        heads, lines = [Column(title, left=True)], {row: [row] for row in self.rows}
+        for column in self.columns:
+            names = ["measured"]
+            if has_printed := any(self.expected(row, column) is not None for row in self.rows):
+                names += ["printed", "difference"] if self.comparable else ["printed (not comparable)"]
+            heads += [Column(f"{head(column)} {name}") for name in names]
+            for row, line in lines.items():
+                found, said = self.measured(row, column), self.expected(row, column)
+                line.append("" if found is None else str(found))
+                if has_printed:
+                    line.append("" if said is None else f"{said.number:.2f}")
+                if has_printed and self.comparable:
+                    line.append(found.minus(said) if isinstance(found, Value) and said is not None else "")
+        return Table(heads, list(lines.values()))
 
-def disagreements(rows: Sequence[str], columns: Sequence[Any], measured: Measured, expected: Printed) -> str:
-    """Say how many cells are further from what is printed than two standard errors; empty if none is printed.
+    def remarks(self) -> str:
+        """Say how many cells are further from what is printed than two standard errors, or that nothing is printed.
 
-    Where the paper gives no error, ours counts alone; cells of which no error is known are counted apart.
-    """
-    pairs = [(measured(row, column), expected(row, column)) for row in rows for column in columns]
-    both = [(found, said) for found, said in pairs if isinstance(found, Value) and said is not None]
-    known = [(a.number - b.number, math.hypot(a.error, b.error or 0.0)) for a, b in both if a.error]
-    parts = []
-    if known:
+        Where the paper gives no error, ours counts alone; cells of which no error is known are counted apart.
+        """
+        both = [
+            (self.measured(row, column), self.expected(row, column)) for row in self.rows for column in self.columns
+        ]
+        if all(said is None for _, said in both):
+            return "The paper prints nothing for this model on these data."
+        pairs = [(found, said) for found, said in both if isinstance(found, Value) and said is not None]
+        known = [(a.number - b.number, math.hypot(a.error, b.error or 0.0)) for a, b in pairs if a.error]
         apart = sum(abs(difference) > 2 * error for difference, error in known)
-        parts.append(f"{apart} of {len(known)} cells differ from what is printed by more than two standard errors")
-    if len(known) < len(both):
-        parts.append(f"of {len(both) - len(known)} cells no error is known")
-    return "; ".join(parts)
+        text = f"{apart} of {len(known)} cells differ from what is printed by more than two standard errors"
+        return (
+            f"{text}; of {len(pairs) - len(known)} cells no error is known." if len(known) < len(pairs) else f"{text}."
+        )
 
 
-def remarks(rows: Sequence[str], columns: Sequence[Any], measured: Measured, expected: Printed) -> str:
-    """Say what disagrees with print, or that nothing is printed, as for a model that stands in."""
-    if all(expected(row, column) is None for row in rows for column in columns):
-        return " The paper prints nothing for this model on these data."
-    apart = disagreements(rows, columns, measured, expected)
-    return apart and f" {apart}."
+def by_method(results: Sequence[Result], over: str, metric: str, **how: Any) -> Comparison:
+    """Return what was measured over all seeds: methods but for the dense model, by the values of `over`, largest first.
+
+    Args:
+        how: Further fields of the comparison.
+    """
+    groups = grouped(results, "method", over)
+    rows = list(dict.fromkeys(str(result["method"]) for result in results if result["method"] != DENSE))
+    columns = sorted({result[over] for result in results} - {None}, reverse=True)
+    return Comparison(rows, columns, lambda row, column: over_seeds(groups.get((row, column), []), metric), **how)
+
+
+def by_rate(results: Sequence[Result], entry: Callable[[Result], Any], form: str = "") -> Table:
+    """Make a table of one entry per method and keep rate, of results with one seed and without the dense model."""
+    reduced = [result for result in results if result["keep_rate"] is not None]
+    cells = {(r["method"], r["keep_rate"]): CANNOT if "cannot" in r else entry(r) for r in reduced}
+    rates = sorted({rate for _, rate in cells}, reverse=True)
+    rows = [[name, *(cells.get((name, rate)) for rate in rates)] for (name,) in grouped(reduced, "method")]
+    return Table([Column("method", left=True), *(Column(percent(rate), form) for rate in rates)], rows)
 
 
 def reasons(results: Sequence[Mapping[str, Any]]) -> str:
@@ -198,44 +195,46 @@ def ticks(shown: Sequence[Curve]) -> list[float]:
     return sorted({x for curve in shown for x in curve.x})
 
 
+def panel(
+    results: Sequence[Result],
+    metric: str,
+    title: str,
+    *,
+    over: str = "keep_rate",
+    x_label: str = "keep rate at each stage",
+    y_label: str | None = None,
+    faint: Callable[[str], bool] = lambda name: False,
+) -> list[CurvePanel]:
+    """Make a panel with a curve per method and the dense model as a dashed line; none where nothing was measured.
+
+    Faint methods are thin and grey, and may lie outside.
+    """
+    reduced = [result for result in results if result["method"] != DENSE]
+    found = [replace(each, faint=faint(each.name)) for each in curves(reduced, "method", over, metric) if each.x]
+    dense = dense_value(results, metric)
+    level = Level(dense.number, dense.error) if isinstance(dense, Value) else None
+    shown = [] if level is None else [(level.y, level.y_error or 0.0)]
+    for curve in found:
+        if not curve.faint:
+            shown += zip(curve.y, curve.y_error or [0.0] * len(curve.y), strict=True)
+    if not found or not shown:
+        return []
+    low, high = min(y - error for y, error in shown), max(y + error for y, error in shown)
+    room, named = 0.06 * (high - low or 1), ticks(found)
+    how: dict[str, Any] = {"x_ticks": named if len(named) < 8 else None, "y_limits": (low - room, high + room)}
+    return [CurvePanel(found, x_label, y_label or f"{metric} (%)", level, title, **how)]
+
+
 def draw_panels(panels: Sequence[CurvePanel], path: Path, note: str = "") -> list[Path]:
     """Draw a figure and return its path, if there is a panel to draw."""
+    note = note or "bars and grey band: standard error of the images and of the seeds"
     if panels:
         draw_curves(panels, path, note=note, columns=_MOST if len(panels) > _MOST else None)
     return [path] if panels else []
 
 
-def draw_accuracy(
-    results: Sequence[Result],
-    path: Path,
-    *,
-    over: str = "keep_rate",
-    x_label: str = "keep rate at each stage",
-    by: Sequence[str] = ("model", "data"),
-    faint: Callable[[str], bool] = lambda name: False,
-) -> list[Path]:
-    """Draw a panel for all results that agree in `by`: a curve per method, the dense model as a dashed line.
-
-    Faint methods are thin and grey, and may lie outside. Nothing is drawn where nothing was measured.
-    """
-    panels = []
-    for names, here in grouped(results, *by).items():
-        metric = metric_of(here)
-        done = [result for result in here if metric in result]
-        reduced = [result for result in done if result["method"] != DENSE]
-        all_curves = [replace(each, faint=faint(each.name)) for each in curves(reduced, "method", over, metric)]
-        dense = dense_value(done, metric)
-        level = Level(dense.number, dense.error) if isinstance(dense, Value) else None
-        shown = [] if level is None else [(level.y, level.y_error or 0.0)]
-        for curve in all_curves:
-            if not curve.faint:
-                shown += zip(curve.y, curve.y_error or [0.0] * len(curve.y), strict=True)
-        if not all_curves or not shown:
-            continue
-        low, high = min(y - error for y, error in shown), max(y + error for y, error in shown)
-        room = 0.06 * (high - low or 1)
-        named = ticks(all_curves) if len(ticks(all_curves)) < 8 else None
-        how: dict[str, Any] = {"x_ticks": named, "y_limits": (low - room, high + room)}
-        title = ", ".join(map(str, names))
-        panels.append(CurvePanel(all_curves, x_label, f"{metric} (%)", level, title, **how))
-    return draw_panels(panels, path, "bars and grey band: standard error of the images and of the seeds")
+def draw_accuracy(results: Sequence[Result], path: Path, faint: Callable[[str], bool]) -> list[Path]:
+    """Draw accuracy by keep rate, a panel for every model and data set."""
+    groups = grouped(results, "model", "data").items()
+    panels = [each for names, here in groups for each in panel(here, metric_of(here), ", ".join(names), faint=faint)]
+    return draw_panels(panels, path)

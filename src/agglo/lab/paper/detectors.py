@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,14 @@ from agglo.lab.tasks.detection.specs import Opened, open_detector
 from agglo.lab.tasks.detection.training.settings import RECIPES, DetectionSettings
 from agglo.lab.tasks.detection.training.trainer import train_detector
 from agglo.models.checkpoints import fingerprint, read_checkpoint
+from agglo.patch import apply
 from agglo.schedule import Counts
-from agglo.utils.files import replacing
 
 COCO = "coco2017"
 ASKING = ("evit", "topk", "ats", "evovit")  # what the class token attends to
 DENSE_WITH_TOKEN = "dense with class token"
 COLLAPSED = Entry("one token", "atc", {"linkage": "average"})  # with a single token, all methods that merge are one
 BOX_AND_MASK = tuple(KINDS.values())
-_SAMPLES = "samples.npz"
 
 Samples = dict[str, NDArray[np.float64]]
 
@@ -47,7 +46,7 @@ def entries(*names: str) -> tuple[Entry, ...]:
 
 @dataclass(frozen=True)
 class DetectorScale:
-    """What a study of detectors goes by, in full or in miniature.
+    """Models, methods, keep rates and trainings of a study of detectors.
 
     In miniature every detector has a class token, so that one detector serves all methods; it must lose a third of its
     AP with a single token; and the dense detector is trained on as long as the methods are. In full there is a second
@@ -56,8 +55,7 @@ class DetectorScale:
     Attributes:
         methods: Off the shelf come those that learn nothing.
         shelf_rates, tuned_rates: Keep rates, the most telling first.
-        shelf_seeds, tuned_seeds: Seeds of training.
-        dense, tuned: Recipe and choices.
+        dense, tuned: Recipe and choices of training.
         validation: Number of validation images; None is all.
     """
 
@@ -165,13 +163,12 @@ class Judge:
         """Return AP, tokens left and GFLOPs of a cell; its match tables go into its folder."""
         entry = named((COLLAPSED, *self.scale.methods), about["method"])
         dense = self.dense_weights(about)
-        config = None if entry is None else config_of(entry, about["keep_rate"])
-        if entry is not None:
-            require_reachable(opened(dense), entry, config)
-        weights, folder = dense, self.folder(about)
+        config = reachable_config(opened(dense), entry, about["keep_rate"])
+        folder, weights = self.folder(about), dense
         if about["training"] == TUNED:
             weights = self.train(self.scale.training(about, dense, entry=entry), folder / "run")
-        found = judged(opened(weights), config, self.images(opened(weights).spec.image_size), folder, self.settings)
+        detector = opened(weights)
+        found = judged(detector, config, self.images(detector.spec.image_size), folder, self.settings)
         found["weights_with_token" if self.scale.asks(about["method"]) else "weights"] = _fingerprint(dense)
         if self.is_main:
             resampled = self.samples(about)
@@ -218,28 +215,29 @@ class Judge:
 
     def folder(self, about: Mapping[str, Any]) -> Path:
         """Return the folder of a cell's match tables and of its training."""
-        name, rate = about["method"].replace(" ", "-"), about["keep_rate"]
-        seed, training = f"seed{about['seed']}", about["training"].replace(" ", "-")
-        place = name if rate is None else f"{name}-{rate:g}"
-        return self.settings.run_folder(self.item, about["model"], seed, training, place)
+        names = [about["model"], f"seed{about['seed']}", about["training"], about["method"], f"{about['keep_rate']}"]
+        return self.settings.run_folder(self.item, *(name.replace(" ", "-") for name in names))
 
     def samples(self, about: Mapping[str, Any]) -> Samples:
         return samples_in(self.folder(about), self.scale.resamples)
 
 
-def config_of(entry: Entry, rate: float | None) -> ReductionConfig:
-    """Return an entry's reduction at a keep rate; without one, all tokens collapse to one in the first block."""
-    return entry.config(schedule=Counts((1,), blocks=(0,))) if rate is None else entry.config(rate)
+def reachable_config(detector: Opened, entry: Entry | None, rate: float | None) -> ReductionConfig | None:
+    """Return an entry's reduction at a keep rate; without one, all tokens collapse to one in the first block.
 
-
-def require_reachable(detector: Opened, entry: Entry, config: ReductionConfig | None) -> None:
-    """Raise CannotRunError where ToMe cannot leave so few tokens; what any other refuses is a mistake of the study."""
+    Raises:
+        CannotRunError: ToMe cannot leave so few tokens; what any other method refuses is a mistake of the study.
+    """
+    if entry is None:
+        return None
+    config = entry.config(schedule=Counts((1,), blocks=(0,))) if rate is None else entry.config(rate)
     try:
-        Reducible(detector.model, None, "").cells({} if config is None else {config: entry.name}, dense=False)
+        apply(detector.model, config)
     except ValueError as error:
         if entry.method != "tome":
             raise
         raise CannotRunError(str(error)) from error
+    return config
 
 
 def judged(
@@ -262,7 +260,6 @@ def keeping(images: DetectionBatches, folder: Path) -> Callable[[list[dict[str, 
 
     def keep(results: list[dict[str, Any]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _SAMPLES).unlink(missing_ok=True)  # of tables from before
         for kind, name in KINDS.items():
             match(images.data.ground_truth, results, kind).save(folder / f"{name}.npz")
 
@@ -274,21 +271,11 @@ def is_kept(folder: Path) -> bool:
     return all((folder / f"{name}.npz").is_file() for name in BOX_AND_MASK)
 
 
+@cache
 def samples_in(folder: Path, resamples: int) -> Samples:
     """Return AP in percent of every resample of the images that match tables are of, by "box" and "mask"."""
-    kept = folder / _SAMPLES
-    if kept.exists():
-        with np.load(kept) as arrays:
-            found = {name: arrays[name] for name in BOX_AND_MASK}
-        if all(len(values) == resamples for values in found.values()):
-            return found
-    found = {
-        name: 100 * bootstrap({name: Matches.load(folder / f"{name}.npz")}, resamples=resamples)[name]["AP"]
-        for name in BOX_AND_MASK
-    }
-    with replacing(kept) as unfinished, unfinished.open("wb") as file:
-        np.savez_compressed(file, **found)
-    return found
+    found = bootstrap({name: Matches.load(folder / f"{name}.npz") for name in BOX_AND_MASK}, resamples=resamples)
+    return {name: 100 * of["AP"] for name, of in found.items()}
 
 
 @lru_cache(maxsize=8)

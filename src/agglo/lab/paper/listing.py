@@ -41,36 +41,18 @@ def benchmarks(listed: Iterable[Benchmark], output: Path) -> str:
     return Table(columns, rows).text()
 
 
-def benchmark_table(listed: Iterable[Benchmark]) -> str:
-    columns = [Column("benchmark", left=True), Column("what is timed", left=True)]
-    return Table(columns, [[f"`agglo bench {each.name}`", each.about] for each in listed]).markdown()
-
-
-def table(items: Iterable[Study]) -> str:
-    """Return Markdown with nothing in it that depends on the machine: what items need, then what they measure."""
-    columns = [Column("item", left=True), Column("in the paper", left=True), Column("cells"), Column("GPU hours")]
-    columns += [Column("cells in miniature"), Column("needs", left=True)]
+def table(items: Iterable[Study], output: Path) -> str:
+    """Return Markdown: what items need and how many of their cells a results folder holds, then what they measure."""
+    columns = [Column("item", left=True), Column("in the paper", left=True), Column("cells done"), Column("GPU hours")]
+    columns += [Column("in miniature"), Column("needs", left=True)]
     work, described = [], []
     for item in items:
-        cells, small = (
-            str(len(item.cells(Settings(miniature=miniature)))) if item.is_offered(miniature) else ""
-            for miniature in (False, True)
-        )
-        hours = item.gpu_hours if cells else ""
-        work.append([f"`{item.name}`", item.shows, cells, hours, small, _needs(item)])
+        done, small = (_done(item, Settings(miniature=miniature, output=output)) for miniature in (False, True))
+        work.append([f"`{item.name}`", item.shows, done, item.gpu_hours if done else "", small, _needs(item)])
         described.append([f"`{item.name}`", item.about, item.stands_in if small else "in full only"])
     titles = ("item", "what is measured", "in miniature")
     text = Table([Column(title, left=True) for title in titles], described).markdown()
     return f"{Table(columns, work).markdown()}\n\n{GPU_HOURS}\n\n{text}"
-
-
-def done_table(items: Iterable[Study], output: Path) -> str:
-    """Return Markdown: how many cells of each item a results folder holds, of those that there are."""
-    rows = []
-    for item in items:
-        counts = [_done(item, Settings(miniature=miniature, output=output)) for miniature in (False, True)]
-        rows.append([f"`{item.name}`", *counts])
-    return Table([Column("item", left=True), Column("cells done"), Column("in miniature")], rows).markdown()
 
 
 def _needs(item: Study, settings: Settings | None = None) -> str:
@@ -89,8 +71,8 @@ def _needs(item: Study, settings: Settings | None = None) -> str:
 
 
 def _done(item: Study, settings: Settings) -> str:
+    """Return how many cells are done; a hyphen for an item that follows from others."""
     if not item.is_offered(settings.miniature):
         return ""
-    cells = item.cells(settings)
-    journal = open_journal(item, settings)
+    cells, journal = item.cells(settings), open_journal(item, settings)
     return f"{sum(cell.about in journal for cell in cells)}/{len(cells)}" if cells else "-"

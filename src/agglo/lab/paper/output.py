@@ -12,7 +12,7 @@ from agglo.utils.journal import Journal, key_of
 
 RECORD, MARKDOWN, LATEX = "record.json", "tables.md", "tables.tex"
 # Which model and images a cell is about, and what must then be equal in all its results: one table is not to mix
-# weights or images that go by the same name.
+# weights or images of the same name.
 _SUBJECT = ("training", "part", "model", "data", "seed")
 _SOURCES = ("weights", "weights_with_token", "data_fingerprint", "batch_size")
 
@@ -43,12 +43,8 @@ def in_order(study: Study, results: Sequence[Result], settings: Settings) -> lis
     What it does not ask for by itself, such as further seeds, comes last.
     """
     positions = {cell.key: position for position, cell in enumerate(study.cells(settings))}
-
-    def position(result: Result) -> int:
-        return positions.get(key_of(result.get("cell", {})), len(positions))
-
-    shown = [result for result in results if not study.only_asked or position(result) < len(positions)]
-    return [*study.borrow(settings), *sorted(shown, key=position)]
+    own = sorted(results, key=lambda result: positions.get(key_of(result.get("cell", {})), len(positions)))
+    return [*study.borrow(settings), *own]
 
 
 def write_output(study: Study, results: Sequence[Result], settings: Settings) -> Path:

@@ -20,28 +20,27 @@ from agglo.lab.paper.study import Study
 
 MODULES: tuple[str, ...] = (
     *("fine_tuned", "ranking", "hyper_parameters", "off_the_shelf", "per_block"),
-    *("diffusion_fid", "diffusion_samples", "detection", "clusters", "throughput", "diffusion_options"),
+    *("diffusion_fid", "diffusion_samples", "detection", "clusters", "throughput"),
 )
 
 
 class Benchmark(NamedTuple):
-    """A command of `agglo bench`, with one line for lists."""
+    """A command of `agglo bench` and module of the room `bench`, with one line for lists."""
 
     name: str
     about: str
-    module: str
 
     def load(self) -> ModuleType:
-        return import_module(f"agglo.lab.bench.{self.module}")
+        return import_module(f"agglo.lab.bench.{self.name}")
 
 
 BENCHMARKS = (
-    Benchmark("model", "images per second: dense, ToMe, ATC, and the ceiling where reduction is free", "model"),
-    Benchmark("diffusion", "a step of Stable Diffusion 1.5: dense, tomesd, and agglo's options", "diffusion"),
-    Benchmark("vlm", "a vision-language model's time to its first token, with all and fewer image tokens", "vlm"),
-    Benchmark("clustering", "the clustering alone against scikit-learn, SciPy and fastcluster", "clustering"),
-    Benchmark("methods", "one reduction stage of every method without parameters, against ToMe", "methods"),
-    Benchmark("adapter", "a detector's backbone part by part: dense, and reduced at several keep rates", "adapter"),
+    Benchmark("model", "images per second: dense, ToMe, ATC, and the ceiling where reduction is free"),
+    Benchmark("diffusion", "a step of Stable Diffusion 1.5: dense, tomesd, and agglo's options"),
+    Benchmark("vlm", "a vision-language model's time to its first token, with all and fewer image tokens"),
+    Benchmark("clustering", "the clustering alone against scikit-learn, SciPy and fastcluster"),
+    Benchmark("methods", "one reduction stage of every method without parameters, against ToMe"),
+    Benchmark("adapter", "a detector's backbone part by part: dense, and reduced at several keep rates"),
 )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from agglo.lab.evaluation.cells import one_of_several
 from agglo.lab.paper.output import open_journal, read_results, write_output
-from agglo.lab.paper.study import CannotRunError, Cell, Result, RunCell, Settings, Study
+from agglo.lab.paper.study import CannotRunError, Result, RunCell, Settings, Study, StudyCell
 from agglo.utils.files import remove_unfinished
 from agglo.utils.progress import progress
 
@@ -20,7 +20,7 @@ class Outcome(NamedTuple):
     """Results of all cells that are done, and the cells whose needs are absent."""
 
     results: Sequence[Result]
-    left_out: Sequence[Cell]
+    left_out: Sequence[StudyCell]
 
 
 def run(study: Study, settings: Settings) -> Outcome:
@@ -61,11 +61,11 @@ def run(study: Study, settings: Settings) -> Outcome:
     return Outcome(results, [cell for cell in cells if cell not in runnable])
 
 
-def runnable_cells(study: Study, settings: Settings) -> list[Cell]:
+def runnable_cells(study: Study, settings: Settings) -> list[StudyCell]:
     return [cell for cell in study.cells(settings) if all(need.is_available(settings) for need in cell.needs)]
 
 
-def attempt(run_cell: RunCell, cell: Cell) -> dict[str, object]:
+def attempt(run_cell: RunCell, cell: StudyCell) -> dict[str, object]:
     """Return what a cell found, or why it cannot be run."""
     try:
         return dict(run_cell(cell.about))

@@ -18,20 +18,13 @@ from agglo.utils.tables import Table
 Result = dict[str, Any]  # of one cell: its `about`, what was found, the processor and the date
 RunCell = Callable[[Mapping[str, Any]], dict[str, Any]]  # from the `about` of a cell to what was found
 
-BEYOND = "beyond the paper"  # instead of a table or figure of the paper
-
 
 class CannotRunError(ValueError):
     """A cell cannot be run, whatever the machine: a result, with its reason, and no failure."""
 
 
 class Need(NamedTuple):
-    """What a cell cannot do without.
-
-    Attributes:
-        kind: "data" or "weights", whose path the user gives, or "extra", a package that Python can import.
-        name: What the command line calls it.
-    """
+    """What a cell cannot do without: "data" or "weights", whose path the user gives, or a package, an "extra"."""
 
     kind: str
     name: str
@@ -50,10 +43,9 @@ class Settings:
     Attributes:
         miniature: Whether to run on the models and images that come with agglo, with everything smaller.
         data, weights: Paths by the names of needs.
-        output: Folder in which every study has one of its own.
+        output: Folder of the folders of all studies.
         runs: Folder for what training writes, of no use once the record holds its results.
-        seeds: Seeds of every cell that is random; None is the study's own number.
-        batch_size: None is the study's own number.
+        seeds, batch_size: None is the study's own number.
     """
 
     miniature: bool = False
@@ -79,11 +71,11 @@ class Settings:
         return self.runs / ("miniature" if self.miniature else "full") / study / Path(*parts)
 
 
-class Cell(NamedTuple):
+class StudyCell(NamedTuple):
     """One value to be measured, once.
 
     Attributes:
-        about: What tells it from the other cells of its study: plain values, which are written to the record.
+        about: What distinguishes it from the other cells of its study: plain values, which are written to the record.
         needs: Without them it is left out.
     """
 
@@ -112,7 +104,6 @@ class Study:
     """A table or a figure.
 
     Attributes:
-        name: What the command line calls it.
         shows: The table or figure, as the paper calls it.
         about: What it measures.
         full, miniature: The scale of a run: whatever value its functions read. None where there is no such run.
@@ -125,7 +116,6 @@ class Study:
         stands_in: What stands in for what in miniature.
         optional: Needs that no cell has, but which change how cells are measured.
         borrow: From settings to results of other studies, which `table` and `draw` get before this study's own.
-        only_asked: Whether tables leave out results of cells that the settings do not ask for.
         command: What runs it.
     """
 
@@ -134,7 +124,7 @@ class Study:
     about: str
     full: Any
     miniature: Any
-    axes: Callable[[Any, Settings], Iterable[Cell]]
+    axes: Callable[[Any, Settings], Iterable[StudyCell]]
     run: Callable[[Any, Settings], RunCell]
     table: Callable[[Sequence[Result], Any], Sequence[Section]]
     draw: Callable[[Sequence[Result], Any, Settings, Path], Sequence[Path]] = lambda *_: ()
@@ -142,7 +132,6 @@ class Study:
     stands_in: str = ""
     optional: tuple[Need, ...] = ()
     borrow: Callable[[Settings], Sequence[Result]] = lambda _: ()
-    only_asked: bool = False
     command: str = "agglo reproduce"
 
     def scale(self, miniature: bool) -> Any:
@@ -151,7 +140,7 @@ class Study:
     def is_offered(self, miniature: bool) -> bool:
         return self.scale(miniature) is not None
 
-    def cells(self, settings: Settings) -> list[Cell]:
+    def cells(self, settings: Settings) -> list[StudyCell]:
         return list(self.axes(self.scale(settings.miniature), settings)) if self.is_offered(settings.miniature) else []
 
     def needs(self, miniature: bool) -> list[Need]:

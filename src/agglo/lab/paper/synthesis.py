@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,12 @@ from agglo.config import ReductionConfig
 from agglo.lab.data.fashion_mnist import read_split
 from agglo.lab.evaluation.cells import one_of_several
 from agglo.lab.paper.classifiers import FASHION, LINKAGES, data_need
-from agglo.lab.paper.compare import DENSE, comparison
-from agglo.lab.paper.study import Need, Result, Settings
+from agglo.lab.paper.compare import DENSE
+from agglo.lab.paper.study import Need, Settings
 from agglo.lab.tasks.synthesis.data.requests import Request, fashion_requests, imagenet_requests
 from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell
 from agglo.lab.tasks.synthesis.evaluation.generators import EmbeddedGenerator, Generator, PipelineGenerator, pil_images
 from agglo.lab.tasks.synthesis.evaluation.grid import Workers
-from agglo.utils.tables import Table
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,38 +28,22 @@ if TYPE_CHECKING:
 PIPELINE, IMAGENET, INCEPTION = "stable-diffusion-v1-5", "imagenet", "inception"
 APART = 10_000_000  # between the seeds of two sets
 
-Options = Mapping[str, Mapping[str, Any]]  # of a reduction, by its name
 Reductions = dict[tuple[str, float | None], GenerationCell]  # by name and keep rate; the dense model has none
 
 # The paper compares block inputs and adds nothing to the attention logits.
 _PLAIN = {"features": "tokens", "proportional": False}
-PAPER: Options = {f"atc-{name}-paper": {"linkage": name, **_PLAIN} for name in LINKAGES}
+PAPER: dict[str, dict[str, Any]] = {f"atc-{name}-paper": {"linkage": name, **_PLAIN} for name in LINKAGES}
 # agglo's own mode: keys compared, groups weighed by their sizes.
-OWN: Options = {f"atc-{name}": {"linkage": name} for name in LINKAGES}
-# Also the options that lie between the paper's ATC and agglo's own, and more.
-COMPARED: Options = {
-    "tome": {},
-    "tome, first of each cell": {"use_rand": False},
-    **PAPER,
-    "atc-average, keys alone": {"proportional": False},
-    "atc-average, proportional alone": {"features": "tokens"},
-    **OWN,
-    "atc-average, shared by the blocks": {"share": "resolution"},
-    "atc-average, windows of 8 x 8": {"window": 8},
-    "atc-average, windows of 8 x 8 by need": {"window": 8, "spread": "need"},
-    "atc-average, neighbours only": {"connectivity": "grid"},
-    "pool": {},
-    "random": {},
-}
+OWN: dict[str, dict[str, Any]] = {f"atc-{name}": {"linkage": name} for name in LINKAGES}
 
 
-def reductions(options: Options, keep_rates: Sequence[float], *, dense: bool = False) -> Reductions:
+def reductions(options: Mapping[str, Mapping[str, Any]], keep_rates: Sequence[float]) -> Reductions:
     """Return every reduction at every keep rate. A name begins with its method; ATC's linkage is average.
 
-    >>> list(reductions({"atc-single": {"linkage": "single"}}, [0.5], dense=True))
-    [('dense', None), ('atc-single', 0.5)]
+    >>> list(reductions({"atc-single": {"linkage": "single"}}, [0.5]))
+    [('atc-single', 0.5)]
     """
-    found: Reductions = {(DENSE, None): GenerationCell(DENSE)} if dense else {}
+    found: Reductions = {}
     for name, own in options.items():
         method = "tomesd" if name.startswith("tome") else name.partition("-")[0]
         how = {"linkage": "average", **own} if method == "atc" else own
@@ -72,14 +55,13 @@ def reductions(options: Options, keep_rates: Sequence[float], *, dense: bool = F
 
 @dataclass(frozen=True)
 class GeneratorScale:
-    """What a study of image synthesis goes by, in full or in miniature.
+    """Images, steps and keep rates of a study of image synthesis.
 
     Attributes:
-        embedded: Whether the embedded generator and Fashion-MNIST stand in.
         per_class, sets: Images of a class in a set of seeds, and sets.
         reference: Real images that they are compared with.
         tome: Options of the paper's ToMe, which most likely kept the first token of each cell.
-        predicted, rounds: Images of single predictions, and rounds of timing, where options are compared.
+        embedded: Whether the embedded generator and Fashion-MNIST stand in.
     """
 
     keep_rates: tuple[float, ...]
@@ -91,8 +73,6 @@ class GeneratorScale:
     reference: int
     tome: dict[str, Any] = field(default_factory=dict)
     embedded: bool = False
-    predicted: int = 64
-    rounds: int = 7
 
     @property
     def generator_needs(self) -> tuple[Need, ...]:
@@ -106,7 +86,8 @@ class GeneratorScale:
     @property
     def reductions(self) -> Reductions:
         """Dense and ToMe, the paper's ATC with three linkages, and agglo's own."""
-        return reductions({"tome": self.tome, **PAPER, **OWN}, self.keep_rates, dense=True)
+        reduced = reductions({"tome": self.tome, **PAPER, **OWN}, self.keep_rates)
+        return {(DENSE, None): GenerationCell(DENSE), **reduced}
 
     def requests(self, number: int, classes: Sequence[int] | None = None) -> list[Request]:
         """Return what is generated for one set of seeds; those of the first are the paper's."""
@@ -135,11 +116,11 @@ def open_generator(settings: Settings, scale: GeneratorScale) -> Generator:
     return PipelineGenerator(str(settings.weights[PIPELINE]), device=device, dtype=dtype, **how)
 
 
-def sources(generator: Generator, cell: GenerationCell | None = None) -> dict[str, Any]:
+def sources(generator: Generator, cell: GenerationCell) -> dict[str, Any]:
     """Return what decides the images, without the folders of a machine: the generator and its reduction."""
     about = generator.about()
-    found: dict[str, Any] = {"generator": {**about, "model": Path(str(about["model"])).name}}
-    return found if cell is None else {"config": cell.config and cell.config.to_dict(), **found}
+    model = Path(str(about["model"])).name
+    return {"config": cell.config and cell.config.to_dict(), "generator": {**about, "model": model}}
 
 
 def real_images(settings: Settings, scale: GeneratorScale) -> Iterator[Image]:
@@ -157,21 +138,10 @@ def real_images(settings: Settings, scale: GeneratorScale) -> Iterator[Image]:
 
 def first_of_each_class(listing: Listing, count: int) -> list[int]:
     """Return the indices of the first images of every class by file name, class by class."""
-    by_class: dict[Any, list[int]] = {}
-    for index, target in enumerate(listing.targets):
-        by_class.setdefault(target, []).append(index)
     found = []
     for label, name in enumerate(listing.classes):
-        here = by_class.get(label, [])
+        here = [index for index, target in enumerate(listing.targets) if target == label]
         if len(here) < count:
             raise ValueError(f"class {name!r} has {len(here)} images; the first {count} of each class are needed")
         found += sorted(here, key=listing.images.name)[:count]
     return found
-
-
-def by_rate(results: Sequence[Result], text: Callable[[Result], str]) -> Table:
-    """Make a table with one line per method, one column per keep rate."""
-    cells = {(result["method"], result["keep_rate"]): text(result) for result in results}
-    rates = sorted({rate for _, rate in cells}, reverse=True)
-    methods = list(dict.fromkeys(str(method) for method, _ in cells))
-    return comparison(methods, rates, lambda row, rate: cells.get((row, rate)))

@@ -12,7 +12,7 @@ from agglo.embedded import classifier as embedded
 from agglo.lab.data.fashion_mnist import CLASSES, read_split
 from agglo.lab.evaluation.configs import Configs
 from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, EQUAL, FASHION, Entry, data_need, weights_name
-from agglo.lab.paper.study import CannotRunError, Cell, Need, Result, RunCell, Section, Settings, Study
+from agglo.lab.paper.study import CannotRunError, Need, Result, RunCell, Section, Settings, Study, StudyCell
 from agglo.models.opening import ModelSpec, build
 
 _RATE = 0.25
@@ -52,11 +52,11 @@ MINIATURES = (
 )
 
 
-def _axes(sheets: Sequence[Sheet], settings: Settings) -> Iterator[Cell]:
+def _axes(sheets: Sequence[Sheet], settings: Settings) -> Iterator[StudyCell]:
     for sheet in sheets:
         needs = data_need(sheet.data), Need("weights", sheet.weights, "trained on the data set of the images")
         about = {"sheet": sheet.name, "figure": sheet.figure, "model": sheet.model, "data": sheet.data}
-        yield Cell(about, () if sheet.data == FASHION else needs)
+        yield StudyCell(about, () if sheet.data == FASHION else needs)
 
 
 def _run(sheets: Sequence[Sheet], settings: Settings) -> RunCell:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from agglo.drawing.charts import CurvePanel, Level
 from agglo.lab.paper import compare, printed
 from agglo.lab.paper.classifiers import FASHION, SHELF, TUNED, data_need
 from agglo.lab.paper.compare import DENSE, Value
@@ -32,10 +30,10 @@ from agglo.lab.paper.detectors import (
     start,
 )
 from agglo.lab.paper.output import read_results
-from agglo.lab.paper.study import CannotRunError, Cell, Need, Result, RunCell, Section, Settings, Study
+from agglo.lab.paper.study import CannotRunError, Need, Result, RunCell, Section, Settings, Study, StudyCell
 from agglo.lab.tasks.detection.evaluation.matches import interval
 from agglo.utils.journal import key_of
-from agglo.utils.tables import CANNOT, Column, Table
+from agglo.utils.tables import Column, Table
 
 GATE = "gate"  # of cells with a single token: a detector that then loses little hardly needs the ViT
 _UNREDUCED = (DENSE, DENSE_WITH_TOKEN, COLLAPSED.name)
@@ -78,6 +76,10 @@ FURTHER = tuple(
 )
 
 
+def to_dense(training: str, method: str, rate: float) -> str:
+    return f"{training}: {method} {rate:.0%} to dense"
+
+
 def differences_of(scale: DetectorScale) -> list[Difference]:
     """Return all differences that a scale has the cells for.
 
@@ -86,12 +88,12 @@ def differences_of(scale: DetectorScale) -> list[Difference]:
     found = []
     for training, rate, entry in scale.reduced:
         dense = (training if scale.is_miniature else SHELF, scale.dense_name(entry.name), None)
-        found.append(Difference(f"{training}: {entry.name} {rate:.0%} to dense", (training, entry.name, rate), dense))
+        found.append(Difference(to_dense(training, entry.name, rate), (training, entry.name, rate), dense))
     known = [each.first for each in found]
     return found + [each for each in (*CLAIMS, *FURTHER) if each.first in known and each.second in known]
 
 
-def _axes(scale: DetectorScale, settings: Settings) -> Iterator[Cell]:
+def _axes(scale: DetectorScale, settings: Settings) -> Iterator[StudyCell]:
     seeds = {SHELF: settings.seeds or scale.shelf_seeds, TUNED: settings.seeds or scale.tuned_seeds}
     dense = dict.fromkeys([DENSE, *(scale.dense_name(entry.name) for entry in scale.methods)])
     cases: list[tuple[str, str, float | None]] = [(SHELF, name, None) for name in dense]
@@ -102,11 +104,11 @@ def _axes(scale: DetectorScale, settings: Settings) -> Iterator[Cell]:
         for training, method, rate in cases:
             for seed in range(seeds[TUNED if training == TUNED else SHELF]):
                 about = {"model": model, "training": training, "method": method, "keep_rate": rate, "seed": seed}
-                yield Cell(about, _needs(settings, scale, model, [method]))
+                yield StudyCell(about, _needs(settings, scale, model, [method]))
         for name, *pair in differences_of(scale):
             compared = min(seeds[training] for training, *_ in pair)
             needs = _needs(settings, scale, model, [method for _, method, _ in pair])
-            yield Cell({"model": model, "difference": name, "seeds": list(range(compared))}, needs)
+            yield StudyCell({"model": model, "difference": name, "seeds": list(range(compared))}, needs)
 
 
 def _published(model: str) -> Need:
@@ -161,78 +163,59 @@ def _difference(judge: Judge, pair: Sequence[Case], about: Mapping[str, Any]) ->
 
 def _table(results: Sequence[Result], scale: DetectorScale) -> list[Section]:
     found = []
-    for model in scale.models:
-        here = [result for result in results if result["model"] == model]
+    for (model,), here in compare.grouped(results, "model").items():
         prefix = "" if len(scale.models) == 1 else f"{model}, "
         differences = {result["difference"]: result for result in here if "difference" in result}
         for training, cases in ((SHELF, (SHELF, GATE)), (TUNED, (TUNED,))):
             if measured := [result for result in here if result.get("training") in cases]:
-                found += _training_sections(measured, differences, scale, training, prefix)
+                name = f"{prefix}{training}"
+                found += [_average_precision(measured, kind, training, name, scale) for kind in BOX_AND_MASK]
+                apart = [
+                    {**differences[to_dense(*case)], "method": case[1], "keep_rate": case[2]}
+                    for case in dict.fromkeys((r["training"], r["method"], r["keep_rate"]) for r in measured)
+                    if case[2] is not None and to_dense(*case) in differences
+                ]
+                text = "Box and mask AP, with 95 % intervals over resampled images."
+                found.append(Section(f"{name}: difference to dense", compare.by_rate(apart, _intervals), text))
+            if measured and training == SHELF:
+                dense = next((f"Dense: {r['gflops']:.3f}." for r in measured if r["method"] == DENSE), "")
+                table = compare.by_rate(measured, lambda result: result["gflops"], ".3f")
+                found.append(Section(f"{prefix}GFLOPs of the backbone", table, dense))
         found += _difference_sections(differences, prefix)
     return found
 
 
-def _training_sections(
-    results: Sequence[Result], differences: Mapping[str, Result], scale: DetectorScale, training: str, prefix: str
-) -> list[Section]:
+def _average_precision(results: Sequence[Result], kind: str, training: str, name: str, scale: DetectorScale) -> Section:
+    """Return measured AP beside the printed one; what is not reduced stands above the table."""
     model = "tiny" if scale.is_miniature else results[0]["model"]
-    found = []
-    for kind in BOX_AND_MASK:
-        rows, rates, measured = compare.by_method(results, "keep_rate", f"{kind}_AP")
-        rows = [row for row in rows if row not in _UNREDUCED]
 
-        def expected(row: str, rate: float, kind: str = kind) -> Value | None:
-            return compare.printed_value("detection", model, training, row, rate, kind)
+    def expected(row: str, rate: float) -> Value | None:
+        return compare.printed_value("detection", model, training, row, rate, kind)
 
-        text = f"{_dense_text(results, training, model, kind, scale)} {_notes(results, scale)}"
-        if not scale.is_miniature and (apart := compare.disagreements(rows, rates, measured, expected)):
-            text += f" {apart}."
-        if kind == BOX_AND_MASK[-1]:
-            text += f"\n\n{compare.reasons(results)}"
-        table = compare.comparison(rows, rates, measured, expected, comparable=not scale.is_miniature)
-        found.append(Section(f"{prefix}{training}: {kind} AP", table, text.strip()))
-    if differences:
-
-        def with_intervals(row: str, rate: float) -> str | None:
-            measured = differences.get(f"{training}: {row} {rate:.0%} to dense")
-            if measured is None or "cannot" in measured:
-                return None if measured is None else CANNOT
-            return " / ".join(_with_interval(measured[kind]) for kind in BOX_AND_MASK)
-
-        text = "Box and mask AP, with 95 % intervals over resampled images."
-        table = compare.plain_table(rows, rates, with_intervals)
-        found.append(Section(f"{prefix}{training}: difference to dense", table, text))
-    if training == SHELF:
-        groups = compare.grouped(results, "method", "keep_rate")
-
-        def gflops(row: str, rate: float | None) -> Any:
-            return groups.get((row, rate), [{}])[0].get("gflops", CANNOT if (row, rate) in groups else None)
-
-        text = f"Dense: {gflops(DENSE, None):.3f}." if (DENSE, None) in groups else ""
-        table = compare.plain_table(rows, rates, gflops, ".3f")
-        found.append(Section(f"{prefix}GFLOPs of the backbone", table, text))
-    return found
-
-
-def _dense_text(results: Sequence[Result], training: str, model: str, kind: str, scale: DetectorScale) -> str:
+    reduced = [result for result in results if result["method"] not in _UNREDUCED]
+    comparable = not scale.is_miniature
+    found = compare.by_method(reduced, "keep_rate", f"{kind}_AP", expected=expected, comparable=comparable)
     parts = []
-    for name in _UNREDUCED:
-        value = compare.over_seeds([result for result in results if result["method"] == name], f"{kind}_AP")
-        number = printed.value("detection", model, training, name, kind)
-        beside = "" if number is None or scale.is_miniature else f" (printed: {number:.1f})"
-        parts += [] if value is None else [f"{name.capitalize()}: {value}{beside}."]
-    return " ".join(parts)
-
-
-def _notes(results: Sequence[Result], scale: DetectorScale) -> str:
+    for method in _UNREDUCED:
+        value = compare.over_seeds([result for result in results if result["method"] == method], f"{kind}_AP")
+        number = printed.value("detection", model, training, method, kind) if comparable else None
+        beside = "" if number is None else f" (printed: {number:.1f})"
+        parts += [] if value is None else [f"{method.capitalize()}: {value}{beside}."]
     seeds = len({result["seed"] for result in results})
     over = f"Mean over {seeds} seeds of training, in brackets the standard deviation."
-    if seeds == 1:
-        over = "One seed: nothing is known about the spread between trainings."
-    if scale.is_miniature:
-        return f"{over} Printed numbers are of ViT-Adapter-T on COCO: they cannot stand beside these."
-    remarks = "; ".join(printed.table("detection")["remarks"])
-    return f"{over} +- is one standard error, of our images and seeds. Of the printed numbers: {remarks}."
+    parts.append("One seed: nothing is known about the spread between trainings." if seeds == 1 else over)
+    if comparable:
+        remarks = "; ".join(printed.table("detection")["remarks"])
+        parts += ["+- is one standard error, of our images and seeds.", f"Of the printed numbers: {remarks}."]
+        parts.append(found.remarks())
+    else:
+        parts.append("Printed numbers are of ViT-Adapter-T on COCO: they cannot stand beside these.")
+    text = f"{' '.join(parts)}\n\n{compare.reasons(results) if kind == BOX_AND_MASK[-1] else ''}"
+    return Section(f"{name}: {kind} AP", found.table(), text.strip())
+
+
+def _intervals(result: Result) -> str:
+    return " / ".join(_with_interval(result[kind]) for kind in BOX_AND_MASK)
 
 
 def _with_interval(found: Mapping[str, float]) -> str:
@@ -244,35 +227,30 @@ def _difference_sections(differences: Mapping[str, Result], prefix: str) -> list
         "Each line is above 0 in the paper's table for both detectors, for boxes and for masks. Differences are of "
         "means over seeds, in points of AP, with 95 % intervals over resampled images; then the box AP of each seed."
     )
-    tables = (
+    columns = [Column("difference", left=True), Column("box AP"), Column("mask AP"), Column("seeds", left=True)]
+    sections = []
+    for title, wanted, note in (
         ("what the paper's table says", CLAIMS, text),
         ("not in the paper's table at these keep rates", FURTHER, ""),
-    )
-    sections = []
-    for title, wanted, text in tables:
+    ):
         rows = []
         for name, *_ in wanted:
             if (found := differences.get(name)) and "cannot" not in found:
                 by_seed = ", ".join(f"{value:+.1f}" for value in found["box"]["by_seed"])
                 rows.append([name, *(_with_interval(found[kind]) for kind in BOX_AND_MASK), by_seed])
-        columns = [Column("difference", left=True), Column("box AP"), Column("mask AP"), Column("seeds", left=True)]
-        sections += [Section(f"{prefix}{title}", Table(columns, rows), text)] if rows else []
+        sections += [Section(f"{prefix}{title}", Table(columns, rows), note)] if rows else []
     return sections
 
 
 def _draw(results: Sequence[Result], scale: DetectorScale, settings: Settings, folder: Path) -> list[Path]:
-    """Draw AP by keep rate, one panel per model, training and kind that has a curve."""
+    """Draw AP by keep rate, one panel per model, training and kind that has several keep rates."""
     panels = []
     measured = [result for result in results if result.get("training") in (SHELF, TUNED)]
     for (model, training), here in compare.grouped(measured, "model", "training").items():
-        for kind in BOX_AND_MASK:
-            curves = [each for each in compare.curves(here, "method", "keep_rate", f"{kind}_AP") if len(each.x) > 1]
-            dense = compare.dense_value(here, f"{kind}_AP")
-            if curves and isinstance(dense, Value):
-                curves = [replace(curve, y_error=None) for curve in curves]
-                title, label = f"{model}, {training}, {kind}", "keep rate at each stage"
-                ticks, level = compare.ticks(curves), Level(dense.number)
-                panels.append(CurvePanel(curves, label, f"{kind} AP", level, title, ticks))
+        if len({result["keep_rate"] for result in here} - {None}) > 1:
+            for kind in BOX_AND_MASK:
+                title = f"{model}, {training}, {kind}"
+                panels += compare.panel(here, f"{kind}_AP", title, y_label=f"{kind} AP")
     return compare.draw_panels(panels, folder / "ap.png")
 
 
@@ -294,6 +272,5 @@ DETECTION = Study(
     table=_table,
     draw=_draw,
     optional=tuple(map(_published, FULL.models)),
-    only_asked=True,  # cells of seeds that are not finished stay out
 )
 ITEMS = (DETECTION,)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agglo.drawing.charts import CurvePanel, Level
 from agglo.lab.paper import compare, synthesis
 from agglo.lab.paper.compare import DENSE, Value
-from agglo.lab.paper.study import Cell, Need, Result, RunCell, Section, Settings, Study
+from agglo.lab.paper.study import Need, Result, RunCell, Section, Settings, Study, StudyCell
 from agglo.lab.paper.synthesis import FULL, INCEPTION, MINIATURE, GeneratorScale
 from agglo.lab.tasks.synthesis.evaluation.features import features_named
 from agglo.lab.tasks.synthesis.evaluation.fid import Statistics, features_of, frechet_distance, statistics_of
@@ -22,7 +22,7 @@ _FEATURES = {CLASSIFIER: "the embedded classifier's features", INCEPTION: "Incep
 _INCEPTION_RATES = (None, 0.5, 0.4)
 
 
-def _axes(scale: GeneratorScale, settings: Settings) -> Iterator[Cell]:
+def _axes(scale: GeneratorScale, settings: Settings) -> Iterator[StudyCell]:
     inception = Need("weights", INCEPTION, "TorchScript of Inception-v3, inception-2015-12-05.pt")
     for method, rate in scale.reductions:
         for kind in _FEATURES if scale.embedded else [INCEPTION]:
@@ -30,7 +30,7 @@ def _axes(scale: GeneratorScale, settings: Settings) -> Iterator[Cell]:
                 continue
             needs = (*scale.data_needs, *scale.generator_needs, *([inception] if kind == INCEPTION else []))
             for seed in range(settings.seeds or scale.sets):
-                yield Cell({"method": method, "keep_rate": rate, "features": kind, "seed": seed}, needs)
+                yield StudyCell({"method": method, "keep_rate": rate, "features": kind, "seed": seed}, needs)
 
 
 def _run(scale: GeneratorScale, settings: Settings) -> RunCell:
@@ -60,11 +60,8 @@ def _run(scale: GeneratorScale, settings: Settings) -> RunCell:
         if workers.index:
             return {}  # one process looks at the images
         kept = images / f"{cell.name}.{kind}.npz"
-        found = (
-            Statistics.load(kept)
-            if kept.exists()
-            else statistics_of(images / cell.name, lambda: features(kind), keep=kept)
-        )
+        found = Statistics.load(kept) if kept.exists() else None
+        found = found or statistics_of(images / cell.name, lambda: features(kind), keep=kept)
         return {
             "distance": frechet_distance(reference(kind), found),
             "images": len(requests),
@@ -77,9 +74,9 @@ def _run(scale: GeneratorScale, settings: Settings) -> RunCell:
 
 
 def _table(results: Sequence[Result], scale: GeneratorScale) -> list[Section]:
-    by_kind = {kind: [result for result in results if result["features"] == kind] for kind in _FEATURES}
     found = []
-    for kind, here in by_kind.items():
+    for kind in _FEATURES:
+        here = [result for result in results if result["features"] == kind]
         if any(result["method"] == DENSE for result in here):
             found += _sections(here, kind, comparable=not scale.embedded)
     return found
@@ -87,36 +84,31 @@ def _table(results: Sequence[Result], scale: GeneratorScale) -> list[Section]:
 
 def _sections(results: Sequence[Result], kind: str, *, comparable: bool) -> list[Section]:
     dense = [result for result in results if result["method"] == DENSE]
-    methods, rates, reduced = compare.by_method(results, "keep_rate", "distance")
+    found = compare.by_method(results, "keep_rate", "distance", comparable=comparable)
     base = {result["seed"]: result["distance"] for result in dense}
     apart = [{**r, "distance": r["distance"] - base[r["seed"]]} for r in results if r["seed"] in base]
-    above = compare.by_method(apart, "keep_rate", "distance")[2]
 
     def measured(row: str, rate: float) -> Value | str | None:
-        return compare.over_seeds(dense, "distance") if rate == 1.0 else reduced(row, rate)
+        return compare.over_seeds(dense, "distance") if rate == 1.0 else found.measured(row, rate)
 
     def expected(row: str, rate: float) -> Value | None:
         return compare.printed_value("diffusion", printed_name(row), rate)
 
-    def signed(row: str, rate: float) -> str | None:
-        value = above(row, rate)
-        sign = "+" if isinstance(value, Value) and value.number >= 0 else ""
-        return None if value is None else f"{sign}{value}"
-
-    papers = [method for method in methods if method == "tome" or method.endswith("-paper")]
-    own = [method for method in methods if method not in papers]
+    every = replace(found, columns=[1.0, *found.columns], measured=measured)
+    papers = [method for method in found.rows if method == "tome" or method.endswith("-paper")]
+    own = [method for method in found.rows if method not in papers]
     text = (
         f"By {_FEATURES[kind]}: {len(dense)} set{'s' if len(dense) > 1 else ''} of {dense[0]['images']} images against "
         f"{dense[0]['reference_images']} real ones; in brackets the standard deviation over sets."
     )
     if not comparable:
         text += " Printed numbers are of Stable Diffusion 1.5 and ImageNet: they cannot stand beside these."
-    table = compare.comparison(papers, [1.0, *rates], measured, expected, comparable=comparable)
+    table = replace(every, rows=papers, expected=expected).table()
     parts = [Section(f"Frechet distance by {kind}: the paper's table", table, text)]
     if own:
         title = f"Frechet distance by {kind}: agglo's own mode, not in the paper"
-        parts.append(Section(title, compare.comparison(own, [1.0, *rates], measured)))
-    table = compare.comparison([*papers, *own], rates, signed)
+        parts.append(Section(title, replace(every, rows=own).table()))
+    table = replace(compare.by_method(apart, "keep_rate", "distance"), rows=[*papers, *own]).table()
     return [*parts, Section(f"Difference to dense with the same seeds, by {kind}", table)]
 
 
@@ -133,12 +125,8 @@ def _draw(results: Sequence[Result], scale: GeneratorScale, settings: Settings, 
     panels = []
     for kind, title in _FEATURES.items():
         here = [result for result in results if result["features"] == kind]
-        curves = [curve for curve in compare.curves(here, "method", "keep_rate", "distance") if len(curve.x) > 1]
-        dense = compare.dense_value(here, "distance")
-        if curves and isinstance(dense, Value):
-            level, ticks = Level(dense.number), compare.ticks(curves)
-            panels.append(CurvePanel(curves, "keep rate", "Frechet distance", level, f"by {title}", ticks))
-    return compare.draw_panels(panels, folder / "distance.png", "Bars: standard error over sets of seeds.")
+        panels += compare.panel(here, "distance", f"by {title}", x_label="keep rate", y_label="Frechet distance")
+    return compare.draw_panels(panels, folder / "distance.png", "bars: standard error over sets of seeds")
 
 
 DIFFUSION_FID = Study(

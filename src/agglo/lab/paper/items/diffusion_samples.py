@@ -14,8 +14,8 @@ import torch
 
 from agglo.drawing.sheet import Panel, Row, compose
 from agglo.lab.paper import synthesis
-from agglo.lab.paper.compare import DENSE, grouped, percent
-from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings, Study
+from agglo.lab.paper.compare import DENSE, by_rate, percent
+from agglo.lab.paper.study import Result, RunCell, Section, Settings, Study, StudyCell
 from agglo.lab.paper.synthesis import FULL, MINIATURE, GeneratorScale, Reductions
 from agglo.lab.tasks.synthesis.data.requests import Request
 from agglo.lab.tasks.synthesis.evaluation.errors import relative_errors
@@ -39,9 +39,9 @@ def shown(scale: GeneratorScale) -> list[Request]:
     return [request for request in scale.requests(0, classes) if request.name in wanted]
 
 
-def _axes(scale: GeneratorScale, settings: Settings) -> Iterator[Cell]:
+def _axes(scale: GeneratorScale, settings: Settings) -> Iterator[StudyCell]:
     for method, rate in scale.reductions:
-        yield Cell({"method": method, "keep_rate": rate}, scale.generator_needs)
+        yield StudyCell({"method": method, "keep_rate": rate}, scale.generator_needs)
 
 
 def _run(scale: GeneratorScale, settings: Settings) -> RunCell:
@@ -67,19 +67,18 @@ def _run(scale: GeneratorScale, settings: Settings) -> RunCell:
 
 
 def _table(results: Sequence[Result], scale: GeneratorScale) -> list[Section]:
-    reduced = [result for result in results if result["method"] != DENSE]
     text = (
         f"Relative error of the pixels against the dense picture of the same seed (%), mean over {len(SHOWN)} "
         "pictures. The paper prints pictures alone, no numbers."
     )
-    table = synthesis.by_rate(reduced, lambda result: f"{100 * result['error']:.1f}")
-    return [Section("How far the pictures are from the dense ones", table, text)] if reduced else []
+    table = by_rate(results, lambda result: 100 * result["error"], ".1f")
+    return [Section("How far the pictures are from the dense ones", table, text)] if table.rows else []
 
 
 def _draw(results: Sequence[Result], scale: GeneratorScale, settings: Settings, folder: Path) -> list[Path]:
     """Draw the pictures in the folder of runs; where they are gone, the sheets stay as they were drawn."""
     images, requests = settings.run_folder("diffusion-samples"), shown(scale)
-    done = grouped(results, "method", "keep_rate")
+    done = {(result["method"], result["keep_rate"]) for result in results}
     cells = {key: cell for key, cell in scale.reductions.items() if key in done}
     if (DENSE, None) not in cells or len(cells) == 1:
         return []

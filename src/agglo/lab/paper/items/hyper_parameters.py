@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from agglo.lab.paper import classifiers, compare, printed
-from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, RATES, ClassifierScale, Subject
+from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, ClassifierScale, FineTuner, Subject
 from agglo.lab.paper.compare import Value, percent
-from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings, Study
+from agglo.lab.paper.study import Result, RunCell, Section, Settings, Study, StudyCell
 from agglo.utils.tables import Column, Table
 
 _EPOCHS = 30  # of the paper's runs
 # Values of the paper's search that it selected somewhere.
 PAPER: dict[str, list[Any]] = {"warmup_epochs": [5, 20], "backbone_lr_scale": [0.01, 1.0], "frozen_epochs": [0, 5]}
-FULL = ClassifierScale((Subject(DEITS[1], "imagenet", IMAGES["imagenet"], DEITS[1]),), ATC)
-MINIATURE = ClassifierScale(
-    (replace(EMBEDDED, training=1000, images=2000),),
-    ATC[1:2],
-    (0.25,),
-    str(classifiers.RECIPE),
-    choices={"epochs": 6, "evaluate_every": 6},
-)
 
 
 def _shorter(scale: ClassifierScale) -> int:
@@ -31,38 +23,25 @@ def _shorter(scale: ClassifierScale) -> int:
     return _EPOCHS // int(scale.choices.get("epochs", _EPOCHS))
 
 
-def _axes(scale: ClassifierScale, settings: Settings) -> Iterator[Cell]:
+def _axes(scale: ClassifierScale, settings: Settings) -> Iterator[StudyCell]:
     # The same fractions of the run as 5 and 20 of 30 epochs.
     over = {name: [n // _shorter(scale) for n in PAPER[name]] for name in ("warmup_epochs", "frozen_epochs")}
-    for entry in scale.entries:
-        for rate in scale.rates:
-            for seed in range(settings.seeds or scale.seeds):
-                for values in product(*{**PAPER, **over}.values()):
-                    combination = dict(zip(PAPER, values, strict=True))
-                    about = {"method": entry.name, "keep_rate": rate, **combination, "seed": seed}
-                    yield Cell(about, scale.subjects[0].needs)
+    seeds = range(settings.seeds or scale.seeds)
+    for entry, rate, seed in product(scale.entries, scale.rates, seeds):
+        for values in product(*{**PAPER, **over}.values()):
+            combination = dict(zip(PAPER, values, strict=True))
+            about = {"method": entry.name, "keep_rate": rate, **combination, "seed": seed}
+            yield StudyCell(about, scale.subjects[0].needs)
 
 
 def _run(scale: ClassifierScale, settings: Settings) -> RunCell:
-    [subject] = scale.subjects
-    folder = settings.run_folder("hyper-parameters")
-    root = subject.training_root(settings, folder)
-
-    def run(about: Mapping[str, Any]) -> dict[str, Any]:
-        varied = {name: about[name] for name in (*PAPER, "seed")}
-        name = ",".join(f"{setting}={value}" for setting, value in varied.items())
-        place = folder / f"{about['method']}-{about['keep_rate']}".replace(" ", "-") / name
-        choices = {**scale.choices, **varied, **subject.start(settings)}
-        entry, rate = classifiers.named(scale.entries, about["method"]), about["keep_rate"]
-        found = classifiers.fine_tune(settings, scale.recipe, choices, entry, root, place, keep_rate=rate)
-        return {**found, "images": subject.images}
-
-    return run
+    train = FineTuner("hyper-parameters", scale, settings)
+    return lambda about: train(about, {"keep_rate": about["keep_rate"]}, **{name: about[name] for name in PAPER})
 
 
 def _table(results: Sequence[Result], scale: ClassifierScale) -> list[Section]:
     groups = compare.grouped(results, "method", "keep_rate").items()
-    return [*(_searched(method, rate, here, _shorter(scale)) for (method, rate), here in groups), _assigned()]
+    return [_searched(method, rate, here, _shorter(scale)) for (method, rate), here in groups]
 
 
 def _searched(method: str, rate: float, results: Sequence[Result], epochs: int) -> Section:
@@ -77,44 +56,27 @@ def _searched(method: str, rate: float, results: Sequence[Result], epochs: int) 
     for (warmup, backbone, frozen), value in ranked:
         is_papers = [warmup * epochs, backbone, frozen * epochs] == chosen
         rows.append([warmup, backbone, frozen, str(value), "yes" if is_papers else ""])
-    text = f"Best first, of {len(ranked)} combinations."
-    if len(ranked) > 1:
-        apart, best = ranked[0][1].number - ranked[-1][1].number, ranked[0][1]
-        of_seeds = "one run each says" if best.seeds == 1 else f"{best.seeds} runs each say"
-        text += (
-            f" Best and worst are {apart:.2f} points apart; the standard error of one accuracy is {best.error:.2f}, "
-            f"and {of_seeds} nothing about smaller differences."
-        )
+    text = f"Best first, of {len(ranked)} combinations; the standard error of one accuracy is {ranked[0][1].error:.2f}."
     return Section(f"{method} at {percent(rate)}", Table(columns, rows), text)
-
-
-def _assigned() -> Section:
-    """Show what the paper prints for the other data sets, which nothing here can be measured against."""
-    owners = {"imagenet": "ImageNet's", "own": "its own"}
-    rows = [
-        [data, method, *(owners[by_rate[str(rate)]] for rate in RATES)]
-        for data, by_method in printed.table("hyper-assignment")["values"].items()
-        for method, by_rate in by_method.items()
-    ]
-    columns = [Column(title, left=True) for title in ("data set", "method", *map(percent, RATES))]
-    text = (
-        "As printed: settings found on ImageNet, or those of the data set's own dense DeiT-S, whichever did better. "
-        "The latter are published nowhere, so that `fine-tuned` takes what `agglo finetune deit --show` says."
-    )
-    return Section("The other data sets", Table(columns, rows), text)
 
 
 ITEMS = (
     Study(
         name="hyper-parameters",
-        shows="tables imagenetHyper, hyperAssign",
+        shows="table imagenetHyper",
         about="Warm-up, backbone rate and frozen epochs, searched for each linkage and keep rate on ImageNet with "
         "DeiT-S",
         stands_in="Average linkage at 25 %, the embedded classifier trained for six epochs on 1000 images and ranked "
         "on 2000: epochs are a fifth of the paper's.",
         gpu_hours="843",
-        full=FULL,
-        miniature=MINIATURE,
+        full=ClassifierScale((Subject(DEITS[1], "imagenet", IMAGES["imagenet"], DEITS[1]),), ATC),
+        miniature=ClassifierScale(
+            (replace(EMBEDDED, training=1000, images=2000),),
+            ATC[1:2],
+            (0.25,),
+            str(classifiers.RECIPE),
+            choices={"epochs": 6, "evaluate_every": 6},
+        ),
         axes=_axes,
         run=_run,
         table=_table,

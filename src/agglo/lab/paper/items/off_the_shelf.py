@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from agglo.lab.paper import classifiers, compare, printed
-from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, LINKAGES, ClassifierScale, Entry, Subject
+from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, LINKAGES, ClassifierScale, Entry, Subject, named
 from agglo.lab.paper.compare import DENSE, Value
-from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings, Study
-from agglo.utils.tables import CANNOT
+from agglo.lab.paper.study import Result, RunCell, Section, Settings, Study, StudyCell
 
 # Without proportional attention the released code does not track sizes at all.
 _RELEASED = tuple(
@@ -19,7 +19,7 @@ _RELEASED = tuple(
     for linkage in LINKAGES
 )
 _OTHERS = tuple(entry for entry in classifiers.ALL if not entry.learns and entry not in ATC)
-# K-Medoids and DPC-KNN with equal weights, and with proportional attention, which neither has of its own.
+# K-Medoids and DPC-KNN with equal weights, and with proportional attention, which is no part of either.
 _EQUAL: dict[str, Any] = {"weights": "equal"}
 _WEIGHTED = (
     Entry("kmedoids equal", "kmedoids", _EQUAL),
@@ -31,21 +31,24 @@ _SUBJECTS = tuple(
     for model in DEITS
     for data, images in IMAGES.items()
 )
-FULL = ClassifierScale(_SUBJECTS, (*ATC, *_RELEASED, *_OTHERS, *_WEIGHTED))
-MINIATURE = ClassifierScale((EMBEDDED,), (*ATC, *_RELEASED, *_OTHERS))
 
 
-def _axes(scale: ClassifierScale, settings: Settings) -> Iterator[Cell]:
+def _axes(scale: ClassifierScale, settings: Settings) -> Iterator[StudyCell]:
     for subject in scale.subjects:
         for method, rate in ((DENSE, None), *((entry.name, rate) for entry in scale.entries for rate in scale.rates)):
             about = {"model": subject.model, "data": subject.data, "method": method, "keep_rate": rate}
-            yield Cell(about, subject.needs)
+            yield StudyCell(about, subject.needs)
 
 
 def run_evaluations(scale: ClassifierScale, settings: Settings) -> RunCell:
     """Evaluate cells off the shelf, by their model, data, method and keep rate."""
     evaluate = classifiers.Evaluator(settings)
-    return lambda about: evaluate(scale.subject(about), scale.config(about))
+
+    def run(about: Mapping[str, Any]) -> dict[str, Any]:
+        entry = named(scale.entries, about["method"])
+        return evaluate(scale.subject(about), None if entry is None else entry.config(about["keep_rate"]))
+
+    return run
 
 
 def _table(results: Sequence[Result], scale: ClassifierScale) -> list[Section]:
@@ -56,13 +59,13 @@ def _table(results: Sequence[Result], scale: ClassifierScale) -> list[Section]:
 def _sections(model: str, data: str, results: Sequence[Result]) -> list[Section]:
     dense: Mapping[str, Any] = next((result for result in results if result["method"] == DENSE), {})
     metric = compare.metric_of(results)
-    rows, rates, measured = compare.by_method(results, "keep_rate", metric)
     images = printed.IMAGES.get(data) if metric == "top1" else None
 
     def expected(row: str, rate: float) -> Value | None:
         name = row.removesuffix(" as released")
         return compare.printed_value("off-the-shelf", model, data, name, rate, images=images)
 
+    found = compare.by_method(results, "keep_rate", metric, expected=expected)
     of_paper = printed.value("fine-tuned", model, data, DENSE)
     beside_dense = "" if of_paper is None else f" (printed: {of_paper:.2f})"
     of_dense = f"{dense[metric]:.2f}{beside_dense}" if dense else "not run"
@@ -70,34 +73,31 @@ def _sections(model: str, data: str, results: Sequence[Result]) -> list[Section]
         f"{metric} (%) on {dense.get('images', '?')} images; dense: {of_dense}. +- is one standard error, of both "
         "samples of images; where they are the same images, it is less."
     )
-    atc = [row for row in rows if row.startswith("atc")]
-    released = [row for row in atc if row.endswith("as released")]
-    for title, chosen in (("ATC as described", [row for row in atc if row not in released]), ("As released", released)):
-        if found := compare.disagreements(chosen, rates, measured, expected):
-            text += f" {title}: {found}."
-    if all(expected(row, rate) is None for row in atc for rate in rates):
-        text += " The paper prints nothing for this model on these data."
-    parts = [Section(f"{model}, {data}: ATC", compare.comparison(atc, rates, measured, expected), text)]
-    if others := [row for row in rows if row not in atc]:
-        title = f"{model}, {data}: other methods, which the paper does not have off the shelf"
-        parts.append(Section(title, compare.comparison(others, rates, measured), compare.reasons(results)))
-    groups = compare.grouped(results, "method", "keep_rate")
-    cost = compare.plain_table(rows, rates, lambda row, rate: _cost(groups.get((row, rate))))
+    atc = replace(found, rows=[row for row in found.rows if row.startswith("atc")])
+    others = replace(found, rows=[row for row in found.rows if row not in atc.rows])
+    described, released = (
+        replace(atc, rows=[entry.name for entry in entries if entry.name in atc.rows]).remarks()
+        for entries in (ATC, _RELEASED)
+    )
+    text += f" {described}" if described == released else f" ATC as described: {described} As released: {released}"
+    name = f"{model}, {data}"
+    parts = [Section(f"{name}: ATC", atc.table(), text)]
+    if others.rows:
+        title = f"{name}: other methods, which the paper does not have off the shelf"
+        parts.append(Section(title, others.table(), compare.reasons(results)))
     gflops = f"Dense: {dense['gflops']:.2f} GFLOPs." if dense else ""
-    return [*parts, Section(f"{model}, {data}: tokens, and GFLOPs in brackets", cost, gflops)]
+    return [*parts, Section(f"{name}: tokens, and GFLOPs in brackets", compare.by_rate(results, _cost), gflops)]
 
 
-def _cost(results: Sequence[Result] | None) -> str | None:
-    if not results or "cannot" in results[0]:
-        return CANNOT if results else None
-    counts = " ".join(str(count) for count, _ in groupby(results[0]["counts"]))
-    varies = results[0]["varies"]
-    return f"{'' if varies == 'no' else varies.replace('_', ' ') + ' '}{counts} ({results[0]['gflops']:.2f})"
+def _cost(result: Result) -> str:
+    counts = " ".join(str(count) for count, _ in groupby(result["counts"]))
+    varies = result["varies"]
+    return f"{'' if varies == 'no' else varies.replace('_', ' ') + ' '}{counts} ({result['gflops']:.2f})"
 
 
 def _draw(results: Sequence[Result], scale: ClassifierScale, settings: Settings, folder: Path) -> list[Path]:
     bold = (*classifiers.OURS, *(entry.name for entry in _RELEASED), "tome")
-    return compare.draw_accuracy(results, folder / "accuracy.png", faint=lambda name: name not in bold)
+    return compare.draw_accuracy(results, folder / "accuracy.png", lambda name: name not in bold)
 
 
 ITEMS = (
@@ -109,8 +109,8 @@ ITEMS = (
         "other method without parameters",
         stands_in="The embedded classifier and Fashion-MNIST's test set stand in.",
         gpu_hours="5.2",
-        full=FULL,
-        miniature=MINIATURE,
+        full=ClassifierScale(_SUBJECTS, (*ATC, *_RELEASED, *_OTHERS, *_WEIGHTED)),
+        miniature=ClassifierScale((EMBEDDED,), (*ATC, *_RELEASED, *_OTHERS)),
         axes=_axes,
         run=run_evaluations,
         table=_table,

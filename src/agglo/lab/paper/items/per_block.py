@@ -9,9 +9,20 @@ from typing import Any
 
 from agglo.embedded import classifier as embedded
 from agglo.lab.paper import classifiers, compare, printed
-from agglo.lab.paper.classifiers import ATC, EMBEDDED, IMAGES, SHELF, TUNED, ClassifierScale, Entry, Subject
+from agglo.lab.paper.classifiers import (
+    ATC,
+    EMBEDDED,
+    IMAGES,
+    SHELF,
+    TUNED,
+    ClassifierScale,
+    Entry,
+    FineTuner,
+    Subject,
+    named,
+)
 from agglo.lab.paper.compare import DENSE, Value
-from agglo.lab.paper.study import Cell, Result, RunCell, Section, Settings, Study
+from agglo.lab.paper.study import Result, RunCell, Section, Settings, Study, StudyCell
 from agglo.schedule import Constant, Linear, PerBlock, Schedule
 
 KINDS = ("constant", "linear")
@@ -87,48 +98,50 @@ _CURVE = replace(EMBEDDED, images=500, bundled=True, ts=(0, 4, 8, 12, 16))
 _ENLARGED = replace(_CURVE, model=f"{embedded.NAME} at 42 pixels", patches=441, ts=(0, 18, 36), image_size=42)
 
 
-def _schedule(scale: ClassifierScale, about: Mapping[str, Any]) -> tuple[Entry | None, Schedule | None]:
-    """Return the method of a cell and what it removes."""
-    entry = classifiers.named(scale.entries, about["method"])
-    if entry is None:
-        return None, None
-    return entry, schedule_of(about["schedule"], about["t"], scale.subject(about), entry)
+def _schedule(scale: ClassifierScale, about: Mapping[str, Any]) -> Schedule | None:
+    """Return what a cell removes; None is the dense model."""
+    entry = named(scale.entries, about["method"])
+    return None if entry is None else schedule_of(about["schedule"], about["t"], scale.subject(about), entry)
 
 
-def _evaluate(
-    scale: ClassifierScale, evaluate: classifiers.Evaluator, about: Mapping[str, Any], root: Path | None = None
-) -> dict[str, Any]:
-    entry, schedule = _schedule(scale, about)
-    config = None if entry is None or schedule is None else entry.config(schedule=schedule)
-    return evaluate(scale.subject(about), config, root=root)
+def _evaluating(scale: ClassifierScale, settings: Settings, root: Path | None = None) -> RunCell:
+    evaluate = classifiers.Evaluator(settings)
+
+    def run(about: Mapping[str, Any]) -> dict[str, Any]:
+        entry, schedule = named(scale.entries, about["method"]), _schedule(scale, about)
+        config = None if entry is None or schedule is None else entry.config(schedule=schedule)
+        return evaluate(scale.subject(about), config, root)
+
+    return run
 
 
-def _curve_axes(scale: ClassifierScale, settings: Settings) -> Iterator[Cell]:
+def _curve_axes(scale: ClassifierScale, settings: Settings) -> Iterator[StudyCell]:
     for subject in scale.subjects:
         for t in subject.ts:
             for kind in KINDS if t else (None,):
                 for name in [entry.name for entry in scale.entries] if t else [DENSE]:
-                    yield Cell({"model": subject.model, "schedule": kind, "method": name, "t": t}, subject.needs)
+                    about = {"model": subject.model, "schedule": kind, "method": name, "t": t}
+                    yield StudyCell(about, subject.needs)
 
 
 def _run_curve(scale: ClassifierScale, settings: Settings) -> RunCell:
-    evaluate = classifiers.Evaluator(settings)
-    return lambda about: {"data": scale.subject(about).data, **_evaluate(scale, evaluate, about)}
+    evaluate = _evaluating(scale, settings)
+    return lambda about: {"data": scale.subject(about).data, **evaluate(about)}
 
 
 def _curve_table(results: Sequence[Result], scale: ClassifierScale) -> list[Section]:
     sections = []
     for (model, kind), here in compare.grouped([r for r in results if r["t"]], "model", "schedule").items():
         dense = compare.dense_value([result for result in results if result["model"] == model], "top1")
-        rows, ts, measured = compare.by_method(here, "t", "top1")
 
         def expected(row: str, t: int, model: str = model, kind: str = kind) -> Value | None:
             if row != "tome" or kind != "constant":
                 return None
             return compare.printed_value("peers", SHELF, model, str(t), images=IMAGES["imagenet"])
 
-        table = compare.comparison(rows, ts[::-1], measured, expected, str, title="method \\ t")
+        found = compare.by_method(here, "t", "top1", expected=expected)
         text = f"top1 (%), dense {dense}. Printed: of ToMe's own paper, where it has the cell. {_WHY}"
+        table = replace(found, columns=found.columns[::-1]).table(str, "method \\ t")
         sections.append(Section(f"{model}, {kind}", table, text))
     return sections
 
@@ -136,10 +149,11 @@ def _curve_table(results: Sequence[Result], scale: ClassifierScale) -> list[Sect
 def _draw_curves(results: Sequence[Result], scale: ClassifierScale, settings: Settings, folder: Path) -> list[Path]:
     paths = []
     for kind in KINDS:
-        here = [result for result in results if result["schedule"] in (None, kind)]
-        how: dict[str, Any] = {"over": "t", "x_label": f"t, tokens removed per block ({kind})", "by": ("model",)}
-        path = folder / f"curves-{kind}.png"
-        paths += compare.draw_accuracy(here, path, faint=lambda name: name.endswith(ONE_FEWER), **how)
+        here = compare.grouped([result for result in results if result["schedule"] in (None, kind)], "model").items()
+        how: dict[str, Any] = {"over": "t", "x_label": f"t, tokens removed per block ({kind})"}
+        how["faint"] = lambda name: name.endswith(ONE_FEWER)
+        panels = [each for (model,), of in here for each in compare.panel(of, "top1", model, **how)]
+        paths += compare.draw_panels(panels, folder / f"curves-{kind}.png")
     return paths
 
 
@@ -168,34 +182,29 @@ def _pretrained(subject: Subject) -> Subject:
     return replace(subject, weights=subject.weights.replace("finetuned", "pretrain"))
 
 
-def _mae_axes(scale: ClassifierScale, settings: Settings) -> Iterator[Cell]:
+def _mae_axes(scale: ClassifierScale, settings: Settings) -> Iterator[StudyCell]:
     names = [entry.name for entry in scale.entries]
     for subject in scale.subjects:
         about = {"model": subject.model, "schedule": None, "method": DENSE, "t": 0}
         reduced = [{**about, "schedule": k, "method": n, "t": subject.ts[-1]} for k in KINDS for n in names]
         for each in (about, *reduced):
-            yield Cell({"training": SHELF, **each}, subject.needs)
+            yield StudyCell({"training": SHELF, **each}, subject.needs)
         tuned = [each for each in reduced if not str(each["method"]).endswith(ONE_FEWER)]
         # MAE's authors trained the dense models of the full table.
-        seeds = range(settings.seeds or scale.seeds)
         for each in [*([about] if settings.miniature else []), *tuned]:
-            for seed in seeds:
-                yield Cell({"training": TUNED, **each, "seed": seed}, _pretrained(subject).needs)
+            for seed in range(settings.seeds or scale.seeds):
+                yield StudyCell({"training": TUNED, **each, "seed": seed}, _pretrained(subject).needs)
 
 
 def _run_mae(scale: ClassifierScale, settings: Settings) -> RunCell:
-    evaluate, folder = classifiers.Evaluator(settings), settings.run_folder("mae")
-    root = scale.subjects[0].training_root(settings, folder)
+    train = FineTuner("mae", scale, settings)
+    evaluate = _evaluating(scale, settings, train.roots[scale.subjects[0].data])
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
         if about["training"] == SHELF:
-            return _evaluate(scale, evaluate, about, root)
-        subject, (entry, schedule) = scale.subject(about), _schedule(scale, about)
-        choices = {"seed": about["seed"], **_pretrained(subject).start(settings)}
-        budget = {} if entry is None else {"schedule": str(schedule)}
-        place = folder / classifiers.run_name(about, "model", "schedule", "method", "seed")
-        found = classifiers.fine_tune(settings, scale.recipe, choices, entry, root, place, **budget)
-        return {**found, "images": subject.images}
+            return evaluate(about)
+        budget = {"schedule": str(_schedule(scale, about))}
+        return train(about, budget, weights=_pretrained(scale.subject(about)).weights)
 
     return run
 
@@ -203,21 +212,21 @@ def _run_mae(scale: ClassifierScale, settings: Settings) -> RunCell:
 def _mae_table(results: Sequence[Result], scale: ClassifierScale) -> list[Section]:
     sections = []
     for (training, model), here in compare.grouped(results, "training", "model").items():
-        rows, _, measured = compare.by_method([r for r in here if r["schedule"]], "schedule", "top1")
-        groups = compare.grouped(here, "method", "schedule")
 
         def expected(row: str, kind: str, key: tuple[str, str] = (training, model)) -> Value | None:
             keys = (*key, kind, row.removesuffix(ONE_FEWER))
             return compare.printed_value("mae", *keys, images=IMAGES["imagenet"])
 
-        left = {row: [groups.get((row, kind), [{}])[0].get("counts") for kind in KINDS] for row in rows}
+        found = compare.by_method([r for r in here if r["schedule"]], "schedule", "top1", expected=expected)
+        found = replace(found, columns=KINDS)
+        groups = compare.grouped(here, "method", "schedule")
+        left = {row: [groups.get((row, kind), [{}])[0].get("counts") for kind in KINDS] for row in found.rows}
         counts = "; ".join(f"{row} {', '.join(str(c[-1]) for c in of if c)}" for row, of in left.items() if any(of))
         text = (
             f"top1 (%), dense {compare.dense_value(here, 'top1')}. Patch tokens after the last block (constant, "
-            f"linear): {counts}. {_WHY}{compare.remarks(rows, KINDS, measured, expected)}\n\n{compare.reasons(here)}"
+            f"linear): {counts}. {_WHY} {found.remarks()}\n\n{compare.reasons(here)}"
         )
-        table = compare.comparison(rows, KINDS, measured, expected, str)
-        sections.append(Section(f"{model}, {training}", table, text.strip()))
+        sections.append(Section(f"{model}, {training}", found.table(str), text.strip()))
     return sections
 
 

@@ -19,9 +19,9 @@ from agglo.lab.bench.clustering import CONTESTANTS
 from agglo.lab.paper import compare
 from agglo.lab.paper.classifiers import ATC, DEITS, LINKAGES, RATES, named, plain
 from agglo.lab.paper.compare import DENSE, percent
-from agglo.lab.paper.study import CannotRunError, Cell, Need, Result, RunCell, Section, Settings, Study
+from agglo.lab.paper.study import CannotRunError, Need, Result, RunCell, Section, Settings, Study, StudyCell
 from agglo.models.opening import ModelSpec, build
-from agglo.patch import apply, remove
+from agglo.patch import apply
 from agglo.utils.devices import require_device
 from agglo.utils.tables import CANNOT, Column, Table
 from agglo.utils.timing import seconds_per_pass
@@ -46,9 +46,6 @@ class Timing:
     seconds: float = 60.0
 
 
-FULL, MINIATURE = Timing(), Timing(DEITS[:1], seconds=2.0)
-
-
 def timed(run: Callable[[], Any], device: torch.device, timing: Timing) -> dict[str, Any]:
     """Return the seconds of one pass: the first quarter of the passes is not counted, as in the paper.
 
@@ -66,72 +63,42 @@ def timed(run: Callable[[], Any], device: torch.device, timing: Timing) -> dict[
     return {"seconds": median(times), "range": [min(times), max(times)], "passes": each * len(times)}
 
 
-def _only_device(settings: Settings) -> torch.device:
-    """Return the device; several processes would time each other."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("throughput is of one process on one device: start it without accelerate launch or torchrun")
-    return require_device(settings.device)
+def _timing(make: Callable[[Mapping[str, Any], torch.device], Callable[[], Any]]) -> Callable[..., RunCell]:
+    """Return the `run` of a study that times what `make` returns for a cell."""
+
+    def open_run(timing: Timing, settings: Settings) -> RunCell:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ValueError("throughput is of one process on one device: start it without accelerate or torchrun")
+        device = require_device(settings.device)
+
+        def run(about: Mapping[str, Any]) -> dict[str, Any]:
+            found = timed(make(about, device), device, timing)
+            threads = torch.get_num_threads()
+            return {_SPEED: about["batch"] / found["seconds"], **found, "threads": threads, "device": device.type}
+
+        return run
+
+    return open_run
 
 
-def _measure(run: Callable[[], Any], batch: int, device: torch.device, timing: Timing) -> dict[str, Any]:
-    found = timed(run, device, timing)
-    return {_SPEED: batch / found["seconds"], **found, "threads": torch.get_num_threads(), "device": device.type}
-
-
-def _model_axes(timing: Timing, settings: Settings) -> Iterator[Cell]:
+def _model_axes(timing: Timing, settings: Settings) -> Iterator[StudyCell]:
     for model in timing.models:
         for batch in BATCHES:
             for method, rate in ((DENSE, None), *((entry.name, rate) for entry in _ENTRIES for rate in RATES)):
-                yield Cell({"model": model, "batch": batch, "method": method, "keep_rate": rate})
+                yield StudyCell({"model": model, "batch": batch, "method": method, "keep_rate": rate})
 
 
-def _run_model(timing: Timing, settings: Settings) -> RunCell:
-    device = _only_device(settings)
-    opened: dict[str, Any] = {}
-
-    def run(about: Mapping[str, Any]) -> dict[str, Any]:
-        if about["model"] not in opened:
-            opened.clear()
-            torch.manual_seed(0)
-            opened[about["model"]] = build(ModelSpec(about["model"])).to(device)
-        model = opened[about["model"]]
-        remove(model)
-        if entry := named(_ENTRIES, about["method"]):
-            try:
-                apply(model, entry.config(about["keep_rate"], proportional=True))
-            except ValueError as error:
-                raise CannotRunError(str(error)) from error
-        pixels = torch.rand(about["batch"], 3, 224, 224, device=device)
-        return _measure(lambda: model(pixels), about["batch"], device, timing)
-
-    return run
-
-
-def _framework_axes(sizes: Sequence[tuple[int, int]]) -> Callable[[Timing, Settings], Iterator[Cell]]:
-    """Return the cells of clustering alone, over batches and tokens."""
-
-    def axes(timing: Timing, settings: Settings) -> Iterator[Cell]:
-        for batch, tokens in sizes:
-            for framework in FRAMEWORKS:
-                package = _PEERS.get(framework)
-                needs = (Need("extra", package, f"{framework}, to compare with"),) if package else ()
-                for linkage in LINKAGES:
-                    about = {"framework": framework, "linkage": linkage, "batch": batch, "tokens": tokens}
-                    yield Cell(about, needs)
-
-    return axes
-
-
-def _run_framework(timing: Timing, settings: Settings) -> RunCell:
-    device = _only_device(settings)
-
-    def run(about: Mapping[str, Any]) -> dict[str, Any]:
-        generator = torch.Generator().manual_seed(0)
-        features = torch.randn(about["batch"], about["tokens"], 64, generator=generator).to(device)
-        call, groups = contestant(about["framework"]), about["tokens"] // 2
-        return _measure(lambda: call(features, groups, about["linkage"]), about["batch"], device, timing)
-
-    return run
+def _forward(about: Mapping[str, Any], device: torch.device) -> Callable[[], Any]:
+    """Return the forward pass of a model with random weights, reduced as a cell says."""
+    torch.manual_seed(0)
+    model = build(ModelSpec(about["model"])).to(device)
+    if entry := named(_ENTRIES, about["method"]):
+        try:
+            apply(model, entry.config(about["keep_rate"], proportional=True))
+        except ValueError as error:
+            raise CannotRunError(str(error)) from error
+    pixels = torch.rand(about["batch"], 3, 224, 224, device=device)
+    return lambda: model(pixels)
 
 
 def contestant(framework: str) -> Callable[[torch.Tensor, int, str], Any]:
@@ -141,6 +108,13 @@ def contestant(framework: str) -> Callable[[torch.Tensor, int, str], Any]:
         return lambda features, k, linkage: cluster(features, k=k, linkage=linkage, backend=backend)
     peer = CONTESTANTS[framework]
     return lambda features, k, linkage: peer(pairwise(features, "cosine").cpu(), k, linkage)
+
+
+def _clustering(about: Mapping[str, Any], device: torch.device) -> Callable[[], Any]:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(about["batch"], about["tokens"], 64, generator=generator).to(device)
+    call = contestant(about["framework"])
+    return lambda: call(features, about["tokens"] // 2, about["linkage"])
 
 
 def _speeds(results: Sequence[Result], heads: Mapping[str, str], over: str) -> Table:
@@ -165,12 +139,11 @@ def _speed(results: Sequence[Result] | None) -> str | None:
 
 def _where(results: Sequence[Result]) -> str:
     done = [result for result in results if "device" in result]
-    if not done:
-        return ""
-    threads = sorted({result["threads"] for result in done})
+    threads = " and ".join(map(str, sorted({result["threads"] for result in done})))
     processors = " and ".join(sorted({result["processor"] for result in done}))
-    many = f", {' and '.join(map(str, threads))} threads" if done[0]["device"] == "cpu" else ""
-    return f"{processors}{many}; a quarter of the passes is warm-up, the others count by the median of parts."
+    return (
+        f"{processors}, {threads} threads; a quarter of the passes is warm-up, the others count by the median of parts."
+    )
 
 
 def _study(over: str, heads: Mapping[str, str], panel: str, **how: Any) -> Study:
@@ -178,8 +151,8 @@ def _study(over: str, heads: Mapping[str, str], panel: str, **how: Any) -> Study
 
     Args:
         over: Columns of the table and the axis of the figure: batch or tokens.
-        heads: Titles of the values that tell rows apart; the first one tells curves apart too.
-        panel: Value that tells panels apart; dense models, which have none, are in all of them.
+        heads: Titles of the values that distinguish rows; the first one distinguishes curves too.
+        panel: Value that distinguishes panels; dense models, which have none, are in all of them.
         how: Arguments of `Study`.
     """
 
@@ -211,11 +184,21 @@ def _study(over: str, heads: Mapping[str, str], panel: str, **how: Any) -> Study
             paths += compare.draw_panels(panels, folder / name, _where(here))
         return paths
 
-    return Study(full=FULL, miniature=MINIATURE, table=table, draw=draw, **how)
+    return Study(full=Timing(), miniature=Timing(DEITS[:1], seconds=2.0), table=table, draw=draw, **how)
 
 
 def _frameworks(over: str, sizes: Sequence[tuple[int, int]], what: str, **how: Any) -> Study:
-    """Return the study of clustering alone, from features to labels."""
+    """Return the study of clustering alone, from features to labels, over pairs of batch size and tokens."""
+
+    def axes(timing: Timing, settings: Settings) -> Iterator[StudyCell]:
+        for batch, tokens in sizes:
+            for framework in FRAMEWORKS:
+                package = _PEERS.get(framework)
+                needs = (Need("extra", package, f"{framework}, to compare with"),) if package else ()
+                for linkage in LINKAGES:
+                    about = {"framework": framework, "linkage": linkage, "batch": batch, "tokens": tokens}
+                    yield StudyCell(about, needs)
+
     return _study(
         over,
         {"framework": "framework", "linkage": "linkage"},
@@ -224,8 +207,8 @@ def _frameworks(over: str, sizes: Sequence[tuple[int, int]], what: str, **how: A
         "agglo's backends, scikit-learn, SciPy and fastcluster; SciPy's trees are cut into k groups, which the "
         "released benchmark does not do",
         stands_in="The same sizes, up to two seconds per cell instead of a minute.",
-        axes=_framework_axes(sizes),
-        run=_run_framework,
+        axes=axes,
+        run=_timing(_clustering),
         **how,
     )
 
@@ -243,7 +226,7 @@ ITEMS = (
         "minute.",
         gpu_hours="5.1",
         axes=_model_axes,
-        run=_run_model,
+        run=_timing(_forward),
     ),
     _frameworks(
         "batch",
