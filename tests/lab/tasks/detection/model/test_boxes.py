@@ -111,13 +111,3 @@ def test_a_sample_has_its_share_of_positives_and_negatives_for_the_rest(
     assert (len(drawn.positive), len(drawn.negative)) == expected
     assert len(drawn.positive.unique()) == expected[0] and len(drawn.negative.unique()) == expected[1]
     assert torch.equal(matched[drawn.positive], drawn.objects) and (matched[drawn.negative] == BACKGROUND).all()
-
-
-def test_the_sample_is_random_and_even() -> None:
-    torch.manual_seed(0)
-    matched = torch.full((40,), BACKGROUND)
-    rules = Assignment(0.5, 0.5, 0.5, samples=10, positive_share=0.25)
-    counts = torch.zeros(40)
-    for _ in range(800):
-        counts[sample(matched, rules).negative] += 1
-    assert counts.sum() == 8000 and (counts - 200).abs().max() < 70  # five standard deviations

@@ -21,7 +21,7 @@ def lively(width: int, heads: int, levels: int, points: int, seed: int = 0) -> D
     return attention
 
 
-@pytest.mark.parametrize(("shapes", "heads", "points"), [(SHAPES, 6, 4), ([(1, 1)], 1, 1), ([(4, 3), (2, 5)], 3, 2)])
+@pytest.mark.parametrize(("shapes", "heads", "points"), [(SHAPES, 6, 4), ([(4, 3), (2, 5)], 3, 2)])
 @torch.no_grad()
 def test_it_is_transformers_to_the_bit(shapes: list[tuple[int, int]], heads: int, points: int) -> None:
     library = pytest.importorskip("transformers.models.deformable_detr.modeling_deformable_detr")
