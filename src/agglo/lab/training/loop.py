@@ -22,6 +22,7 @@ from agglo.lab.training.batches import Batch, Share, TrainingData
 from agglo.lab.training.optimisation import LoopSettings, optimiser_and_schedule
 from agglo.lab.training.run_folder import RunFolder
 from agglo.utils.devices import new_accelerator
+from agglo.utils.files import load_state, save_state, save_weights, write_json
 from agglo.utils.progress import progress
 from agglo.utils.randomness import seed_everything
 
@@ -104,8 +105,8 @@ def train(
         prepare: Makes the task, given the accelerator and this process's share of a batch.
         may_differ: Names of settings that decide nothing about the weights.
         name: Title of the progress bar.
-        loss_scale: The scale that fp16 starts with; None is torch's own.
-        some_unused: Whether a step may leave some parameters out (DDP's find_unused_parameters).
+        loss_scale: The scale that fp16 starts with; None is torch's default.
+        some_unused: DDP's find_unused_parameters.
         cpu: Train on the CPU even where there is a GPU.
     """
     accelerator = _accelerator(settings, output, loss_scale, some_unused, cpu)
@@ -123,7 +124,7 @@ def train(
         accelerator.init_trackers("agglo", {key: str(value) for key, value in values.items()})
     best = loop.run(name)
     if accelerator.is_main_process:
-        folder.finish(best)
+        write_json(output / "result.json", best)  # which marks the run as done
     for tracker in accelerator.trackers:
         tracker.finish()
     # Not `end_training`: that ends the process group too, which the next run of this process needs.
@@ -191,9 +192,9 @@ class TrainingLoop:
         from timm.utils import ModelEmaV3
 
         self.settings, self.accelerator, self.folder, self.task = settings, accelerator, folder, task
-        self.steps_per_epoch = len(task.data) // share.total
+        n_images = len(task.data)
+        self.steps_per_epoch = n_images // share.total
         if self.steps_per_epoch == 0:
-            n_images = len(task.data)
             raise ValueError(f"{n_images} training images do not fill one step of {share.total}: lower batch_size")
         self.model = model = task.model
         # The average is copied before Accelerate wraps the model's forward: a copy of that would run the original.
@@ -208,7 +209,7 @@ class TrainingLoop:
             if other is not None:
                 other.to(accelerator.device)
         self.position = Position()
-        if (state := folder.load()) is not None:
+        if (state := load_state(folder.state)) is not None:
             self._restore(state)
 
     def run(self, name: str) -> dict[str, Any]:
@@ -307,8 +308,9 @@ class TrainingLoop:
         if self.accelerator.is_main_process:
             about = self.task.about()
             if epoch > 0 and self.position.best_row(self.task.lower_is_better) is row:
-                self.folder.save_best(model.state_dict(), about, {**row, "average": prefix == "ema_"})
-            self.folder.save_last(self.model.state_dict(), about)
+                save_weights(self.folder.best / "model.safetensors", model.state_dict(), about)
+                write_json(self.folder.best / "result.json", {**row, "average": prefix == "ema_"})
+            save_weights(self.folder.last / "model.safetensors", self.model.state_dict(), about)
             self.folder.save_log(self.position.rows)
         # Last, so that a run killed before this does all of the above again.
         self._save()
@@ -324,15 +326,14 @@ class TrainingLoop:
         self.saved_at = time.monotonic()
         if self.accelerator.is_main_process:
             scaler = self.accelerator.scaler
-            self.folder.save(
-                {
-                    "model": self.model.state_dict(),
-                    "average": None if self.average is None else self.average.module.state_dict(),
-                    "optimiser": self.optimiser.state_dict(),
-                    "scaler": None if scaler is None else scaler.state_dict(),
-                    "position": asdict(self.position),
-                }
-            )
+            state = {
+                "model": self.model.state_dict(),
+                "average": None if self.average is None else self.average.module.state_dict(),
+                "optimiser": self.optimiser.state_dict(),
+                "scaler": None if scaler is None else scaler.state_dict(),
+                "position": asdict(self.position),
+            }
+            save_state(self.folder.state, state)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])

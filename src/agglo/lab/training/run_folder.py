@@ -8,9 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from agglo.utils.files import load_state, remove_unfinished, replacing, save_state, save_weights, write_json
+from agglo.utils.files import remove_unfinished, replacing, write_json
 from agglo.utils.journal import require_same
 from agglo.utils.machine import machine
 
@@ -24,6 +22,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.last, self.best = path, path / "last", path / "best"
+        self.state = self.last / "state.pt"
         self._settings, self._start = path / "settings.json", path / "start.json"
 
     def require_same(self, settings: Mapping[str, Any], processes: int, may_differ: Collection[str]) -> None:
@@ -67,17 +66,6 @@ class RunFolder:
         found: dict[str, str] = json.loads(self._start.read_text(encoding="utf-8"))
         return found
 
-    def load(self) -> dict[str, Any] | None:
-        """Return the last checkpoint, or None."""
-        return load_state(self.last / "state.pt")
-
-    def save(self, state: Mapping[str, Any]) -> None:
-        save_state(self.last / "state.pt", state)
-
-    def finish(self, best: Mapping[str, Any]) -> None:
-        """Write the best row of the log, which marks the run as done."""
-        write_json(self.path / "result.json", dict(best))
-
     def save_log(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write all rows of the log anew: a resumed run repeats none and loses none."""
         with (
@@ -87,12 +75,3 @@ class RunFolder:
             writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(name for row in rows for name in row)))
             writer.writeheader()
             writer.writerows(rows)
-
-    def save_last(self, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-        """Write the current weights, for other programs."""
-        save_weights(self.last / "model.safetensors", weights, about)
-
-    def save_best(self, weights: Mapping[str, Tensor], about: Mapping[str, str], result: Mapping[str, Any]) -> None:
-        """Write the best weights so far, and their metrics."""
-        save_weights(self.best / "model.safetensors", weights, about)
-        write_json(self.best / "result.json", dict(result))

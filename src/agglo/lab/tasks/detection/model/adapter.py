@@ -42,8 +42,7 @@ class ViTAdapter(nn.Module):
         interactions: Between ViT and pyramid, each around as many blocks.
         deform_heads, points: Heads of deformable attention, and points that each samples on each map.
         prior_width: Channels of the convolutional network's first map.
-        ffn_ratio: Hidden channels of the extractors' ConvFFN, as a fraction of C.
-        drop_path: Of the extractors; the blocks of the ViT have their own.
+        drop_path: In the extractors; the blocks of the ViT have their own rates.
         class_token: Keep the class token of the ViT, for methods that need its attention. Injectors and extractors
             leave prefix tokens alone.
         padding: How tokens that show nothing but a batch's padding are merged: "apart", never with tokens of the image;
@@ -60,7 +59,6 @@ class ViTAdapter(nn.Module):
         deform_heads: int = 6,
         points: int = 4,
         prior_width: int = 64,
-        ffn_ratio: float = 0.25,
         drop_path: float = 0.1,
         class_token: bool = False,
         padding: str = "apart",
@@ -80,10 +78,10 @@ class ViTAdapter(nn.Module):
         self.vit: Any = vit
         self.prior = SpatialPrior(prior_width, width, stride=self.strides[0])
         self.level_embedding = nn.Parameter(torch.randn(PYRAMID, width))
-        ffn = {"ffn_ratio": ffn_ratio, "drop_path": drop_path}
         extractors = [1] * (interactions - 1) + [1 + EXTRA_EXTRACTORS]
+        attention = {"heads": deform_heads, "points": points}
         self.interactions = nn.ModuleList(
-            Interaction(width, extractors=n, heads=deform_heads, points=points, **ffn) for n in extractors
+            Interaction(width, extractors=n, drop_path=drop_path, **attention) for n in extractors
         )
         self.up = nn.ConvTranspose2d(width, width, 2, 2)
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in self.strides)

@@ -183,13 +183,13 @@ class ConvFFN(nn.Module):
 class Extractor(nn.Module):
     """The pyramid after looking at the tokens: + attention(LN(pyramid), LN(tokens)), then + ConvFFN(LN(pyramid))."""
 
-    def __init__(self, width: int, *, heads: int, points: int, ffn_ratio: float, drop_path: float) -> None:
+    def __init__(self, width: int, *, heads: int, points: int, drop_path: float) -> None:
         super().__init__()
         self.norm_pyramid = nn.LayerNorm(width, eps=EPS)
         self.norm_tokens = nn.LayerNorm(width, eps=EPS)
         self.attention = DeformableAttention(width, heads=heads, levels=1, points=points)
         self.norm_ffn = nn.LayerNorm(width, eps=EPS)
-        self.ffn = ConvFFN(width, int(width * ffn_ratio))
+        self.ffn = ConvFFN(width, width // 4)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, pyramid: Tensor, shapes: Sequence[Shape], tokens: Tensor, grid: Shape) -> Tensor:
@@ -202,7 +202,9 @@ class Extractor(nn.Module):
 class Interaction(nn.Module):
     """An injector before some blocks of the ViT, and one or several extractors after them."""
 
-    def __init__(self, width: int, *, extractors: int, heads: int, points: int, **ffn: float) -> None:
+    def __init__(self, width: int, *, extractors: int, heads: int, points: int, drop_path: float) -> None:
         super().__init__()
         self.injector = Injector(width, heads=heads, points=points)
-        self.extractors = nn.ModuleList(Extractor(width, heads=heads, points=points, **ffn) for _ in range(extractors))
+        self.extractors = nn.ModuleList(
+            Extractor(width, heads=heads, points=points, drop_path=drop_path) for _ in range(extractors)
+        )
