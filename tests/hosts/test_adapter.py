@@ -14,7 +14,7 @@ import agglo
 from agglo.grouping import Grouping
 from agglo.hosts import UnsupportedModelError
 from agglo.hosts.common.blocks import Parts, Projected
-from agglo.hosts.common.forward_pass import Pass
+from agglo.hosts.common.forward_pass import ForwardPass
 from agglo.hosts.common.swap import PassSetup
 from agglo.methods.registry import find
 from agglo.plan import Plan
@@ -132,7 +132,7 @@ def test_nominal_size_and_gflops() -> None:
     assert halved is not None and halved.counts is not None and halved.counts[-1] == 3
 
 
-def beginning(method: Any, x: Tensor, prefix: int, **plan: Any) -> tuple[Pass, Callable[[int], Tensor]]:
+def beginning(method: Any, x: Tensor, prefix: int, **plan: Any) -> tuple[ForwardPass, Callable[[int], Tensor]]:
     """A pass, and what runs one of its blocks, whose attention and MLP add nothing: every patch after it."""
 
     class Nothing(Parts):
@@ -149,7 +149,7 @@ def beginning(method: Any, x: Tensor, prefix: int, **plan: Any) -> tuple[Pass, C
         def feed(self, block: nn.Module, x: Tensor) -> Tensor:
             return x
 
-    run = Pass(PassSetup(Plan(**plan), method), x, depth=4, prefix=prefix, training=False)
+    run = ForwardPass(PassSetup(Plan(**plan), method), x, depth=4, prefix=prefix, training=False)
 
     def block(index: int) -> Tensor:
         run.block(index, nn.Identity(), Nothing())

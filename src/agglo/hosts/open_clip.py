@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from agglo.hosts.common.base import Host, Layout, matrix_entries, require_no_bypass, require_own
 from agglo.hosts.common.blocks import Parts, Projected
 from agglo.hosts.common.layers import LayerParts, Structure, require_structure
-from agglo.hosts.common.loop import Given, Loop
+from agglo.hosts.common.loop import BlockLoop, Given
 from agglo.hosts.common.probe import plain_case, prove
 from agglo.hosts.common.readers import Head
 from agglo.hosts.common.refusals import refuse_given
@@ -47,7 +47,7 @@ def _parts_of(block: nn.Module, structure: Structure) -> Parts:
     return (_CustomParts if hasattr(block, "ln_attn") else _OpenClipParts)(structure, {})
 
 
-class _TransformerLoop(Loop):
+class _TransformerLoop(BlockLoop):
     blocks_name = "resblocks"
     instead: Given = MappingProxyType({"grad_checkpointing": False, "batch_first": True})
 

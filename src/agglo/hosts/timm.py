@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from agglo.hosts.common.base import Host, Layout, matrix_entries, overridden_methods, require_no_bypass, require_own
 from agglo.hosts.common.blocks import AttentionInputs, Projected
-from agglo.hosts.common.forward_pass import Pass
+from agglo.hosts.common.forward_pass import ForwardPass
 from agglo.hosts.common.layers import LayerParts, Structure, require_structure
-from agglo.hosts.common.loop import Given, Loop
+from agglo.hosts.common.loop import BlockLoop, Given
 from agglo.hosts.common.positions import Positions
-from agglo.hosts.common.probe import Case, prove, random_input
+from agglo.hosts.common.probe import ProbeCase, prove, random_input
 from agglo.hosts.common.readers import Head, are_watched
 from agglo.hosts.common.refusals import refuse_given
 from agglo.hosts.common.sequences import Split, padded, real_tokens
@@ -122,7 +122,7 @@ def parts_of(block: Any, given: Mapping[str, Any] | None = None, structure: Stru
     return kind(structure or Structure.of(one_branch(block)), given or {})
 
 
-class _TimmLoop(Loop):
+class _TimmLoop(BlockLoop):
     """The blocks of a model that was called with an image, or with patches."""
 
     instead: Given = MappingProxyType({"grad_checkpointing": False})
@@ -147,7 +147,7 @@ class _TimmLoop(Loop):
         bias = shared if own is None else own if shared is None else own + shared
         return AttentionInputs(rotary=given.get("rope"), bias=bias)
 
-    def begin(self, block: nn.Module, x: Tensor, given: Given) -> Pass | Split:
+    def begin(self, block: nn.Module, x: Tensor, given: Given) -> ForwardPass | Split:
         mask, rope = given.get("attn_mask"), given.get("rope")
         is_padded = hasattr(self.owner, "embeds")  # NaFlexViT
         if mask is None and not given.get("is_causal"):
@@ -157,7 +157,7 @@ class _TimmLoop(Loop):
         sequences = padded(real_tokens("attn_mask", mask).expand(x.shape[0], -1))
         return Split(x, sequences, lambda _, tokens: self._begin(tokens, rope), None)
 
-    def _begin(self, x: Tensor, rope: Tensor | None) -> Pass:
+    def _begin(self, x: Tensor, rope: Tensor | None) -> ForwardPass:
         grid = self.grid(int(x.shape[1]) - self.setup.plan.ends[0])
         per_block = bool(getattr(self.owner, "rope_mixed", False))
         if rope is not None and (grid is None or rope.dim() > 2 + per_block):
@@ -248,7 +248,7 @@ def embed(model: Any, image: Tensor, positions: Tensor | None = None) -> Embedde
     return Embedded(model.norm_pre(x), (int(grid[0]), int(grid[1])), rope, per_block)
 
 
-def _probe_cases(block: Any) -> Iterator[Case]:
+def _probe_cases(block: Any) -> Iterator[ProbeCase]:
     """Yield small random inputs for a copy of a block."""
     one, n_tokens, bias = one_branch(block), 7, None
     if getattr(one.attn, "relative_position_bias_table", None) is not None:

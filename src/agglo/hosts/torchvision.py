@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from agglo.hosts.common.base import Host, Layout, matrix_entries, require_no_bypass, require_own
 from agglo.hosts.common.blocks import Parts
 from agglo.hosts.common.layers import LayerParts, Structure, require_structure
-from agglo.hosts.common.loop import Given, Loop
+from agglo.hosts.common.loop import BlockLoop, Given
 from agglo.hosts.common.probe import plain_case, prove
 from agglo.hosts.common.readers import Head
 from agglo.hosts.common.swap import PassSetup, ReducedModule, begins_pass
@@ -20,7 +20,7 @@ from agglo.hosts.common.swap import PassSetup, ReducedModule, begins_pass
 _PREFIX = 1  # the class token, always there
 
 
-class _EncoderLoop(Loop):
+class _EncoderLoop(BlockLoop):
     blocks_name = "layers"
 
     def parts(self, block: nn.Module, given: Given) -> Parts:

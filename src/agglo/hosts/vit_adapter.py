@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from agglo.hosts.common.base import Host, Layout, matrix_entries
 from agglo.hosts.common.blocks import AttentionInputs, checkpointed, directly
-from agglo.hosts.common.forward_pass import Pass
+from agglo.hosts.common.forward_pass import ForwardPass
 from agglo.hosts.common.positions import Positions
 from agglo.hosts.common.swap import PassSetup, ReducedModule, UnsupportedModelError, begins_pass
 from agglo.hosts.timm import TimmViT, parts_of
@@ -30,7 +30,7 @@ class _ReducedAdapter(ReducedModule):
     ) -> list[Tensor]:
         state = self.begin(images, sizes)
         embedded, last = state.embedded, self.blocks_each - 1
-        run = Pass(
+        run = ForwardPass(
             setup,
             embedded.tokens,
             depth=len(self.vit.blocks),

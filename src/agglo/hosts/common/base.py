@@ -1,26 +1,13 @@
-"""What a host file must say about a library's models. Everything else is shared.
+"""What a host must say about a library's models. docs/hosts.md builds one, and `agglo.testing` tests it.
 
-A host is a subclass of `Host` in a file of its own, listed in `hosts/registry.py` or given to `agglo.register_host`.
-Its mixin overrides the method that loops over blocks. An override is marked `@begins_pass` (hosts/common/swap.py),
-which gives it the setup of a pass. A `Loop` (hosts/common/loop.py) calls the library's own method with blocks that run
-on fewer and fewer tokens:
+A host is listed in `hosts/registry.py` or given to `agglo.register_host`. Its mixin overrides the method that loops
+over blocks, by a function marked `@begins_pass` (swap.py) that runs a `BlockLoop` (loop.py). `Parts` (blocks.py) say
+how a block comes apart.
 
-    class MyLoop(Loop):
-        blocks_name = "layers"
-
-        def parts(self, block, given):
-            return MyParts()
-
-    @begins_pass
-    def forward(self, setup, *args, **kwargs):
-        return MyLoop(self, setup).call("forward", *args, **kwargs)
-
-`Parts` (hosts/common/blocks.py) say how one block of this library comes apart into q, k, v projection, output
-projection with residual, and MLP with residual. Calling the block's own submodules there keeps adapters, hooks on
-linear layers and quantised layers working; a host that must use weights directly refuses what it
-would bypass. The module's class may be swapped back while the override runs: it calls functions, never other methods of
-its mixin. Host files import their library inside functions, never at the top: they are read when it may not be
-installed. docs/hosts.md walks through a host, and `agglo.testing` tests it.
+- Parts call the block's own submodules, so that adapters, hooks on linear layers and quantised layers work. A host that
+  must use weights directly refuses what it would bypass.
+- The module's class may be swapped back while an override runs, so it never calls other methods of its mixin.
+- Host files import their library inside functions: they are read when it may not be installed.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Projected:
         scale: Of the dot products; None means 1 / sqrt(d).
         dropout: Probability of attention dropout, 0 unless the block trains.
         bias: (B or 1, H or 1, T, T), added to the attention logits. One that depends on the positions of tokens comes
-            from `Loop.inputs` instead, since `project` sees merged tokens.
+            from `BlockLoop.inputs` instead, since `project` sees merged tokens.
     """
 
     q: Tensor
@@ -55,23 +55,6 @@ class Projected:
     scale: float | None = None
     dropout: float = 0.0
     bias: Tensor | None = None
-
-
-def split_heads(x: Tensor, n_heads: int, n_parts: int) -> tuple[Tensor, ...]:
-    """Return the parts (B, H, T, d) of x (B, T, parts * H * d)."""
-    # Not unflatten: in an ONNX file written by way of TorchScript it fixes the batch size.
-    return x.reshape(*x.shape[:-1], n_parts, n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-
-
-def front_and_rest(x: Tensor, weight: Tensor, bias: Tensor | None, n_front: int) -> tuple[Tensor, Tensor]:
-    """Project x (B, T, C) by a fused matrix of queries, keys and values.
-
-    Returns:
-        Queries of the first n_front tokens, (B, n_front, D), and keys and values of all, (B, T, 2 D).
-    """
-    width = weight.shape[0] // 3
-    q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
-    return F.linear(x[:, :n_front], weight[:width], q_bias), F.linear(x, weight[width:], kv_bias)
 
 
 class Parts(ABC):

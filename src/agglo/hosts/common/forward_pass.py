@@ -31,7 +31,7 @@ from agglo.tracing import Step
 NO_INPUTS = AttentionInputs()
 
 
-class Pass:
+class ForwardPass:
     """The state of one forward pass, whose blocks are run one after the other.
 
     It lives as long as the loop over blocks does: two threads may run one model.
@@ -78,7 +78,7 @@ class Pass:
         real: Tensor | None = None,
         call: Call = directly,
     ) -> None:
-        grid = None if grid is None else (int(grid[0]), int(grid[1]))  # tensors, while TorchScript watches
+        grid = grid and (int(grid[0]), int(grid[1]))  # tensors, while TorchScript watches
         self.setup, self.plan, self.method = setup, setup.plan, setup.method
         self.before_block = setup.plan.acts_before_block(setup.method)
         self.front_only = setup.front_only
@@ -90,7 +90,7 @@ class Pass:
         self.x = ends_first(x, self.ends)
         self.positions = self.initial_positions = positions
         self.bias: RelativeBias | None = None
-        self.targets = self.plan.targets(self.method, self.n_tokens - self.prefix, depth, grid)
+        self.targets = setup.targets(self.n_tokens - self.prefix, depth, grid)
         self.reducing = [index for index, target in enumerate(self.targets) if target is not None]
         self.total: Grouping | None = None
         self.policy: Tensor | None = None
@@ -212,7 +212,7 @@ class Pass:
         earlier = ends_first(earlier, self.ends)
         return in_library_order(earlier if self.total is None else self.total.merge(earlier), self.ends)
 
-    def passes(self) -> list[Pass]:
+    def passes(self) -> list[ForwardPass]:
         """Return this pass alone, where a `Split` has several."""
         return [self]
 

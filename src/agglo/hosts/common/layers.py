@@ -199,13 +199,14 @@ class LayerParts(Parts):
         return self._heads(q, q_norm), self._heads(k, k_norm), self._heads(v, None)
 
     def _fused_qkv(self, attention: Any, x: Tensor, n_front: int | None) -> tuple[Tensor, ...]:
-        packed, weight, bias = self.structure.qkv == _PACKED, fused_weight(attention, self.structure.qkv), None
+        packed, bias = self.structure.qkv == _PACKED, None
+        weight = None if n_front is None else fused_weight(attention, self.structure.qkv)
         if packed:
             require_packed(attention)  # again: an adapter may have come after agglo.apply
             bias = attention.in_proj_bias
         elif getattr(attention, "q_bias", None) is not None:  # instead of a bias of the projection itself
             bias = torch.cat((attention.q_bias, attention.k_bias, attention.v_bias))
-        if n_front is not None and weight is not None:
+        if weight is not None:
             width, bias = weight.shape[0] // 3, attention.qkv.bias if bias is None and not packed else bias
             q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
             q = F.linear(x[:, :n_front], weight[:width], q_bias)

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from agglo.hosts.common.blocks import AttentionInputs, Parts, checkpointed, directly
-from agglo.hosts.common.forward_pass import NO_INPUTS, Pass
+from agglo.hosts.common.forward_pass import NO_INPUTS, ForwardPass
 from agglo.hosts.common.layers import Structure
 from agglo.hosts.common.positions import Positions
 from agglo.hosts.common.sequences import Split
@@ -29,7 +29,7 @@ from agglo.methods.base import square
 Given = Mapping[str, Any]
 
 
-class Loop(ABC):
+class BlockLoop(ABC):
     """The blocks of one forward pass. A host says what its library hands them, and how they come apart.
 
     Args:
@@ -45,7 +45,7 @@ class Loop(ABC):
     def __init__(self, owner: Any, setup: PassSetup, *, lazy: bool = False, restores: bool = True) -> None:
         self.owner, self.setup, self.lazy, self.restores = owner, setup, lazy, restores
         self.blocks = list(getattr(owner, self.blocks_name))
-        self.run: Pass | Split | None = None
+        self.run: ForwardPass | Split | None = None
         self.given_back: Tensor | None = None
         self._structures: dict[type, Structure] = {}
 
@@ -80,15 +80,15 @@ class Loop(ABC):
         """Return the rotary table and the relative position bias of all tokens x (B, T, C)."""
         return NO_INPUTS
 
-    def begin(self, block: nn.Module, x: Tensor, given: Given) -> Pass | Split:
+    def begin(self, block: nn.Module, x: Tensor, given: Given) -> ForwardPass | Split:
         """Begin the pass with the tokens and the arguments that the first block is called with."""
         return self.begin_pass(x)
 
-    def begin_pass(self, x: Tensor, positions: Positions | None = None, prefix: int | None = None) -> Pass:
+    def begin_pass(self, x: Tensor, positions: Positions | None = None, prefix: int | None = None) -> ForwardPass:
         """Return a pass of tokens x (B, T, C)."""
         front, suffix = self.setup.plan.ends
         prefix = front if prefix is None else prefix
-        return Pass(
+        return ForwardPass(
             self.setup,
             x,
             depth=len(self.blocks),
@@ -121,7 +121,7 @@ class Loop(ABC):
     def leaving(self, last: bool) -> Tensor:
         """Return the tokens that a block gives back."""
         assert self.run is not None
-        if last and not self.restores and isinstance(self.run, Pass):
+        if last and not self.restores and isinstance(self.run, ForwardPass):
             return self.run.x
         return self.run.full()
 
@@ -144,7 +144,7 @@ class Loop(ABC):
             raise ValueError(f"between two blocks {-more} tokens went, which does not go with token reduction")
         self.run.add(x[:, more:] - self.given_back if more else x - self.given_back)
         if more:
-            assert isinstance(self.run, Pass)
+            assert isinstance(self.run, ForwardPass)
             self.run.prepend(x[:, :more])
 
 
@@ -160,7 +160,7 @@ class _Blocks(list[Any]):
 class _Block:
     """What the library finds in place of a block. Anything but a call goes to the block."""
 
-    def __init__(self, loop: Loop, index: int, block: nn.Module) -> None:
+    def __init__(self, loop: BlockLoop, index: int, block: nn.Module) -> None:
         self.loop, self.index, self.block = loop, index, block
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

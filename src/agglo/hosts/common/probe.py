@@ -18,14 +18,14 @@ from agglo.hosts.common.blocks import AttentionInputs, Parts, attend
 from agglo.hosts.common.swap import UnsupportedModelError
 
 # Of a block: how it comes apart, an input (B, T, C), and what its attention depends on beside it.
-Case = tuple[Parts, Tensor, AttentionInputs]
+ProbeCase = tuple[Parts, Tensor, AttentionInputs]
 
 _LIMIT = 1e-4  # of the largest change that the block makes
 _ATTENTION_DROPOUTS = ("attention_dropout", "dropout_prob", "attn_drop", "dropout", "attn_dropout")
 _proved: set[Hashable] = set()
 
 
-def prove(blocks: Iterable[nn.Module], where: str, cases: Callable[[Any], Iterable[Case]]) -> None:
+def prove(blocks: Iterable[nn.Module], where: str, cases: Callable[[Any], Iterable[ProbeCase]]) -> None:
     """Raise UnsupportedModelError if a block of some kind is not what its names say.
 
     Args:
@@ -44,7 +44,7 @@ def prove(blocks: Iterable[nn.Module], where: str, cases: Callable[[Any], Iterab
         _proved.add(kind)
 
 
-def plain_case(block: Any, parts: Parts) -> Iterator[Case]:
+def plain_case(block: Any, parts: Parts) -> Iterator[ProbeCase]:
     """Yield a small random input for the copy of a block whose attention depends on its tokens alone."""
     weight = next(parameter for parameter in block.parameters() if parameter.dim() == 1)
     yield parts, random_input((2, 7, weight.shape[-1]), weight), AttentionInputs()
@@ -85,7 +85,7 @@ def _stop_attention_dropout(module: Any) -> None:
         module.config.attention_probs_dropout_prob = 0.0
 
 
-def _require_equal(block: nn.Module, what: str, cases: Callable[[Any], Iterable[Case]]) -> None:
+def _require_equal(block: nn.Module, what: str, cases: Callable[[Any], Iterable[ProbeCase]]) -> None:
     try:
         off = max(_difference(block, *case) for case in cases(block))
     except UnsupportedModelError:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.hosts.common.blocks import AttentionInputs, Parts
-from agglo.hosts.common.forward_pass import Pass
+from agglo.hosts.common.forward_pass import ForwardPass
 from agglo.hosts.common.refusals import refusal
 
 _LENGTHS = ("cu_seqlens", "cu_seq_lens_q")
@@ -118,7 +118,7 @@ def _open(name: str, mask: Tensor) -> Tensor:
 
 
 class Split:
-    """Sequences of several lengths on their way through the blocks, each length in a `Pass` of its own.
+    """Sequences of several lengths on their way through the blocks, each length in a `ForwardPass` of its own.
 
     Until the first of them is reduced, the library's blocks run on all tokens.
 
@@ -130,7 +130,11 @@ class Split:
     """
 
     def __init__(
-        self, x: Tensor, sequences: list[Sequences], begin: Callable[[Sequences, Tensor], Pass], bounds: Tensor | None
+        self,
+        x: Tensor,
+        sequences: list[Sequences],
+        begin: Callable[[Sequences, Tensor], ForwardPass],
+        bounds: Tensor | None,
     ) -> None:
         self.x, self.sequences, self.bounds = x, sequences, bounds
         self.runs = [begin(each, self._tokens()[each.index]) for each in sequences]
@@ -142,7 +146,7 @@ class Split:
         )
         self.apart = False
 
-    def passes(self) -> list[Pass]:
+    def passes(self) -> list[ForwardPass]:
         """Return the passes of the sequences."""
         return self.runs
 

@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ClassVar, cast
 
+import torch
 from torch import nn
 
 from agglo import tracing
 from agglo.config import ReductionConfig
-from agglo.methods import Method
+from agglo.methods import Grid, Method
 from agglo.plan import Plan
 
+Targets = dict[tuple[int, int, Grid | None], list[int | None]]
 CHANGING = threading.RLock()  # models are reduced and released one after the other
 
 
@@ -53,19 +55,35 @@ class Applied(Setting):
     plan: Plan
     method: Method
     config: ReductionConfig
+    known_targets: Targets = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class PassSetup:
     """The settings of one forward pass from its beginning to its end, whatever is applied or removed meanwhile.
 
-    front_only: whether the caller of this pass reads no more of what comes out than `plan.reads` tokens in front.
+    Args:
+        plan: How the model runs.
+        method: What decides.
+        traces: Those that record the pass.
+        known_targets: The targets of earlier passes, by number of patches, depth and grid.
+        front_only: Whether the caller of this pass reads only `plan.reads` tokens in front.
     """
 
     plan: Plan
     method: Method
     traces: tuple[tracing.Trace, ...] = ()
+    known_targets: Targets = field(default_factory=dict)
     front_only: bool = False
+
+    def targets(self, n_patches: int, depth: int, grid: Grid | None) -> list[int | None]:
+        """Return `Plan.targets`, found once for each size of image."""
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return self.plan.targets(self.method, n_patches, depth, grid)
+        key = n_patches, depth, grid
+        if key not in self.known_targets:
+            self.known_targets[key] = self.plan.targets(self.method, n_patches, depth, grid)
+        return self.known_targets[key]
 
 
 class ReducedModule:
@@ -152,7 +170,8 @@ def setup_of(module: Any) -> PassSetup | None:
     if isinstance(method, nn.Module) and getattr(module, "_is_replica", False):
         method = module.agglo_method  # DataParallel's copy of it, on the replica's device
     # The flag comes first: torch.compile can guard on it in every version, but on context variables only in new ones.
-    return PassSetup(applied.plan, method, tracing.traces_of(module) if tracing.any_open else ())
+    traces = tracing.traces_of(module) if tracing.any_open else ()
+    return PassSetup(applied.plan, method, traces, applied.known_targets)
 
 
 def install(module: nn.Module, mixin: type[ReducedModule], applied: Setting) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from agglo.compiling import constant_result
 from agglo.hosts.common.blocks import AttentionInputs
-from agglo.hosts.common.forward_pass import Pass
-from agglo.hosts.common.loop import Given, Loop
+from agglo.hosts.common.forward_pass import ForwardPass
+from agglo.hosts.common.loop import BlockLoop, Given
 from agglo.hosts.common.refusals import bound_arguments, refuse_given
 from agglo.hosts.common.sequences import Sequences, Split, block_boundaries, boundaries, packed, padded, real_tokens
 from agglo.hosts.common.swap import PassSetup, ReducedModule, Setting, StandIn, begins_pass, original_class
@@ -96,7 +96,7 @@ class _LoopWithGrid(StandIn):
         return self._original(*args, **kwargs, **{_GRID: self.grid})
 
 
-class LayerLoop(Loop):
+class LayerLoop(BlockLoop):
     """The layers of one forward pass."""
 
     def __init__(
@@ -128,7 +128,7 @@ class LayerLoop(Loop):
         _refuse_attentions(given)
         hooks = _listeners(block)
         last = index == len(self.blocks) - 1
-        if hooks and last and isinstance(self.run, Pass):
+        if hooks and last and isinstance(self.run, ForwardPass):
             self.run.front_only = False
         self.advance(index, block, x, given)
 
@@ -156,7 +156,7 @@ class LayerLoop(Loop):
             bias = bias_of(block, given, int(x.shape[1]))
         return AttentionInputs(rotary=self.table, bias=bias, bounds=boundaries(given))
 
-    def begin(self, block: nn.Module, x: Tensor, given: Given) -> Pass | Split:
+    def begin(self, block: nn.Module, x: Tensor, given: Given) -> ForwardPass | Split:
         table, points, mask = table_of(given), self.points, given.get("attention_mask")
         self.table = table
         bounds, sequences, prefix = boundaries(given), None, None
@@ -173,7 +173,7 @@ class LayerLoop(Loop):
             sequences = [Sequences(rows[:, None] * x.shape[1] + tiles.order, rows)]
             self.tile_bias = None if mask is None else tiles.bias(mask)
 
-        def begin_one(each: Sequences, tokens: Tensor) -> Pass:
+        def begin_one(each: Sequences, tokens: Tensor) -> ForwardPass:
             where = None if points is None else points[each.index]
             return self._begin(block, tokens, None if table is None else table[each.index[0]], where, prefix)
 
@@ -183,7 +183,7 @@ class LayerLoop(Loop):
 
     def _begin(
         self, block: nn.Module, x: Tensor, table: Tensor | None, points: Tensor | None, prefix: int | None
-    ) -> Pass:
+    ) -> ForwardPass:
         ends, n_tokens = self.setup.plan.ends, int(x.shape[1])
         grid = self.grid(n_tokens - sum(ends))
         return self.begin_pass(x, positions_of(block, table, points, ends, n_tokens, grid), prefix)
@@ -211,7 +211,7 @@ class _MergedStates:
         self.together = read_blocks if len(read_blocks) > 1 else ()
         self.waiting: list[tuple[Callable[[Tensor], None], Tensor, Tensor | None]] = []
 
-    def after(self, index: int, run: Pass, tell: Callable[[Tensor], None]) -> None:
+    def after(self, index: int, run: ForwardPass, tell: Callable[[Tensor], None]) -> None:
         """Call back with the tokens that a layer left, now or later."""
         deepest = max(self.together, default=-1)
         if index > deepest:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from agglo.hosts.common.blocks import AttentionInputs, Projected
 from agglo.hosts.common.layers import LayerParts, Structure, get
-from agglo.hosts.common.probe import Case, random_input
+from agglo.hosts.common.probe import ProbeCase, random_input
 from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.hosts.transformers.positions import bias_of, patch_size, table_of
 
@@ -90,7 +90,7 @@ def _rotated(x: Tensor, table: Tensor) -> Tensor:
     return torch.cat([x[:, :, :front], turned], dim=2) if front else turned
 
 
-def probe_cases(layer: Any) -> Iterator[Case]:
+def probe_cases(layer: Any) -> Iterator[ProbeCase]:
     """Yield inputs for a copy of a layer, made by the names of its arguments, with every kind of positions."""
     structure = Structure.of(layer)
     names = list(inspect.signature(layer.forward).parameters)[1:]
