@@ -32,8 +32,6 @@ def show(visit: Visit, name: str) -> None:
     if name == "Synthesis":
         visit.window.get_by_role("button", name="Draw").click()
         visit.window.wait_for_selector("#synthesis-result figure.groups")
-    if name == "Tune":
-        visit.choose_point(1)
     visit.window.wait_for_selector(READY[name])
     if name == "Tokens":
         frame = visit.window.locator("#tokens-result figure.groups .frame").nth(2)

@@ -21,8 +21,6 @@ from agglo.lab.tasks.classification.data import open_split
 from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
 from agglo.lab.tasks.classification.evaluation.metrics import evaluate, metric_for
 from agglo.models.opening import build
-from tests.support.data import data_path
-from tests.support.fashion import write_fashion
 
 LOG = Path(__file__).parents[2] / "results" / "training" / "embedded-model" / "log.csv"
 
@@ -61,32 +59,6 @@ def test_demo_prints_a_table_and_writes_images(tmp_path: Path, capsys: pytest.Ca
     for name in ("accuracy.png", "groups.png", "photo.png", "generated.png"):
         assert str(tmp_path / "new" / "folder" / name) in printed
         assert (tmp_path / "new" / "folder" / name).read_bytes().startswith(b"\x89PNG")
-
-
-def test_demo_takes_the_data_that_it_is_given(tmp_path: Path) -> None:
-    data = write_fashion(tmp_path / "full", n_validation=13)
-    assert main(["demo", "--data", str(data), "--output", str(tmp_path / "shown")]) == 0
-    assert json.loads((tmp_path / "shown" / "results.json").read_text())["data"]["images"] == 13
-
-
-def test_demo_of_another_model_needs_its_data(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--model", "deit_tiny_patch16_224"]) == 2
-    assert "--data" in capsys.readouterr().err
-    assert main(["demo", "--checkpoint", "weights.safetensors"]) == 2
-    assert "--model" in capsys.readouterr().err
-
-
-def test_demo_of_a_real_model(tmp_path: Path) -> None:
-    weights, images = data_path("deit_tiny_patch16_224.safetensors"), data_path("imagenet-val-2k")
-    arguments = ["--model", "deit_tiny_patch16_224", "--checkpoint", str(weights)]
-    assert main(["demo", *arguments, "--data", str(images), "--images", "2", "--output", str(tmp_path)]) == 0
-    assert json.loads((tmp_path / "results.json").read_text())["data"]["classes"] == 1000
-
-
-def test_demo_of_a_photo_alone(tmp_path: Path) -> None:
-    model = ["--model", "test_vit", "--photo", str(embedded.PHOTO)]
-    assert main(["demo", *model, "--output", str(tmp_path)]) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
 
 
 def test_a_photo_is_clustered_by_its_colours() -> None:

@@ -1,4 +1,4 @@
-"""The demo: what token reduction does to one classifier, as a table, a plot and images. It needs no download."""
+"""The demo: what token reduction does to the embedded classifier, as a table, a plot and images."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from agglo.clustering import cut, linkage
 from agglo.config import ReductionConfig
 from agglo.drawing.groups import Pixels, draw_groups, first_members
 from agglo.drawing.sheet import Panel, Row, compose
+from agglo.embedded.classifier import IMAGES, PHOTO
 from agglo.lab.data.image_files import open_image
 from agglo.lab.evaluation.cells import Reducible
 from agglo.lab.evaluation.configs import configs_of
 from agglo.lab.evaluation.report import sampling_error
 from agglo.lab.options import EMBEDDED
-from agglo.lab.tasks.classification.data import detect, open_split
+from agglo.lab.tasks.classification.data import open_split
 from agglo.lab.tasks.classification.data.transforms import Normalise, evaluation_transform, inputs_for
-from agglo.lab.tasks.classification.evaluation.figures import draw_configs, visualize
+from agglo.lab.tasks.classification.evaluation.figures import draw_configs
 from agglo.lab.tasks.classification.evaluation.grid import EvaluationSettings, run
-from agglo.lab.tasks.classification.evaluation.report import METRICS, main_metric, plot
-from agglo.models.opening import ModelSpec, build
+from agglo.lab.tasks.classification.evaluation.report import plot
+from agglo.models.opening import build
 from agglo.utils.files import write_json
 from agglo.utils.machine import load_warning
 from agglo.utils.tables import CANNOT, Column, Table
@@ -36,24 +37,28 @@ if TYPE_CHECKING:
 
 KEEP_RATES = (0.9, 0.7, 0.5, 0.25)
 LINKAGES = ("single", "average", "complete")
-_DRAWN, _DRAWN_SIDE = 2, 280  # images, and pixels of them at least
+_SCALE = 10  # of the images, which are 28 pixels wide
 _TIMED_BATCH, _TURNS = 64, 5
 _GROUPS = (400, 100, 25)  # of the photo
 _LONG_SIDE, _PATCH = 448, 8  # pixels of the photo that are looked at, and of its patches
 _CLASSES = (0, 1, 5, 7, 8, 9)  # top, trouser, sandal, sneaker, bag, boot: what is told apart at a glance
 
 
-def show(spec: ModelSpec, data: Path, output: Path, *, images: int | None = None) -> dict[str, Any]:
-    """Evaluate a model dense, with ToMe and with ATC, and return the report.
+def show(output: Path, *, images: int | None = None) -> dict[str, Any]:
+    """Evaluate the embedded classifier dense, with ToMe and with ATC, and return the report.
 
     accuracy.png, groups.png and results.json in the output folder take the place of an earlier demo's.
     """
     output.mkdir(parents=True, exist_ok=True)
     (output / "results.json").unlink(missing_ok=True)  # a demo measures: it does not repeat what was measured before
     configs = configs_of(("tome", "atc"), keep_rates=KEEP_RATES, linkages=LINKAGES)
-    report = run(EvaluationSettings(spec, data, configs, images=images), output / "results.json")
-    model = build(spec)
-    inputs, seen, classes = _examples(model, data, report["data"]["images"])
+    report = run(EvaluationSettings(EMBEDDED, IMAGES, configs, images=images), output / "results.json")
+    model = build(EMBEDDED)
+    wanted = inputs_for(model, "fashion-mnist")
+    split = open_split("fashion-mnist", IMAGES, "val", transform=evaluation_transform(wanted, normalise=False))
+    count = min(_TIMED_BATCH, report["data"]["images"])
+    seen = torch.stack([torch.as_tensor(split[len(split) * index // count][0]) for index in range(count)])
+    inputs = Normalise(wanted.mean, wanted.std)(seen)
     # Speeds of the cells were measured one after the other; those that can be compared are measured in turns.
     done = [result for result in report["results"] if "cannot" not in result]
     timed = [None if each["config"] is None else ReductionConfig.from_dict(each["config"]) for each in done]
@@ -64,22 +69,11 @@ def show(spec: ModelSpec, data: Path, output: Path, *, images: int | None = None
     write_json(output / "results.json", {**report, "results": done, "cannot": cannot})  # as `agglo evaluate` does
     plot(report, output / "accuracy.png")
     half = {config: name for config, name in configs.items() if config.keep_rate == 0.5}
-    chosen = [len(inputs) * index // _DRAWN for index in range(min(_DRAWN, len(inputs)))]
-    names = [f"image {number + 1}" for number in range(len(chosen))]
-    scale = max(1, -(-_DRAWN_SIDE // inputs.shape[-1]))
-    sheet = draw_configs(model, inputs[chosen], seen[chosen], half, names=names, classes=classes, scale=scale)
+    chosen, names = [0, count // 2][:count], ["image 1", "image 2"][:count]
+    drawn = seen[chosen].expand(-1, 3, -1, -1)
+    sheet = draw_configs(model, inputs[chosen], drawn, half, names=names, classes=split.classes, scale=_SCALE)
     sheet.save(output / "groups.png")
     return report
-
-
-def _examples(model: Any, data: Path, most: int) -> tuple[Tensor, Tensor, list[str]]:
-    """Return images from all over a data set as the model takes them, the same as (B, 3, H, W), and the classes."""
-    name = detect(data)
-    wanted = inputs_for(model, name)
-    split = open_split(name, data, "val", transform=evaluation_transform(wanted, normalise=False))
-    count = min(_TIMED_BATCH, most, len(split))
-    chosen = torch.stack([torch.as_tensor(split[len(split) * index // count][0]) for index in range(count)])
-    return Normalise(wanted.mean, wanted.std)(chosen), chosen.expand(-1, 3, -1, -1), list(split.classes)
 
 
 def keep_rate_of(result: Mapping[str, Any]) -> float | None:
@@ -89,7 +83,6 @@ def keep_rate_of(result: Mapping[str, Any]) -> float | None:
 
 def summary(report: dict[str, Any]) -> str:
     """Return the report of `show` as text: accuracy and speed of every method at every keep rate."""
-    metric = main_metric(report)
     results = {(result["name"], keep_rate_of(result)): result for result in report["results"]}
     dense = results["dense", None]
     rates = sorted({rate for _, rate in results if rate is not None}, reverse=True)
@@ -98,41 +91,25 @@ def summary(report: dict[str, Any]) -> str:
     def cell(result: dict[str, Any]) -> str:
         if "cannot" in result:
             return CANNOT
-        return f"{result[metric]:.1f}  {result['images_per_second'] / dense['images_per_second']:.2f}x"
+        return f"{result['top1']:.1f}  {result['images_per_second'] / dense['images_per_second']:.2f}x"
 
     columns = [Column("", left=True), *(Column(f"keep {rate:g}") for rate in rates)]
     rows = [["dense", cell(dense), *[None] * (len(rates) - 1)]]
     rows += [[name, *(cell(results[name, rate]) for rate in rates)] for name in names]
-    model, data, machine = report["model"]["name"], report["data"], report["machine"]
+    data, machine = report["data"], report["machine"]
     lines = [
-        f"{model} on {data['images']} images of {data['classes']} classes ({data['name']})",
-        f"{METRICS[metric]} in percent, and speed against dense:\n",
+        f"{report['model']['name']} on {data['images']} images of {data['classes']} classes ({data['name']})",
+        "top-1 in percent, and speed against dense:\n",
         f"{Table(columns, rows).text()}\n",
         f"dense: {dense['images_per_second']:.0f} images per second on {machine['gpu'] or machine['cpu']}, "
         f"{report['settings']['threads']} threads; all timed in turns",
+        f"sampling error of top-1: about {sampling_error(dense['top1'], data['images']):.1f} points",
+        load_warning(machine),
     ]
-    if metric != "mAP":
-        error = sampling_error(dense[metric], data["images"])
-        lines.append(f"sampling error of {METRICS[metric]}: about {error:.1f} points")
-    if busy := load_warning(machine):
-        lines.append(busy)
-    return "\n".join(lines)
+    return "\n".join(filter(None, lines))
 
 
-def show_photo(spec: ModelSpec, photo: Path, output: Path) -> None:
-    """Write photo.png into the output folder: a photograph in the model's groups at a keep rate of 0.5.
-
-    The embedded model sees no colours; in its place, the photograph's patches are clustered by their colours.
-    """
-    output.mkdir(parents=True, exist_ok=True)
-    if spec == EMBEDDED:
-        sheet = draw_photo(photo)
-    else:
-        sheet = visualize(spec, [photo], configs_of(("tome", "atc"), keep_rates=[0.5], linkages=LINKAGES))
-    sheet.save(output / "photo.png")
-
-
-def draw_photo(path: Path) -> Image:
+def draw_photo(path: Path = PHOTO) -> Image:
     """Draw a photo, then cuts of one tree over its patches, in one row."""
     image = whole_patches(open_image(path))
     features = patch_colours(image)

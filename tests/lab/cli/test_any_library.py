@@ -125,12 +125,6 @@ def test_tune_a_folder_and_a_tower_without_a_head(vit: str, clip: str, data: Pat
         assert found["settings"]["objective"] == objective and found["chosen"]["gflops"] <= 0.7
 
 
-def test_demo_draws_a_photo_with_another_librarys_model(vit: str, data: Path, tmp_path: Path) -> None:
-    photo = str(next((data / "val" / "hen").iterdir()))
-    assert main(["demo", "--model", vit, "--photo", photo, "--output", str(tmp_path)]) == 0
-    assert (tmp_path / "photo.png").is_file()
-
-
 def test_finetune_and_evaluate_what_came_out(vit: str, data: Path, tmp_path: Path) -> None:
     """A head for other classes than the folder's: 3 there, 2 here."""
     two = tiny_models.write_images(tmp_path / "two", ("cat", "dog"), each=4)

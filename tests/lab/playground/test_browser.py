@@ -19,13 +19,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from agglo.config import ReductionConfig
+from agglo import tuned
 from agglo.lab.playground.detection import detect
 from agglo.lab.playground.images import EASY, FIRST, HARD, chosen_image
 from agglo.lab.playground.settings import choose, python_line
-from agglo.lab.playground.tabs import points_of
 from agglo.lab.playground.tokens import Classifier, compare
-from agglo.tuning import Tuned
 from tests.lab.playground.test_images import bomb
 from tests.support.playground import Played
 
@@ -41,7 +39,6 @@ READY = {
     "Dynamic": "#dynamic-result table",
     "Synthesis": "#synthesis-result table",
     "Detection": "#detection-result table",
-    "Tune": "#tune-plot section",
 }
 
 
@@ -90,12 +87,6 @@ class Visit:
         number = self.window.locator(f"input[type=number][aria-label*='{label}']:visible").first
         number.fill(str(value))
         number.press("Enter")
-
-    def choose_point(self, number: int) -> None:
-        """Choose a point of the Tune tab by its menu."""
-        self.window.locator("#tune-number input").click()
-        self.window.locator("[data-testid=dropdown-option]").nth(number).click()
-        self.window.wait_for_selector("#tune-point table")
 
     def wait(self, expression: str) -> None:
         self.window.wait_for_function(expression)
@@ -245,13 +236,10 @@ def test_detection(visit: Visit) -> None:
         assert figure.get_attribute("data-members") == " ".join(map(str, members))
 
 
-def test_tune(visit: Visit, classifier: Classifier) -> None:
-    config = ReductionConfig.from_dict(points_of(Tuned.load("agglo_fashion_vit-half"))[1]["config"])
-    visit.open("Tune")
-    visit.window.wait_for_selector("#tune-plot img")
-    visit.choose_point(1)
-    assert visit.line("#tune-point") == python_line(config)
-    visit.open("Tokens")
+def test_a_result_of_tune_is_a_method(visit: Visit, classifier: Classifier) -> None:
+    config = tuned.config("agglo_fashion_vit-half")
+    visit.window.get_by_label("method", exact=True).first.click()
+    visit.window.locator("[data-testid=dropdown-option]", has_text="agglo_fashion_vit-half").click()
     found = compare(classifier, chosen_image(FIRST), [config])
     counts = " ".join(map(str, [196, *found.passes[1].counts]))
     visit.wait(f"document.querySelectorAll('#tokens-result [data-counts]')[1]?.dataset.counts === '{counts}'")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +17,13 @@ from scipy.cluster.hierarchy import dendrogram as scipy_dendrogram
 from scipy.cluster.hierarchy import linkage
 
 from agglo import tuned
-from agglo.config import ReductionConfig
-from agglo.lab.options import EMBEDDED
-from agglo.lab.playground.html import Dendrogram, asset, chart_url, data_url, leaf_order, render
+from agglo.lab.playground.html import Dendrogram, asset, data_url, leaf_order, render
 from agglo.lab.playground.images import chosen_image
 from agglo.lab.playground.models import Models
 from agglo.lab.playground.settings import choose
-from agglo.lab.playground.tabs import answering, points_of
+from agglo.lab.playground.tabs import answering
 from agglo.lab.playground.tokens import Classifier, Tree, compare
 from agglo.models.opening import ModelSpec
-from agglo.tuning import Tuned
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -49,7 +47,6 @@ def test_words_of_models_and_files_are_no_markup(classifier: Classifier) -> None
     dense = replace(found.dense, top=[(EVIL, 0.2) for _ in found.dense.top])
     for shown in (
         render("tokens", found=replace(found, dense=dense)),
-        render("chart", name=EVIL, url=""),
         render("refused", sentence=EVIL),
     ):
         assert "<img src=x" not in shown and "&lt;img src=x" in shown
@@ -94,29 +91,20 @@ def drawn(merges: np.ndarray, groups: int) -> Dendrogram:
     return Dendrogram(tree, np.zeros((8, 8 * (len(merges) + 1), 3), np.uint8))
 
 
-@pytest.mark.parametrize("name", tuned.names())
-def test_points_of_a_result_are_configs_with_the_answer_first(name: str) -> None:
-    content = tuned.read(name)
-    configs = [ReductionConfig.from_dict(row["config"]) for row in points_of(Tuned(content))]
-    everything = (content["chosen"], *content["beside"], *content["front"])
-    assert configs[0] == tuned.config(name) and len(set(configs)) == len(configs)
-    assert set(configs) == {ReductionConfig.from_dict(row["config"]) for row in everything}
-    assert all(choose(str(config)) == config for config in configs)  # as menus name them
+def test_results_of_tune_are_offered_where_their_model_runs(tmp_path: Path) -> None:
+    typed = {"own": "hf:/home/anna/vit/", "other": "hf:/home/bert/vit", "sd": "/home/anna/sd/", "mine": "runs/mine"}
+    files = [tmp_path / f"{title}.json" for title in typed]
+    for path, name in zip(files, typed.values(), strict=True):
+        content = tuned.read("agglo_fashion_vit-half")
+        path.write_text(json.dumps({**content, "model": {**content["model"], "name": name}}), encoding="utf-8")
 
+    def offered(models: Models) -> list[list[str]]:
+        return [[title for title, _ in models.tuned_for(tab)] for tab in ("tokens", "synthesis", "detection")]
 
-def test_results_find_the_tab_that_runs_their_model() -> None:
-    embedded = Models()
-    names = ("agglo_fashion_vit", "agglo_fashion_dit", "agglo_fashion_detector", "deit_tiny_patch16_224")
-    assert [embedded.tab_for_model(name) for name in names] == ["tokens", "synthesis", "detection", None]
-    own = Models(spec=ModelSpec("hf:/home/anna/vit"), pipeline="/home/anna/sd", detector_name="runs/mine")
-    assert [own.tab_for_model(name) for name in names] == [None] * 4
-    typed = ("hf:/home/anna/vit/", "hf:/home/bert/vit", "/home/anna/sd/", "runs/mine")
-    assert [own.tab_for_model(name) for name in typed] == ["tokens", None, "synthesis", "detection"]
-
-
-def test_a_result_of_ones_own_is_beside_the_ready_made(tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    Tuned.load("agglo_fashion_vit-half").save(path)
-    models = Models(spec=EMBEDDED, tuned_files=[path])
-    assert list(models.tuned) == [*tuned.names(), "mine"]
-    assert opened(chart_url(models.tuned["mine"])).width > 500
+    own = Models(ModelSpec("hf:/home/anna/vit"), "/home/anna/sd", detector_name="runs/mine", tuned_files=files)
+    assert offered(own) == [["tuned: own"], ["tuned: sd"], ["tuned: mine"]]
+    embedded = Models(tuned_files=files)
+    ready = ("agglo_fashion_vit-half", "agglo_fashion_dit-0.8", "agglo_fashion_detector-0.8")
+    assert offered(embedded) == [[f"tuned: {name}"] for name in ready]
+    [(_, text)] = embedded.tuned_for("tokens")
+    assert choose(text) == tuned.config("agglo_fashion_vit-half")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 import agglo
-from agglo import tuned
 from agglo.lab.cli import main
 from agglo.lab.playground.images import chosen_image
 from agglo.lab.playground.models import Models
@@ -125,17 +123,8 @@ def page(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     (folder / "names.txt").write_text("\n".join(NAMES), encoding="utf-8")
     model = f"open_clip:local-dir:{clip}"
     classes = ("--model", model, "--zero-shot", "--class-names", str(folder / "names.txt"))
-    names = {"clip": model, "pipeline": str(pipeline), "other": f"hf:{folder}/vit"}
-    files = [str(tuned_for(name, folder / f"{title}.json")) for title, name in names.items()]
-    with played(folder / "play", *classes, "--pipeline", str(pipeline), "--steps", "2", "--tuned", *files) as running:
+    with played(folder / "play", *classes, "--pipeline", str(pipeline), "--steps", "2") as running:
         yield running
-
-
-def tuned_for(model: str, path: Path) -> Path:
-    """A result of agglo tune that says it is of this model."""
-    content = tuned.read("agglo_fashion_dit-0.8")
-    path.write_text(json.dumps({**content, "model": {**content["model"], "name": model}}), encoding="utf-8")
-    return path
 
 
 def test_the_page_shows_them_and_names_no_folder(page: Played, pipeline: Path) -> None:
@@ -147,11 +136,5 @@ def test_the_page_shows_them_and_names_no_folder(page: Played, pipeline: Path) -
     with urllib.request.urlopen(page.address + "config") as answer:
         config = answer.read().decode()
     assert "clip" in config and "local-dir" not in config
-    tabs = {"clip": "Tokens", "pipeline": "Synthesis", "agglo_fashion_detector-0.8": "Detection", "other": None}
-    for result, tab in tabs.items():
-        ask(result, api_name="/chart")
-        shown, *_ = ask(result, 0, api_name="/point")
-        assert ("Not applied" if tab is None else f"Applied: the {tab} tab") in shown
-        assert str(page.work.parent.parent) not in shown
     for text in (tokens, drawn, config):
         assert str(pipeline.parent) not in text and str(page.work.parent.parent) not in text

@@ -1,9 +1,9 @@
 """Start a page in the browser: tokens of an image merging under a slider.
 
-It also has a threshold that lets every image keep as many tokens as it needs, images by a diffusion model, objects
-found by a detector, and the curves of agglo tune. It runs the models that come with agglo and needs no network;
---model, --pipeline and --detector put others in their place. Only this machine can reach it, unless --host says
-otherwise. docs/playground.md tells more.
+It also has a threshold that lets every image keep as many tokens as it needs, images by a diffusion model, and objects
+found by a detector. It runs the models that come with agglo and needs no network; --model, --pipeline and --detector
+put others in their place, and --tuned adds results of agglo tune to the methods. Only this machine can reach it, unless
+--host says otherwise. docs/playground.md tells more.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ import base64
 import io
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,6 @@ from agglo.drawing.groups import Ints, Pixels, count_groups, draw_groups, enlarg
 from agglo.lab.drawing.detections import draw_detections, draw_over_one_another
 from agglo.lab.playground.detection import Detected, Found
 from agglo.lab.playground.tokens import Tree
-from agglo.tuning import Tuned
 
 _SIDE, _DETECTION_SIDE = 224, 336  # pixels that an image has at least
 _LARGE = 60_000  # bytes of a PNG
@@ -67,14 +64,6 @@ def data_url(pixels: Pixels) -> str:
         file, kind = io.BytesIO(), "webp"
         image.save(file, "WEBP", quality=88, method=1)
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def chart_url(tuned: Tuned) -> str:
-    """Return the chart of a result of `agglo tune`."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "front.png"
-        tuned.plot(path)
-        return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _scale(pixels: Pixels, side: int = _SIDE) -> int:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from agglo import embedded
-from agglo import tuned as ready_made
+from agglo import embedded, tuned
 from agglo.checks import choice
+from agglo.config import ReductionConfig
 from agglo.embedded import generator as embedded_generator
 from agglo.lab.data.fashion_mnist import CLASSES
 from agglo.lab.options import EMBEDDED
@@ -23,7 +23,6 @@ from agglo.lab.tasks.detection.specs import Opened, open_detector
 from agglo.lab.tasks.synthesis.data.requests import Request
 from agglo.lab.tasks.synthesis.evaluation.generators import EmbeddedGenerator, Generator, PipelineGenerator
 from agglo.models.opening import ModelSpec
-from agglo.tuning import Tuned
 from agglo.utils.devices import require_device
 
 T = TypeVar("T")
@@ -73,23 +72,27 @@ class Models:
 
     def __post_init__(self) -> None:
         require_device(self.device)
-        self.tuned = {name: Tuned.load(name) for name in ready_made.names()}
-        self.tuned |= {path.stem: Tuned.load(path) for path in self.tuned_files}
+        self._tuned = {name: tuned.read(name) for name in tuned.names()}
+        self._tuned |= {path.stem: tuned.read(path) for path in self.tuned_files}
         self.first_image = FIRST if self.spec == EMBEDDED else PHOTO
         self.classifier: Locked[Classifier] = Locked(self._open_classifier)
         self.generator: Locked[Generator] = Locked(self._open_generator)
         self.detector: Locked[Opened] = Locked(self._open_detector)
 
-    def tab_for_model(self, name: str) -> str | None:
-        """Return the tab that runs a model of this name, as it was typed for `agglo tune`; None if no tab does."""
+    def tuned_for(self, tab: str) -> list[tuple[str, str]]:
+        """Return the results of `agglo tune` for the model of a tab, as choices of a menu: name, and config as text."""
         own_detector = self.detector_name != embedded.DETECTOR
-        names = {
+        model = {
             "tokens": self.spec.name,
             "synthesis": self.pipeline or embedded_generator.NAME,
             "detection": self.detector_name if own_detector else _TUNED_DETECTOR,
-        }
-        # As paths: a folder may be typed with a slash at its end or without.
-        return next((tab for tab, known in names.items() if Path(name) == Path(known)), None)
+        }[tab]
+        # Names are compared as paths: a folder may be typed with a slash at its end or without.
+        return [
+            (f"tuned: {name}", str(ReductionConfig.from_dict(result["config"])))
+            for name, result in self._tuned.items()
+            if result["config"] is not None and Path(result["model"]["name"]) == Path(model)
+        ]
 
     def request(self, what: str, seed: int) -> Request:
         """Return what a visitor wants drawn: a class of the embedded generator, or the prompt of a pipeline.

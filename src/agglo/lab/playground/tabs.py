@@ -1,6 +1,6 @@
 """The page: controls, what they ask for, and where the answer goes. What is computed lies in other modules.
 
-A tab is a function, called inside the page's Blocks. Those that a tuned config can be applied to return their menu.
+A tab is a function, called inside the page's Blocks.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from agglo.config import ReductionConfig
 from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.lab.data.fashion_mnist import CLASSES
 from agglo.lab.playground.detection import detect
-from agglo.lab.playground.html import asset, chart_url, data_url, render
+from agglo.lab.playground.html import asset, data_url, render
 from agglo.lab.playground.images import EASY, HARD, LIMITS, MOST_BYTES, PREFIX, chosen_image, garments, scenes
 from agglo.lab.playground.models import Models
-from agglo.lab.playground.settings import choose, methods, python_line
+from agglo.lab.playground.settings import choose, methods
 from agglo.lab.playground.synthesis import Drawn, draw
 from agglo.lab.playground.tokens import compare
-from agglo.tuning import Tuned
-from agglo.tuning.statistics import Quality
 from agglo.version import __version__
 
 if TYPE_CHECKING:
@@ -34,9 +32,8 @@ if TYPE_CHECKING:
 TITLE = "agglo playground"
 _WAITING = 64  # requests at most
 _NONE = "none"
-_QUICK: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 8}
 # Requests that follow a control: only the latest position of a slider counts.
-_FOLLOW: dict[str, Any] = {"trigger_mode": "always_last", **_QUICK}
+_FOLLOW: dict[str, Any] = {"trigger_mode": "always_last", "show_progress": "hidden", "concurrency_limit": 8}
 _PICKER = """
 <div class="picker">
   <p class="name">${label_text}</p>
@@ -60,11 +57,10 @@ def build(models: Models) -> Any:
             f"that saves and what it costs. `{Path(models.spec.name).name}`, agglo {__version__}."
         )
         with gr.Tabs():
-            menus = {"tokens": tokens_tab(models, page)}
+            tokens_tab(models, page)
             dynamic_tab(models)
-            menus["synthesis"] = synthesis_tab(models)
-            menus["detection"] = detection_tab(models)
-            tune_tab(models, menus)
+            synthesis_tab(models)
+            detection_tab(models)
     page.queue(max_size=_WAITING, api_open=False)
     return page
 
@@ -134,16 +130,18 @@ def _linkage_menu(label: str = "linkage (atc)") -> Any:
     return gr.Dropdown(list(LINKAGES), value="average", label=label, min_width=110)
 
 
-def _method_row(label: str, method: str) -> tuple[Any, Any]:
+def _method_row(label: str, method: str, tuned: list[tuple[str, str]]) -> tuple[Any, Any]:
+    """Return the menus of methods and linkages. Results of `agglo tune` are methods with a schedule of their own."""
     with gr.Row():
-        return gr.Dropdown(methods(), value=method, label=label, min_width=120), _linkage_menu()
+        choices = [*((name, name) for name in methods()), *tuned]
+        return gr.Dropdown(choices, value=method, label=label, min_width=120), _linkage_menu()
 
 
 def _keep_rate_slider(value: float = 0.5) -> Any:
     return gr.Slider(0.1, 1.0, value, step=0.05, label="keep rate", info="of the tokens at each stage")
 
 
-def tokens_tab(models: Models, page: Any) -> Any:
+def tokens_tab(models: Models, page: Any) -> None:
     """Two methods side by side, with one slider."""
 
     @answering
@@ -156,13 +154,12 @@ def tokens_tab(models: Models, page: Any) -> Any:
     with gr.Tab("Tokens", id="tokens"), gr.Row():
         with _controls():
             image = picker(garments(), models.first_image, "Image")
-            rate = _keep_rate_slider()
-            method, linkage = _method_row("method", "atc")
-            other, other_linkage = _method_row("beside it", "tome")
+            rate, tuned = _keep_rate_slider(), models.tuned_for("tokens")
+            method, linkage = _method_row("method", "atc", tuned)
+            other, other_linkage = _method_row("compare with", "tome", tuned)
         shown = _results("tokens-result")
     inputs = [image, rate, method, linkage, other, other_linkage]
     gr.on([page.load, *(each.change for each in inputs)], answer, inputs, shown, api_name="tokens", **_FOLLOW)
-    return method
 
 
 def dynamic_tab(models: Models) -> None:
@@ -187,7 +184,7 @@ def dynamic_tab(models: Models) -> None:
     gr.on([tab.select, *(each.change for each in inputs)], answer, inputs, shown, api_name="dynamic", **_FOLLOW)
 
 
-def synthesis_tab(models: Models) -> Any:
+def synthesis_tab(models: Models) -> None:
     """One seed dense, with ToMe and with ATC."""
 
     def answer(
@@ -223,14 +220,13 @@ def synthesis_tab(models: Models) -> Any:
             seed = gr.Number(0, label="seed", precision=0, minimum=0, maximum=2**31 - 1)
             rate = _keep_rate_slider()
             linkage = _linkage_menu()
-            tuned = gr.Dropdown([_NONE], value=_NONE, label="beside them", info="a point of the Tune tab")
+            tuned = gr.Dropdown([_NONE, *models.tuned_for("synthesis")], value=_NONE, label="compare with")
             button = gr.Button("Draw", variant="primary")
         shown = _results("synthesis-result")
     button.click(answer, [what, seed, rate, linkage, tuned], shown, api_name="synthesis", concurrency_limit=4)
-    return tuned
 
 
-def detection_tab(models: Models) -> Any:
+def detection_tab(models: Models) -> None:
     """What a detector finds, dense and reduced."""
 
     @answering
@@ -243,71 +239,8 @@ def detection_tab(models: Models) -> Any:
         with _controls():
             image = picker(scenes(), f"{PREFIX}scene 1", "Image")
             rate = _keep_rate_slider(0.7)
-            method, linkage = _method_row("method", "atc")
+            method, linkage = _method_row("method", "atc", models.tuned_for("detection"))
             score = gr.Slider(0.05, 0.95, 0.5, step=0.05, label="score", info="at least, of what is drawn")
         shown = _results("detection-result")
     inputs = [image, rate, method, linkage, score]
     gr.on([tab.select, *(each.change for each in inputs)], answer, inputs, shown, api_name="detection", **_FOLLOW)
-    return method
-
-
-def tune_tab(models: Models, menus: Mapping[str, Any]) -> None:
-    """Charts of `agglo tune`, whose points are applied to the menus of the other tabs."""
-
-    def chart(name: str) -> str:
-        return render("chart", name=name, url=chart_url(models.tuned[name]))
-
-    def choices(name: str) -> list[tuple[str, int]]:
-        return [(_point_label(row), number) for number, row in enumerate(points_of(models.tuned[name]))]
-
-    def other_result(name: str) -> tuple[Any, ...]:
-        return chart(name), gr.Dropdown(choices=choices(name), value=None), ""
-
-    def point(name: str, number: int) -> tuple[Any, ...]:
-        """Return a table of the point, and the menu of the tab that runs its model."""
-        model, row = models.tuned[name].content["model"]["name"], points_of(models.tuned[name])[number]
-        config, tab = ReductionConfig.from_dict(row["config"]), models.tab_for_model(model)
-        if tab is None:
-            applied = f"Not applied: no tab runs {Path(model).name}; --model, --pipeline and --detector open models."
-        else:
-            applied = f"Applied: the {tab.capitalize()} tab now runs this schedule."
-        shown = render("point", row=row, quality=_quality(row), line=python_line(config), applied=applied)
-        changed = {name: gr.skip() for name in menus}
-        if tab is not None:
-            others = [_NONE] if tab == "synthesis" else methods()
-            changed[tab] = gr.Dropdown(
-                choices=[*others, (f"tuned: {_point_label(row)}", str(config))], value=str(config)
-            )
-        return shown, *changed.values()
-
-    tabs = {name: models.tab_for_model(tuned.content["model"]["name"]) for name, tuned in models.tuned.items()}
-    first = next((name for name, tab in tabs.items() if tab == "tokens"), next(iter(tabs)))
-    with gr.Tab("Tune", id="tune"):
-        result = gr.Dropdown(list(models.tuned), value=first, label="result of agglo tune")
-        plot = gr.HTML(chart(first), elem_id="tune-plot")
-        info = "applied to the tab that runs its model"
-        number = gr.Dropdown(choices(first), value=None, label="point", info=info, elem_id="tune-number")
-        shown = gr.HTML(elem_id="tune-point")
-    result.change(other_result, result, [plot, number, shown], api_name="chart", **_QUICK)
-    # Not at a change: only what a visitor chooses is applied, and to look at another result changes nothing.
-    number.input(point, [result, number], [shown, *menus.values()], api_name="point", **_QUICK)
-
-
-def points_of(tuned: Tuned) -> list[Mapping[str, Any]]:
-    """Return the rows of a result, each config once, the one that the search chose first."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for row in (tuned.content["chosen"], *tuned.content["beside"], *tuned.content["front"]):
-        found.setdefault(str(row["config"]), row)
-    return list(found.values())
-
-
-def _point_label(row: Mapping[str, Any]) -> str:
-    speed = row["speed"]["median"]
-    return f"{row['config']['method']}, {row['gflops']:.2f} of the GFLOPs, {speed:.2f} times as fast, {_quality(row)}"
-
-
-def _quality(row: Mapping[str, Any]) -> str:
-    quality = Quality(**row["search"])
-    if quality.drop is not None:
-        return f"{quality.drop} of accuracy lost"
-    return f"{quality.distance:.4g} +- {quality.distance_error:.2g} from the dense output"
