@@ -47,9 +47,8 @@ browser-test: $(READY)  ## the playground in a real browser (part of make test w
 playground-images: $(READY)  ## the images of the playground in docs/images (needs a browser)
 	$(BIN)/python -m tools.playground_images
 
-bench-clustering: $(READY)  ## the clustering against scikit-learn, SciPy and fastcluster, and beside busy processes
+bench-clustering: $(READY)  ## the clustering against scikit-learn, SciPy and fastcluster
 	$(BIN)/agglo bench clustering --repeats 15 --json results/bench/clustering.json
-	$(BIN)/agglo bench clustering --contended --json results/bench/clustering-contended.json
 
 pages: $(READY)  ## write the tables of results/ into README.md and docs/
 	$(BIN)/python -m tools.pages
@@ -124,14 +123,8 @@ mini-detection: $(READY)  ## a small detector with every method, off the shelf a
 terrain: $(READY)  ## errors of a real pretrained U-Net of 1024 tokens (ONNX= its file; some minutes)
 	$(BIN)/python -m studies terrain --weights terrain_consistency_unet_difficulty100=$(ONNX)
 
-coco-overfit: $(READY)  ## a detector learns twelve COCO images by heart (DATA= COCO 2017 or a part, CHECKPOINT=; ten minutes)
-	$(BIN)/python -m studies coco-overfit --data coco2017=$(DATA) --weights deit_tiny_patch16_224=$(CHECKPOINT)
-
 nuclei: $(READY)  ## a detector of nuclei in 334 microscope images, dense and reduced (DATA=, CHECKPOINT=; half an hour)
 	$(BIN)/python -m studies nuclei --data nuclei=$(DATA) --weights deit_tiny_patch16_224=$(CHECKPOINT)
-
-padding: $(READY)  ## what the padding of a batch does to AP, apart or merged (DATA= fashion-mnist; ten minutes)
-	$(BIN)/python -m studies padding --miniature --data $(FASHION)
 
 lock:  ## pin the newest versions again (needs `make setup` first)
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 --no-header --no-annotate \

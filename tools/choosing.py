@@ -1,4 +1,4 @@
-"""Which method, linkage and keep rate to choose, and what speed to expect: tables of docs/choosing.md.
+"""Which method, linkage and keep rate to choose, and what speed to expect: tables of README.md and docs/choosing.md.
 
 Everything is read from what `agglo reproduce` and `agglo bench` recorded; nothing is measured here.
 """
@@ -12,9 +12,11 @@ from statistics import mean
 from typing import Any
 
 from agglo.config import ReductionConfig
+from agglo.lab.bench import where
 from agglo.lab.bench.diffusion import summaries
 from agglo.text import format_call
 from agglo.utils.tables import CANNOT, Column, Table
+from agglo.utils.timing import median_ratio
 
 RESULTS = Path(__file__).parents[1] / "results"
 LOSSES = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0)
@@ -67,11 +69,6 @@ def budgets() -> str:
         f"{' and '.join(dates)}; GFLOPs of the dense model's."
     )
     return f"{head}\n\n{Table(columns, rows).markdown()}"
-
-
-def keep_rate_of(result: Result) -> Any:
-    """Return the keep rate of a benchmark's result; None for the dense model and for schedules."""
-    return None if result["config"] is None else result["config"].get("keep_rate")
 
 
 def _cheapest(found: list[Result], dense: Result) -> list[Any]:
@@ -151,8 +148,9 @@ def speeds() -> str:
         dense = next(one for one in timed["results"] if one["name"] == "dense")["gflops"]
         what = f"DeiT-Tiny, batches of {timed['settings']['batch_size']}"
         for one in timed["results"]:
-            if keep_rate_of(one) not in (None, 1.0) and one["name"] != "free":
-                rows.append((what, one["name"], keep_rate_of(one), one["gflops"] / dense, one["to_dense"]))
+            rate = (one["config"] or {}).get("keep_rate")
+            if rate not in (None, 1.0) and one["name"] != "free":
+                rows.append((what, one["name"], rate, one["gflops"] / dense, one["to_dense"]))
     adapter = record("bench/adapter.json")
     what, dense = f"detector's backbone, {adapter['tokens']} tokens", adapter["results"][0]["gflops"]
     for one in adapter["results"][1:]:
@@ -168,6 +166,42 @@ def speeds() -> str:
         shown.append(["" if what == before else what, name, f"{rate:g}", left, f"{times:.2f}x"])
         before = what
     columns = [Column("what", left=True), Column("method", left=True), Column("keep rate"), Column("GFLOPs left")]
-    machine = record("bench/model.json")["machine"]
-    head = f"{machine['cpu']}, {machine['threads']} threads, float32, {machine['date'][:10]}; against the dense model."
+    head = f"{where(record('bench/model.json'))}, float32; against the dense model."
     return f"{head}\n\n{Table([*columns, Column('speed')], shown).markdown()}"
+
+
+README_MODEL = "deit_tiny_patch16_224"
+
+
+def readme() -> str:
+    """Return the README's table: top-1 of `agglo reproduce off-the-shelf` beside speeds of `agglo bench model`.
+
+    Speeds are medians of ratios within a repeat, against two dense models: the one that passes a batch a few images at
+    a time, as all reduced ones do ("free" at keep rate 1: nothing is merged), and timm's own.
+    """
+    speed = record("bench/model.json")
+    here = [one for one in results(OFF_THE_SHELF[0]) if (one["model"], one["data"]) == (README_MODEL, "imagenet")]
+    top1 = {(one["method"], one["keep_rate"]): one["top1"] for one in here}
+    timed = {
+        (one["name"], (one["config"] or {}).get("keep_rate")): one["images_per_second"] for one in speed["results"]
+    }
+    if ("free", 1.0) not in timed:
+        raise ValueError("the speeds have no row for keep rate 1, which says what slicing alone is worth")
+
+    def row(title: str, name: str, rate: float | None, key: tuple[str, float | None]) -> list[Any]:
+        if key not in timed or (name, rate) not in top1:
+            return [title, CANNOT, None, None]
+        against = timed["free", 1.0], timed["dense", None]
+        return [title, top1[name, rate], *(f"{median_ratio(timed[key], dense):.2f}x" for dense in against)]
+
+    rows = [row("dense", "dense", None, ("free", 1.0))]
+    for rate in sorted({rate for _, rate in timed if rate is not None and rate < 1}, reverse=True):
+        for name, shown in {"tome": "ToMe", "atc average": "ATC"}.items():
+            rows.append(row(f"{shown}, keep rate {rate:g}", name, rate, (name, rate)))
+    columns = [Column("DeiT-Tiny, off the shelf", left=True), Column("top-1", ".1f")]
+    columns += [Column("speed"), Column("speed with slicing")]
+    about = (
+        f"{here[0]['images']} ImageNet images (`make off-the-shelf`); batches of {speed['settings']['batch_size']}, "
+        f"{where(speed)} (`make bench-model`)."
+    )
+    return f"{Table(columns, rows).markdown()}\n\n{about}"

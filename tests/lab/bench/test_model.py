@@ -12,7 +12,7 @@ import torch
 
 import agglo
 from agglo.lab.bench import model as benchmark_model
-from agglo.lab.bench.model import Options, measure, plot, table
+from agglo.lab.bench.model import Options, describe, measure, plot
 from agglo.lab.evaluation.configs import budget_of
 from agglo.methods.slicing import Slice
 from agglo.models.opening import ModelSpec, build
@@ -86,13 +86,12 @@ def test_statistics_follow_from_the_timings(result: dict[str, Any]) -> None:
 
 def test_table_and_plot(result: dict[str, Any], tmp_path: Path) -> None:
     assert result["machine"]["threads"] == 1 and result["settings"]["batch_size"] == 2
-    lines = table(result).splitlines()
-    [atc] = [line for line in lines if line.startswith("keep 0.25  atc single")]
+    lines = describe(result).splitlines()
+    [atc] = [line for line in lines if line.startswith("| keep 0.25 | atc single")]
     expected = next(r for r in result["results"] if (keep_rate_of(r), r["name"]) == (0.25, "atc single"))
-    assert atc.split()[-2:] == [f"{expected['to_dense']:.2f}", f"{expected['to_free']:.2f}"]
-    assert "100 25 6 1" in atc
-    assert any(line.startswith("noise:") and f"{result['noise']:.1%}" in line for line in lines)
-    assert lines[-1].startswith("not run: tome at keep 0.25")
+    assert atc.endswith(f"| {expected['to_dense']:.2f} | {expected['to_free']:.2f} |") and "100 25 6 1" in atc
+    assert any("noise:" in line and f"{result['noise']:.1%}" in line for line in lines)
+    assert any(line.startswith("- not run: tome at keep 0.25") for line in lines)
     pytest.importorskip("matplotlib")
     plot(result, tmp_path / "speed.svg")
     assert (tmp_path / "speed.svg").stat().st_size > 1000

@@ -30,8 +30,7 @@ from agglo.lab.paper.items.detection import CLAIMS, DETECTION, GATE, differences
 from agglo.lab.paper.output import write_output
 from agglo.lab.paper.runner import run
 from agglo.lab.paper.study import Result, Settings
-from studies import padding
-from studies.real_detection import COCO_OVERFIT, ITEMS, NUCLEI
+from studies import nuclei
 from tests.support.detection import SMALL_MODEL, write_coco
 from tests.support.fashion import write_fashion
 
@@ -220,36 +219,16 @@ def test_a_full_run_from_end_to_end(settings: Settings, tmp_path: Path, small_vi
     )
 
 
-def test_padding_from_end_to_end(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(padding, "_RESAMPLES", 20)
-    cells = padding.PADDING.cells(settings)
-    assert len(cells) == 11
-    few = [cell for cell in cells if cell.about["method"] == "tome"]
-    item = replace(padding.PADDING, miniature=2, axes=lambda scale, settings: few)
-    results = run(item, settings).results
-    assert [r["way"] for r in results] == ["alone", "padded, apart", "padded, merged"]
-    assert all(0 <= r["box_AP"] <= 100 for r in results) and results[0]["to_alone"]["box"] == [0.0, 0.0]
-    page = (settings.folder("padding") / "tables.md").read_text()
-    assert "2 scenes" in page and f"| tome 50% | alone | {results[0]['box_AP']:.1f} |" in page
-
-
-def test_real_images_from_end_to_end(settings: Settings, tmp_path: Path, small_vit: Path) -> None:
-    small = {k: v for k, v in SMALL_MODEL.items() if k != "head_options"}
-    choices = {**small, "image_size": 64, "evaluate_every": 1, "warmup_steps": 1}
-    scale = replace(NUCLEI, epochs=2, choices=choices, heads=SMALL_MODEL["head_options"])
+def test_nuclei_from_end_to_end(settings: Settings, tmp_path: Path, small_vit: Path) -> None:
+    [item] = nuclei.ITEMS
+    choices = {**nuclei.CHOICES, **SMALL_MODEL, "image_size": 64, "warmup_steps": 1, "epochs": 2, "lr_drops": [1.6]}
     data = write_coco(tmp_path / "coco", n_train=5)
     full = replace(settings, miniature=False, data={"nuclei": data}, weights={start("tiny"): small_vit})
-    cells = ITEMS[1].cells(full)
+    cells = item.cells(full)
     few = [cell for cell in cells if cell.about["method"] in (DENSE, "one token", "tome")]
-    item = replace(ITEMS[1], full=scale, axes=lambda scale, settings: few)
+    item = replace(item, full=choices, axes=lambda scale, settings: few)
     results = {(r["part"], r["method"], r["keep_rate"]): r for r in run(item, full).results}
     assert len(cells) == 17 and results["training", DENSE, None]["images"] == {"train": 4, "validation": 1}
     assert "pairs" in results["reduced", "tome", 0.25]["cannot"] and len(results["training", DENSE, None]["log"]) == 2
     assert results["reduced", "one token", None]["tokens"] == 1
     assert "| tome | 25% | cannot | cannot |" in (full.folder("nuclei") / "tables.md").read_text()
-
-
-def test_settings_on_real_images() -> None:
-    overfit, nuclei = (scale.training(Path("deit.safetensors")) for scale in (COCO_OVERFIT, NUCLEI))
-    assert (overfit.images, overfit.held_out, overfit.flip, overfit.epochs) == (12, 0, 0, 60) and overfit.evaluate_first
-    assert nuclei.images is None and nuclei.held_out == 0.2 and nuclei.epochs == 6

@@ -10,8 +10,8 @@ import pytest
 from agglo.lab.paper.output import read_results, replace_between_marks
 from agglo.lab.paper.registry import items
 from agglo.utils.journal import key_of
-from tools import pages
-from tools.pages import FULL, MINIATURE, README_MODEL, ROOT, accuracy_and_speed
+from tools import choosing, pages
+from tools.pages import FULL, MINIATURE, ROOT
 
 
 @pytest.mark.parametrize("settings", [FULL, MINIATURE], ids=["full", "miniature"])
@@ -36,8 +36,8 @@ def test_a_page_without_marks_is_refused() -> None:
         replace_between_marks("a", "numbers", "new")
 
 
-def test_speeds_of_the_readme_are_ratios_within_a_repeat() -> None:
-    where = {"model": README_MODEL, "data": "imagenet", "images": 2000}
+def test_speeds_of_the_readme_are_ratios_within_a_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = {"model": choosing.README_MODEL, "data": "imagenet", "images": 2000}
     top1 = {("dense", None): 72.5, ("tome", 0.5): 64.65, ("atc average", 0.5): 69.5, ("atc average", 0.25): 47.55}
     accuracy: list[dict[str, Any]] = [{**where, "method": n, "keep_rate": r, "top1": v} for (n, r), v in top1.items()]
     accuracy.append({**where, "method": "tome", "keep_rate": 0.25, "cannot": "it merges pairs"})
@@ -49,17 +49,11 @@ def test_speeds_of_the_readme_are_ratios_within_a_repeat() -> None:
         ("atc average", 0.5): [30.0, 60.0, 40.0],
         ("atc average", 0.25): [50.0, 100.0, 90.0],
     }
-    speed = {
-        "machine": {"cpu": "a processor", "gpu": None, "threads": 2, "date": "2026-11-16T00:34:40+00:00"},
-        "settings": {"batch_size": 64},
-        "results": [
-            {"name": name, "config": rate and {"keep_rate": rate}, "images_per_second": values}
-            for (name, rate), values in speeds.items()
-        ],
-    }
-    rows = [
-        [cell.strip() for cell in line.split("|")[2:-1]] for line in accuracy_and_speed(accuracy, speed).splitlines()
-    ]
+    results = [{"name": n, "config": r and {"keep_rate": r}, "images_per_second": v} for (n, r), v in speeds.items()]
+    machine = {"cpu": "a processor", "gpu": None, "threads": 2, "date": "2026-11-16T00:34:40+00:00"}
+    speed = {"machine": machine, "settings": {"batch_size": 64}, "results": results}
+    monkeypatch.setattr(choosing, "record", lambda name: speed if "bench" in name else {"results": accuracy})
+    rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in choosing.readme().splitlines()]
     assert rows[2:7] == [
         ["72.5", "1.00x", "2.00x"],
         ["64.7", "2.00x", "4.00x"],
@@ -67,5 +61,3 @@ def test_speeds_of_the_readme_are_ratios_within_a_repeat() -> None:
         ["cannot", "", ""],
         ["47.5", "2.50x", "5.00x"],
     ]
-    with pytest.raises(ValueError, match="keep rate 1"):
-        accuracy_and_speed(accuracy, {**speed, "results": speed["results"][:1]})

@@ -1,15 +1,27 @@
-"""Benchmarks: one module each, with its `Options` and `run(options)`."""
+"""Benchmarks: one module each, with its `Options`, `run(options)` and `describe(record)`.
+
+All contenders take turns within every repeat, there and back, so that a slow machine slows all of them; ratios are
+medians of the ratios within a repeat.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
 
 from agglo.lab.options import AtLeastOne, option, require_limits
 from agglo.utils.files import require_output, write_json
-from agglo.utils.machine import load_warning
+from agglo.utils.machine import load_warning, processor
+from agglo.utils.progress import progress
+from agglo.utils.tables import Table
+from agglo.utils.timing import CPU, stopwatch, turns
+
+C = TypeVar("C")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,19 +42,66 @@ class TimingOptions:
         return {name: value for name, value in asdict(self).items() if name != "json"}
 
 
+def in_turns(
+    name: str, contenders: Sequence[C], run: Callable[[C, int], R], repeats: int, *, warm_up: int = 1
+) -> list[list[R]]:
+    """Return what `run` measures of each contender, one value per repeat. It also gets the repeat, below 0 to warm up.
+
+    Args:
+        name: The benchmark, for the progress bar.
+        contenders: Run one after the other in every repeat, in the opposite order in every second one.
+        run: Measures a contender.
+        repeats: Turns that count.
+        warm_up: Turns before, which do not count.
+    """
+    found: list[list[R]] = [[] for _ in contenders]
+    with progress(len(contenders) * (repeats + warm_up), f"bench {name}") as advance:
+        for repeat, order in turns(range(len(contenders)), repeats, warm_up=warm_up):
+            for number in order:
+                measured = run(contenders[number], repeat)
+                if repeat >= 0:
+                    found[number].append(measured)
+                advance(f"repeat {repeat + 1}")
+    return found
+
+
+class PartClock(dict[str, float]):
+    """Seconds spent in each part of a pass."""
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        super().__init__()
+        self.device = device
+
+    def timed(self, call: Callable[..., Any], part: str) -> Callable[..., Any]:
+        """Return the same callable, whose time is counted to a part."""
+
+        def run(*inputs: Any, **options: Any) -> Any:
+            with stopwatch(self.device) as taken:
+                found = call(*inputs, **options)
+            self[part] = self.get(part, 0.0) + taken.seconds
+            return found
+
+        return run
+
+
 def conclude(record: Mapping[str, Any], text: str, path: Path | None) -> None:
     """Write a record, and print what it says."""
     if path is not None:
         write_json(path, record)
     print(text)
-    if (busy := load_warning(record["machine"])) is not None:
-        print(busy)
+
+
+def page(record: Mapping[str, Any], what: str, table: Table, *notes: str) -> str:
+    """Return a record as Markdown: what ran, where and when, its table, and notes."""
+    busy = load_warning(record["machine"])
+    listed = [f"- {note}" for note in (*notes, *([busy] if busy else []))]
+    return "\n".join([f"{what}; {where(record)}.\n", table.markdown(), *([""] if listed else []), *listed])
 
 
 def where(record: Mapping[str, Any]) -> str:
-    """Return the GPU of a record, or its CPU and the number of threads."""
+    """Return the processor of a record, its threads and its date."""
     found = record["machine"]
-    return str(found["gpu"] or f"{found['cpu']}, {found['threads']} thread{'s' * (found['threads'] != 1)}")
+    return f"{processor(found)}, {found['threads']} thread{'s' * (found['threads'] != 1)}, {found['date'][:10]}"
 
 
 def noise(dense: Sequence[float], again: Sequence[float]) -> float:

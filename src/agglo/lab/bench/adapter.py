@@ -7,14 +7,13 @@ The parts are timed where they run, within one forward pass:
     method         the decision what to merge, with all comparisons of tokens
     blocks         all that is left: the ViT's blocks, merging and unmerging
 
-All contenders take turns within every repeat, there and back, so that a slow machine slows all of them; ratios
-are taken within a repeat. Weights are random; the image is smooth, as photos are.
+Weights are random; the image is smooth, as photos are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
@@ -23,17 +22,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agglo.config import ReductionConfig
-from agglo.lab.bench import TimingOptions, conclude
+from agglo.lab.bench import PartClock, TimingOptions, conclude, in_turns, page
 from agglo.lab.evaluation.configs import configs_of
 from agglo.lab.options import AtLeastOne, option
 from agglo.patch import apply, remove, report
 from agglo.utils.devices import torch_threads
 from agglo.utils.machine import machine
-from agglo.utils.progress import progress
 from agglo.utils.tables import Column, Table
-from agglo.utils.timing import median_ratio, stopwatch, timed_pass, turns
+from agglo.utils.timing import median_ratio, timed_pass
 
-PARTS = ("convolutions", "interactions", "method", "blocks")
+PARTS = ("convolutions", "interactions", "method", "blocks", "all")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,45 +46,6 @@ class Options(TimingOptions):
     repeats: AtLeastOne = 3
 
 
-class Parts(dict[str, float]):
-    """Seconds spent in each part of a pass."""
-
-    def timed(self, call: Callable[..., Any], part: str) -> Callable[..., Any]:
-        """Return the same callable, whose time is counted to a part."""
-
-        def run(*inputs: Any, **options: Any) -> Any:
-            with stopwatch() as taken:
-                found = call(*inputs, **options)
-            self[part] = self.get(part, 0.0) + taken.seconds
-            return found
-
-        return run
-
-
-@dataclass
-class Contender:
-    """The dense backbone, or a method at a keep rate. passes: seconds of each part, and of all, of every pass."""
-
-    name: str = "dense"
-    config: ReductionConfig | None = None
-    passes: list[dict[str, float]] = field(default_factory=list)
-
-    def result(self, adapter: Any, dense: Contender) -> dict[str, Any]:
-        """Return what the JSON file holds: to_dense are fractions of the whole dense backbone's time."""
-        apply(adapter, self.config or ReductionConfig(keep_rate=1.0))
-        found = report(adapter)
-        assert found is not None
-        whole = [each["all"] for each in dense.passes]
-        return {
-            "name": self.name,
-            "keep_rate": None if self.config is None else self.config.keep_rate,
-            "counts": found.counts,
-            "gflops": found.gflops_before if self.config is None else found.gflops_after,
-            "to_dense": {part: median_ratio([each[part] for each in self.passes], whole) for part in (*PARTS, "all")},
-            "passes": self.passes,
-        }
-
-
 def smooth_images(batch: int, height: int, width: int) -> Tensor:
     """Return smooth random images (B, 3, H, W) with a little noise."""
     generator = torch.Generator().manual_seed(0)
@@ -95,7 +54,7 @@ def smooth_images(batch: int, height: int, width: int) -> Tensor:
     return smooth + 0.1 * torch.randn(smooth.shape, generator=generator)
 
 
-def backbone(size: str, image: Sequence[int], parts: Parts) -> Any:
+def backbone(size: str, image: Sequence[int], parts: PartClock) -> Any:
     """Build a ViT-Adapter in evaluation mode with random weights, its parts timed."""
     from agglo.lab.tasks.detection.model.adapter import ViTAdapter
     from agglo.lab.tasks.detection.model.vit import plain_vit
@@ -111,43 +70,51 @@ def backbone(size: str, image: Sequence[int], parts: Parts) -> Any:
 
 
 def run(options: Options) -> None:
-    """Time all contenders, one turn more than is kept to warm up; print a table and write the record."""
-    where = machine()
-    configs = configs_of(options.method, keep_rates=options.keep_rate)
-    contenders = [dense := Contender(), *(Contender(str(config.create_method()), config) for config in configs)]
-    parts = Parts()
+    """Time all contenders, print a table and write the record."""
+    contenders = [None, *configs_of(options.method, keep_rates=options.keep_rate)]
+    parts = PartClock()
     with torch_threads(options.threads):
-        where["threads"] = torch.get_num_threads()
+        where = machine()
         adapter = backbone(options.size, options.image, parts)
         images = smooth_images(options.batch_size, *options.image)
-        with progress(len(contenders) * (options.repeats + 1), "bench adapter") as advance:
-            for repeat, order in turns(contenders, options.repeats):
-                for contender in order:
-                    remove(adapter)
-                    if contender.config is not None:
-                        method: Any = contender.config.create_method()
-                        method.reduce = parts.timed(method.reduce, "method")
-                        apply(adapter, method, keep_rate=contender.config.keep_rate)
-                    parts.clear()
-                    whole, _ = timed_pass(adapter, images)
-                    if repeat >= 0:
-                        rest = {"method": 0.0, "blocks": whole - sum(parts.values()), "all": whole}
-                        contender.passes.append({**rest, **parts})
-                    advance(contender.name)
-    results = [contender.result(adapter, dense) for contender in contenders]
+
+        def seconds(config: ReductionConfig | None, repeat: int) -> dict[str, float]:
+            remove(adapter)
+            if config is not None:
+                method: Any = config.create_method()
+                method.reduce = parts.timed(method.reduce, "method")
+                apply(adapter, method, keep_rate=config.keep_rate)
+            parts.clear()
+            whole, _ = timed_pass(adapter, images)
+            return {"method": 0.0, "blocks": whole - sum(parts.values()), "all": whole, **parts}
+
+        passes = in_turns("adapter", contenders, seconds, options.repeats)
+    results: list[dict[str, Any]] = []
+    for config, own in zip(contenders, passes, strict=True):
+        apply(adapter, config or ReductionConfig(keep_rate=1.0))
+        found = report(adapter)
+        assert found is not None
+        whole = [each["all"] for each in passes[0]]
+        about = {
+            "name": "dense" if config is None else str(config.create_method()),
+            "keep_rate": config and config.keep_rate,
+            "counts": found.counts,
+            "gflops": found.gflops_before if config is None else found.gflops_after,
+            "to_dense": {part: median_ratio([each[part] for each in own], whole) for part in PARTS},
+        }
+        results.append({**about, "passes": own})
     record = {"machine": where, "settings": options.settings(), "tokens": results[0]["counts"][0], "results": results}
-    conclude(record, f"{where}\n{table(results).markdown()}", options.json)
+    conclude(record, describe(record), options.json)
 
 
-def table(results: Sequence[dict[str, Any]]) -> Table:
+def describe(record: Mapping[str, Any]) -> str:
     """Return the milliseconds of each part, and the fractions of all of it and the method of the dense backbone."""
-    columns = [Column("backbone", left=True), Column("keep rate", left=True), Column("GFLOPs", ".1f")]
-    columns += [Column(f"{part}, ms", ".1f") for part in (*PARTS, "all")]
+    columns = [Column("backbone", left=True), Column("keep rate", "g", left=True), Column("GFLOPs", ".1f")]
+    columns += [Column(f"{part}, ms", ".1f") for part in PARTS]
     columns += [Column("method of dense", ".1%"), Column("all of dense", ".1%")]
     rows = []
-    for found in results:
-        times = [median(each[part] for each in found["passes"]) * 1e3 for part in (*PARTS, "all")]
-        rate = "" if found["keep_rate"] is None else f"{found['keep_rate']:g}"
+    for found in record["results"]:
+        times = [median(each[part] for each in found["passes"]) * 1e3 for part in PARTS]
         ratios = found["to_dense"]
-        rows.append([found["name"], rate, found["gflops"], *times, ratios["method"], ratios["all"]])
-    return Table(columns, rows)
+        rows.append([found["name"], found["keep_rate"], found["gflops"], *times, ratios["method"], ratios["all"]])
+    return page(record, f"A backbone of {record['tokens']} tokens with random weights", Table(columns, rows))

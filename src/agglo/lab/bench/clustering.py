@@ -1,21 +1,21 @@
 """Agglomerative clustering against SciPy, scikit-learn and fastcluster, timed side by side in one run.
 
-From a float32 distance tensor on the CPU to labels. Every contestant gets the same distances; the times of a case are
-taken in turns, and the median counts. Speed is given as a ratio to agglo, because only that survives a change of
-machine. With --contended, threads are timed beside busy processes instead, as data loaders are.
+From a float32 distance tensor on the CPU to labels. Every contestant gets the same distances. Speed is given as a ratio
+to agglo, because only that survives a change of machine.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 from agglo.clustering import cluster
 from agglo.clustering.api import LINKAGES
 from agglo.clustering.distances import pairwise
-from agglo.lab.bench import TimingOptions, conclude
+from agglo.lab.bench import TimingOptions, conclude, page
 from agglo.lab.options import AtLeastOne, option
 from agglo.utils.devices import torch_threads
 from agglo.utils.machine import machine
@@ -43,7 +43,6 @@ class Options(TimingOptions):
     sizes: Sequence[str] = option(("64x196", "1x4096"), "batch x tokens", metavar="BxN")
     linkage: Sequence[str] = option(LINKAGES, choices=LINKAGES, metavar=None)
     threads: AtLeastOne = option(2, "CPU threads of torch; the peers use one each")
-    contended: bool = option(False, "time threads beside busy processes instead of peers")
 
 
 def spatial_tokens(batch: int, n: int, dim: int = 64, seed: int = 0) -> Tensor:
@@ -90,26 +89,6 @@ CONTESTANTS: dict[str, Contestant] = {
 }
 
 
-@dataclass
-class Case:
-    """One linkage on one set of tokens: seconds per call of every contestant, and how many partitions agree."""
-
-    tokens: str
-    batch: int
-    n: int
-    keep_rate: float
-    linkage: str
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    one_pass: list[float] = field(default_factory=list)
-    same_partition: dict[str, float] = field(default_factory=dict)
-
-    def median(self, name: str) -> float:
-        return statistics.median(self.seconds[name])
-
-    def ratio(self, name: str) -> float:
-        return self.median(name) / self.median("agglo")
-
-
 def _seconds(call: Callable[..., object], *arguments: object) -> float:
     """Return the seconds of a call that follows another one: as in a model, caches are warm and threads awake."""
     call(*arguments)
@@ -121,19 +100,20 @@ def _same_partition(one: Labels, two: Labels) -> bool:
     return pairs == len(np.unique(one)) == len(np.unique(two))
 
 
-def measure(distances: Tensor, linkage: str, repeats: int) -> Case:
+def measure(distances: Tensor, linkage: str, repeats: int) -> dict[str, Any]:
     """Time all contestants, from distances (B, N, N) to half as many groups as tokens."""
     batch, n, _ = distances.shape
     k = max(1, n // 2)
-    case = Case("spatial", batch, n, 0.5, linkage)
     labels = {name: contestant(distances, k, linkage) for name, contestant in CONTESTANTS.items()}  # also warms up
-    for name in CONTESTANTS:
-        same = [_same_partition(ours, theirs) for ours, theirs in zip(labels["agglo"], labels[name], strict=True)]
-        case.same_partition[name] = sum(same) / len(same)
+    same = {
+        name: float(np.mean([_same_partition(*pair) for pair in zip(labels["agglo"], labels[name], strict=True)]))
+        for name in CONTESTANTS
+    }
     runs = [partial(_seconds, contestant, distances, k, linkage) for contestant in CONTESTANTS.values()]
-    *taken, case.one_pass = seconds_in_turns([*runs, partial(_seconds, distances.amin, -1)], repeats, warm_up=0)
-    case.seconds = dict(zip(CONTESTANTS, taken, strict=True))
-    return case
+    *taken, one_pass = seconds_in_turns([*runs, partial(_seconds, distances.amin, -1)], repeats, warm_up=0)
+    about = {"tokens": "spatial", "batch": batch, "n": n, "keep_rate": 0.5, "linkage": linkage}
+    times = {"seconds": dict(zip(CONTESTANTS, taken, strict=True)), "one_pass": one_pass}
+    return {**about, **times, "same_partition": same}
 
 
 # ru_maxrss will not do: a process begins with that of the one which started it. Without the threshold for mmap, glibc
@@ -181,34 +161,9 @@ def peak_memory(n: int, linkage: str, *, of_tokens: bool = False) -> float | Non
     return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
 
 
-def table(cases: Sequence[Case]) -> str:
-    peers = [name for name in CONTESTANTS if name != "agglo"]
-    columns = [Column(title, left=True) for title in ("tokens", "B x N", "linkage")]
-    columns += [Column("agglo, ms per image", ".3f"), *map(Column, (*peers, "one pass", "same partition"))]
-    rows = []
-    for case in cases:
-        own = case.median("agglo")
-        ratios = [f"{case.ratio(name):.1f}x" for name in peers]
-        one_pass = f"{statistics.median(case.one_pass) / own:.3f}x"
-        same = ", ".join(f"{case.same_partition[name]:.0%}" for name in peers)
-        size = f"{case.batch} x {case.n}"
-        rows.append([case.tokens, size, case.linkage, own / case.batch * 1e3, *ratios, one_pass, same])
-    return Table(columns, rows).markdown()
-
-
 def run(options: Options) -> None:
     """Time all cases, print tables and write the record."""
-    sizes = [parse_size(size) for size in options.sizes]
-    if options.contended:
-        results = [
-            measure_contention(batch, n, options.threads, busy, options.repeats)
-            for batch, n in sizes
-            for busy in range(3)
-        ]
-        record = {"machine": machine(), "contention": [asdict(result) for result in results]}
-        conclude(record, contention_table(results), options.json)
-        return
-    cases: list[Case] = []
+    sizes, cases = [parse_size(size) for size in options.sizes], []
     with torch_threads(options.threads):
         where = machine()
         with progress(len(sizes) * len(options.linkage), "timed") as advance:
@@ -219,12 +174,8 @@ def run(options: Options) -> None:
                     advance(f"{batch} x {n}, {linkage}")
         largest = max(n for _, n in sizes)
         memory = {linkage: peak_memory(largest, linkage) for linkage in options.linkage}
-    notes = (
-        "\nPeer columns: how many times as long the peer takes. One pass: D.amin(-1), as a share of agglo's time."
-        f"\nPeak memory beside the input at N={largest}, in distance matrices: {memory}"
-    )
-    record = {"machine": where, "cases": [asdict(case) for case in cases], "peak_memory": memory}
-    conclude(record, table(cases) + notes, options.json)
+    record = {"machine": where, "cases": cases, "peak_memory": memory}
+    conclude(record, describe(record), options.json)
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -234,51 +185,22 @@ def parse_size(text: str) -> tuple[int, int]:
     return int(batch), int(n)
 
 
-_BUSY = "import os\nos.nice(10)\nprint(flush=True)\nwhile True: pass"
-
-
-@dataclass
-class Contention:
-    """Seconds of a call on one thread and on several, taken in turns beside some busy processes of low priority."""
-
-    busy_processes: int
-    batch: int
-    n: int
-    threads: int
-    alone: list[float] = field(default_factory=list)
-    together: list[float] = field(default_factory=list)
-
-    def ratio(self) -> float:
-        return statistics.median(self.together) / statistics.median(self.alone)
-
-
-def measure_contention(batch: int, n: int, threads: int, busy_processes: int, repeats: int) -> Contention:
-    call = partial(by_agglo, pairwise(spatial_tokens(batch, n), "cosine"), n // 2, "average")
-
-    def seconds(count: int) -> float:
-        with torch_threads(count):
-            call()
-            return seconds_per_pass(call, passes=10)
-
-    busy = [subprocess.Popen([sys.executable, "-c", _BUSY], stdout=subprocess.PIPE) for _ in range(busy_processes)]
-    try:
-        for process in busy:
-            assert process.stdout is not None
-            process.stdout.readline()  # it has started and its priority is set
-        alone, together = seconds_in_turns([partial(seconds, count) for count in (1, threads)], repeats, warm_up=0)
-    finally:
-        for process in busy:
-            process.kill()
-            process.communicate()
-    return Contention(busy_processes, batch, n, threads, alone, together)
-
-
-def contention_table(results: Sequence[Contention]) -> str:
-    columns = [Column("busy processes"), Column("B x N"), Column("1 thread, ms per image", ".3f"), Column("threads")]
-    columns += [Column("ms per image", ".3f"), Column("ratio", ".2f")]
+def describe(record: Mapping[str, Any]) -> str:
+    peers = [name for name in CONTESTANTS if name != "agglo"]
+    columns = [Column(title, left=True) for title in ("tokens", "B x N", "linkage")]
+    columns += [Column("agglo, ms per image", ".3f"), *map(Column, (*peers, "one pass", "same partition"))]
     rows = []
-    for result in results:
-        alone, together = (statistics.median(times) / result.batch * 1e3 for times in (result.alone, result.together))
-        size = f"{result.batch} x {result.n}"
-        rows.append([result.busy_processes, size, alone, result.threads, together, result.ratio()])
-    return Table(columns, rows).markdown()
+    for case in record["cases"]:
+        own = median(case["seconds"]["agglo"])
+        ratios = [f"{median(case['seconds'][name]) / own:.1f}x" for name in peers]
+        one_pass = f"{median(case['one_pass']) / own:.3f}x"
+        same = ", ".join(f"{case['same_partition'][name]:.0%}" for name in peers)
+        size = f"{case['batch']} x {case['n']}"
+        rows.append([case["tokens"], size, case["linkage"], own / case["batch"] * 1e3, *ratios, one_pass, same])
+    memory = "; ".join(f"{linkage} {share:.2f}" for linkage, share in record["peak_memory"].items() if share)
+    return page(
+        record,
+        "Peers: how many times as long as agglo they take; one pass is `D.amin(-1)`, as a share of agglo's time",
+        Table(columns, rows),
+        f"peak memory beyond the input at the largest N, in distance matrices: {memory}",
+    )

@@ -1,20 +1,21 @@
 """A denoising step of Stable Diffusion 1.5's U-Net: dense, with tomesd, and with agglo's options.
 
-Weights are random: times are those of the architecture. All contenders take turns: each step of a generation is run by
-one after the other before the next step begins. Rows that keep groupings count by their mean over the steps, since the
-first step pays. The first keep rate is measured with all options, further ones with a choice of them.
+Weights are random: times are those of the architecture. Each step of a generation is run by all contenders before the
+next step begins. Rows that keep groupings count by their mean over the steps, since the first step pays. The first keep
+rate is measured with all options, further ones with a choice of them.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import groupby
 from statistics import mean, median
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +23,12 @@ import torch.nn.functional as F
 from agglo import patch
 from agglo.config import ReductionConfig
 from agglo.hosts.diffusers.state import asked_for, generation
-from agglo.lab.bench import TimingOptions, conclude, where
+from agglo.lab.bench import PartClock, TimingOptions, conclude, in_turns, page
 from agglo.lab.options import AtLeastOne, option
 from agglo.utils.devices import DTYPES, dtype_named, require_device, torch_threads
 from agglo.utils.machine import machine, version
-from agglo.utils.progress import progress
 from agglo.utils.tables import CANNOT, Column, Table
-from agglo.utils.timing import stopwatch, turns
+from agglo.utils.timing import stopwatch
 
 EXAMPLES = """\
 examples:
@@ -88,10 +88,9 @@ class Contender:
     library: Literal["agglo", "tomesd"] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     cannot: str | None = None  # why it does not run
-    calls: list[dict[str, Any]] = field(default_factory=list)
     model: Any = None
 
-    def prepare(self, model: Any, clock: MethodClock) -> None:
+    def prepare(self, model: Any, clock: PartClock) -> None:
         """Reduce a copy of the model; ValueError if that is impossible."""
         tensors = [*model.parameters(), *model.buffers()]
         self.model = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
@@ -100,12 +99,12 @@ class Contender:
         elif self.library == "agglo":
             patch.apply(self.model, ReductionConfig.of(**{"keep_rate": self.keep_rate, **self.options}))
             method = self.model.agglo_applied.method
-            vars(method)["reduce"] = clock.timed(method.reduce)
+            vars(method)["reduce"] = clock.timed(method.reduce, "clustering")
 
-    def row(self) -> Record:
+    def row(self, calls: Sequence[Record]) -> Record:
         """Return what the JSON file holds. keeps: whether steps differ in cost, since groupings are kept."""
         own = {"name": self.name, "keep_rate": self.keep_rate, "options": dict(self.options)}
-        return {**own, "keeps": "every" in self.options, "cannot": self.cannot, "calls": self.calls}
+        return {**own, "keeps": "every" in self.options, "cannot": self.cannot, "calls": calls}
 
 
 def contenders(keep_rates: Sequence[float], side: int) -> list[Contender]:
@@ -153,37 +152,6 @@ def _apply_tomesd(contender: Contender) -> None:
     tomesd.apply_patch(contender.model, **contender.options)
 
 
-class MethodClock:
-    """Adds up the seconds of clustering or matching."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.seconds = device, 0.0
-
-    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any, **options: Any) -> Any:
-            with stopwatch(self.device) as taken:
-                result = function(*arguments, **options)
-            self.seconds += taken.seconds
-            return result
-
-        return run
-
-    @contextmanager
-    def times_tomesd(self) -> Iterator[None]:
-        """Time tomesd's matching, a function of its module."""
-        if find_spec("tomesd") is None:
-            yield
-            return
-        from tomesd import merge
-
-        original = merge.bipartite_soft_matching_random2d
-        merge.bipartite_soft_matching_random2d = self.timed(original)
-        try:
-            yield
-        finally:
-            merge.bipartite_soft_matching_random2d = original
-
-
 def random_unet(architecture: str, side: int) -> Any:
     """Build a U-Net with random weights for latents of side x side."""
     from diffusers import UNet2DConditionModel
@@ -194,9 +162,10 @@ def random_unet(architecture: str, side: int) -> Any:
 
 
 def run(options: Options) -> None:
+    """Time all contenders, print a table and write the record."""
     with torch_threads(options.threads):
         record = measure(options)
-    conclude(record, "\n".join([headline(record), table(record).text(), *not_run(record)]), options.json)
+    conclude(record, describe(record), options.json)
 
 
 @torch.inference_mode()
@@ -207,10 +176,9 @@ def measure(options: Options) -> Record:
     device, dtype, side = require_device(options.device), dtype_named(options.dtype), options.side
     versions = {name: version(name) for name in ("diffusers", "tomesd")}
     header = {"machine": {**machine(device), **versions}, "settings": options.settings(), "tokens": side**2}
-    model, clock = random_unet(options.architecture, side).to(device), MethodClock(device)
+    model, clock = random_unet(options.architecture, side).to(device), PartClock(device)
     if dtype is not torch.float32:  # diffusers warns of any cast
         model.to(dtype)
-    rows = contenders(options.keep_rates, side)
     drawing = torch.Generator().manual_seed(0)
     coarse = torch.randn(options.batch, 4, side // 4, side // 4, generator=drawing)
     clean = F.interpolate(coarse, size=(side, side), mode="bicubic")
@@ -221,29 +189,32 @@ def measure(options: Options) -> Record:
     timesteps = torch.linspace(980, 20, n_calls).long()
     samples = DDIMScheduler(**_NOISE).add_noise(*(x.expand(n_calls, *x.shape) for x in (clean, noise)), timesteps)
 
-    def seconds(contender: Contender, turn: int) -> float:
-        clock.seconds = 0.0
+    def call(contender: Contender, turn: int) -> Record:
+        clock.clear()
+        timestep = int(timesteps[turn])
         with stopwatch(device) as taken:  # by position: tomesd's hook looks for the sample there
-            contender.model(samples[turn].to(device, dtype), int(timesteps[turn]), encoder_hidden_states=text)
-        return taken.seconds
+            contender.model(samples[turn].to(device, dtype), timestep, encoder_hidden_states=text)
+        about = {"repeat": turn // STEPS, "step": turn % STEPS, "timestep": timestep}
+        return {**about, "seconds": taken.seconds, "clustering": clock.get("clustering", 0.0)}
 
+    rows = contenders(options.keep_rates, side)
     for contender in rows:
         try:
             contender.prepare(model, clock)
             with generation():
-                seconds(contender, 0)  # compiles kernels
+                call(contender, 0)  # compiles kernels
         except ValueError as error:
             contender.cannot = str(error)
     able = [contender for contender in rows if contender.cannot is None]
-    # One generation for all: after STEPS of them kept groupings are too old.
-    with clock.times_tomesd(), generation(), progress(len(able) * n_calls, "bench diffusion") as advance:
-        for turn, order in turns(able, n_calls, warm_up=0):
-            for contender in order:
-                taken, (repeat, step) = seconds(contender, turn), divmod(turn, STEPS)
-                about = {"repeat": repeat, "step": step, "timestep": int(timesteps[turn])}
-                contender.calls.append({**about, "seconds": taken, "clustering": clock.seconds})
-                advance(f"timestep {timesteps[turn]}: {contender.name}: {taken:.2f} s")
-    return {**header, "rows": [contender.row() for contender in rows]}
+    with ExitStack() as stack:
+        if find_spec("tomesd") is not None:  # its matching is a function of its module
+            from tomesd import merge
+
+            name = "bipartite_soft_matching_random2d"
+            stack.enter_context(mock.patch.object(merge, name, clock.timed(getattr(merge, name), "clustering")))
+        stack.enter_context(generation())  # one for all: after STEPS of them kept groupings are too old
+        calls = dict(zip((id(c) for c in able), in_turns("diffusion", able, call, n_calls, warm_up=0), strict=True))
+    return {**header, "rows": [contender.row(calls.get(id(contender), [])) for contender in rows]}
 
 
 _COLUMNS = {
@@ -299,20 +270,16 @@ def _by_turn(row: Record, what: str, per_generation: bool) -> dict[tuple[int, ..
     return {(repeat,): mean(call[what] for call in calls) for repeat, calls in groups}
 
 
-def table(record: Record) -> Table:
-    return Table(list(_COLUMNS.values()), [[row.get(name) for name in _COLUMNS] for row in summaries(record)])
-
-
-def headline(record: Record) -> str:
-    """Return what ran, and where."""
+def describe(record: Record) -> str:
     chosen, found = record["settings"], record["machine"]
     timesteps = [call["timestep"] for row in record["rows"] if row["name"] == DENSE for call in row["calls"]]
     versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "diffusers", "tomesd") if found[name])
-    return (
+    what = (
         f"{chosen['architecture']}, random weights, {chosen['size']} x {chosen['size']} pixels ({record['tokens']} "
-        f"tokens), batch {chosen['batch']}, {chosen['dtype']}, timesteps {', '.join(map(str, timesteps))}; "
-        f"{where(record)}, {versions}, {found['date'][:10]}"
+        f"tokens), batch {chosen['batch']}, {chosen['dtype']}, timesteps {', '.join(map(str, timesteps))}; {versions}"
     )
+    table = Table(list(_COLUMNS.values()), [[row.get(name) for name in _COLUMNS] for row in summaries(record)])
+    return page(record, what, table, *not_run(record))
 
 
 def not_run(record: Record) -> list[str]:

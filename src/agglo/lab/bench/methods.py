@@ -1,7 +1,6 @@
 """One reduction stage of every parameter-free method, from the block's tokens, keys and attention to the new tokens.
 
-Methods run in turns, so that whatever else the machine does slows all alike; ratios are medians of the ratios to ToMe
-within a turn. What a host computes for a method beforehand (keys, attention) is not timed.
+What a host computes for a method beforehand (keys, attention) is not timed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agglo.lab.bench import TimingOptions, conclude
+from agglo.lab.bench import TimingOptions, conclude, page
 from agglo.lab.bench.clustering import spatial_tokens
 from agglo.lab.options import AtLeastOne, option
 from agglo.methods import Method, View, create, list_methods
@@ -29,6 +28,17 @@ EQUAL = {"dpc_knn": {"weights": "equal"}}  # learns otherwise
 VARIANTS: list[tuple[str, dict[str, Any]]] = [("kmedoids", {"weights": "equal"}), ("kmedoids", {"released": True})]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(TimingOptions):
+    """What to time."""
+
+    batch_size: AtLeastOne = option(64, "images")
+    tokens: AtLeastOne = option(196, "patch tokens, a square number")
+    dim: AtLeastOne = option(192, "channels")
+    target: AtLeastOne | None = option(None, "patch tokens to leave (default: half of them)")
+    repeats: AtLeastOne = 20
+
+
 def parameter_free() -> list[Method]:
     # Methods whose tokens skip blocks and return have no stage to time: they decide at every block, with a memory.
     stages = [info for info in list_methods() if info.kind != "skips"]
@@ -36,7 +46,7 @@ def parameter_free() -> list[Method]:
     return [create(name, **EQUAL.get(name, {})) for name in names] + [create(n, **o) for n, o in VARIANTS]
 
 
-def shown(batch: int, n: int, dim: int, target: int) -> View:
+def view_of(batch: int, n: int, dim: int, target: int) -> View:
     """Return tokens that resemble their neighbours, as a class token and n patches at the second stage of a model."""
 
     def sequence(width: int, seed: int) -> Tensor:
@@ -69,42 +79,35 @@ def stage(method: Method, view: View) -> Tensor:
     return method.reduce(view).new_tokens(view.tokens)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options(TimingOptions):
-    """What to time."""
-
-    batch_size: AtLeastOne = option(64, "images")
-    tokens: AtLeastOne = option(196, "patch tokens, a square number")
-    dim: AtLeastOne = option(192, "channels")
-    target: AtLeastOne | None = option(None, "patch tokens to leave (default: half of them)")
-    repeats: AtLeastOne = 20
-
-
 def run(options: Options) -> None:
     """Time every method, print a table and write the record."""
     target = options.target or options.tokens // 2
-    view = shown(options.batch_size, options.tokens, options.dim, target)
+    view = view_of(options.batch_size, options.tokens, options.dim, target)
     stages = {repr(method): partial(stage, method, view) for method in parameter_free()}
     with torch_threads(options.threads):
         where = machine()
-        taken = seconds_in_turns(
-            [partial(seconds_per_pass, run) for run in stages.values()], options.repeats, warm_up=2
-        )
-    results = [
-        {"name": name, "milliseconds": [1e3 * each for each in seconds]}
-        for name, seconds in zip(stages, taken, strict=True)
-    ]
+        runs = [partial(seconds_per_pass, run) for run in stages.values()]
+        taken = seconds_in_turns(runs, options.repeats, warm_up=2)
+    results = [{"name": n, "milliseconds": [1e3 * s for s in own]} for n, own in zip(stages, taken, strict=True)]
     record = {"machine": where, "settings": {**options.settings(), "target": target}, "results": results}
     record["reference"] = repr(create("tome"))
-    conclude(record, f"{where}\n{table(record).markdown()}", options.json)
+    conclude(record, describe(record), options.json)
+
+
+def describe(record: Mapping[str, Any]) -> str:
+    settings = record["settings"]
+    what = (
+        f"What a method itself takes to reduce {settings['batch_size']} images of {settings['tokens']} tokens "
+        f"({settings['dim']} channels) to {settings['target']}, keys and attention given; medians of "
+        f"{settings['repeats']} turns"
+    )
+    return page(record, what, table(record))
 
 
 def table(record: Mapping[str, Any]) -> Table:
     """Return medians, the quickest first, and how many times as long as ToMe a method took in the same turn."""
     taken: dict[str, Sequence[float]] = {result["name"]: result["milliseconds"] for result in record["results"]}
     tome = taken[record["reference"]]
-    rows = [
-        [name, median(mine), median_ratio(mine, tome)]
-        for name, mine in sorted(taken.items(), key=lambda item: median(item[1]))
-    ]
-    return Table([Column("method", left=True), Column("ms", ".1f"), Column("to ToMe", ".2f")], rows)
+    rows = [[name, median(mine), median_ratio(mine, tome)] for name, mine in taken.items()]
+    columns = [Column("method", left=True), Column("ms", ".1f"), Column("to ToMe", ".2f")]
+    return Table(columns, sorted(rows, key=lambda row: row[1]))

@@ -1,15 +1,14 @@
 """Images per second of one model: dense, reduced by each method, and reduced for free.
 
-"free" leaves the same token counts by slicing, which costs nothing and decides nothing: no method can beat it. All
-contenders take turns within every repeat, so that a machine that slows down slows all of them; ratios are taken within
-a repeat. "dense again" is the dense model a second time: what its ratio is off 1 is noise.
+"free" leaves the same token counts by slicing, which costs nothing and decides nothing: no method can beat it. "dense
+again" is the dense model a second time: what its ratio is off 1 is noise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from agglo.config import BUDGETS, ReductionConfig
 from agglo.drawing.charts import Bar, BarPanel, draw_bars
 from agglo.drawing.colours import FREE, SLICED
-from agglo.lab.bench import conclude, noise, noise_line, where
+from agglo.lab.bench import conclude, in_turns, noise, noise_line, page, where
 from agglo.lab.evaluation.configs import Configs, budget_of, configs_of
 from agglo.lab.options import (
     IMPORT_HELP,
@@ -41,9 +40,8 @@ from agglo.patch import apply, remove, report
 from agglo.utils.devices import dtype_named, require_device, torch_threads
 from agglo.utils.files import require_output
 from agglo.utils.machine import machine
-from agglo.utils.progress import progress
 from agglo.utils.tables import Column, Table
-from agglo.utils.timing import median_ratio, seconds_per_pass, turns
+from agglo.utils.timing import median_ratio, seconds_per_pass
 
 EXAMPLES = """\
 examples:
@@ -94,46 +92,10 @@ class Options(ModelOptions, ExecutionOptions):
         return {**{name: getattr(self, name) for name in kept}, **own}
 
 
-@dataclass
-class Measurement:
-    """One contender. counts: patch tokens left after each block; images_per_second: one value per repeat."""
-
-    name: str
-    counts: list[int]
-    gflops: float
-    config: ReductionConfig | None = None
-    images_per_second: list[float] = field(default_factory=list)
-
-    @property
-    def budget(self) -> str:
-        return "" if self.config is None else self.config.budget
-
-
-def results(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """Return what the JSON file holds of each contender; ratios are medians of the ratios within each repeat."""
-    dense = measurements[0].images_per_second
-    free = {each.budget: each.images_per_second for each in measurements if each.name == Slice.name}
-    return [
-        {
-            "name": each.name,
-            "config": None if each.config is None else each.config.to_dict(),
-            "counts": each.counts,
-            "gflops": each.gflops,
-            "median": median(each.images_per_second),
-            "min": min(each.images_per_second),
-            "max": max(each.images_per_second),
-            "to_dense": median_ratio(each.images_per_second, dense),
-            "to_free": median_ratio(each.images_per_second, free[each.budget]) if each.budget in free else None,
-            "images_per_second": each.images_per_second,
-        }
-        for each in measurements
-    ]
-
-
 def run(options: Options) -> None:
     """Measure, print a table, write the record and draw the plot."""
     record = measure(options)
-    conclude(record, table(record), options.json)
+    conclude(record, describe(record), options.json)
     if options.plot is not None:
         plot(record, options.plot)
 
@@ -146,24 +108,47 @@ def measure(options: Options) -> dict[str, Any]:
         wanted = inputs_for(model)
         shape = (options.batch_size, len(wanted.mean), *wanted.image_size)
         inputs = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-        measurements, skipped = _contenders(model, reductions)
+        found, skipped = _contenders(model, reductions)
         about = {"machine": machine(device), "settings": options.described(str(device)), "skipped": skipped}
         # The dense model first and last: only so far apart does it meet the noise that the others meet.
-        dense, again, *reduced = measurements
-        with progress(len(measurements) * (options.repeats + 1), "bench model") as advance:
-            contenders = []
-            for each in (dense, *reduced, again):
-                _apply(model, each.config)
+        dense, again, *reduced = found
+        passes: dict[str, int] = {}
+
+        def speed(contender: dict[str, Any], repeat: int) -> float:
+            _apply(model, contender["config"])
+            key = f"{contender['name']} {contender['config']}"
+            if repeat < 0:
                 _seconds(model, inputs, 1)  # fills caches and compiles kernels
-                contenders.append((each, max(1, math.ceil(_LEAST_SECONDS / _seconds(model, inputs, 1)))))
-                advance(f"warm-up: {each.name} {each.budget}")
-            for repeat, order in turns(contenders, options.repeats, warm_up=0):
-                for each, passes in order:
-                    _apply(model, each.config)
-                    each.images_per_second.append(len(inputs) / _seconds(model, inputs, passes))
-                    advance(f"repeat {repeat + 1}: {each.name} {each.budget}")
-    off = noise(dense.images_per_second, again.images_per_second)
-    return {**about, "noise": off, "results": results(measurements)}
+                passes[key] = max(1, math.ceil(_LEAST_SECONDS / _seconds(model, inputs, 1)))
+                return math.nan
+            return len(inputs) / _seconds(model, inputs, passes[key])
+
+        ordered = [dense, *reduced, again]
+        for contender, speeds in zip(ordered, in_turns("model", ordered, speed, options.repeats), strict=True):
+            contender["images_per_second"] = speeds
+    off = noise(dense["images_per_second"], again["images_per_second"])
+    return {**about, "noise": off, "results": _results(found)}
+
+
+def _results(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what the JSON file holds of each contender; ratios are medians of the ratios within each repeat."""
+    dense = found[0]["images_per_second"]
+    free = {each["config"].budget: each["images_per_second"] for each in found if each["name"] == Slice.name}
+    results = []
+    for each in found:
+        speeds, config = each["images_per_second"], each["config"]
+        results.append(
+            {
+                **each,
+                "config": None if config is None else config.to_dict(),
+                "median": median(speeds),
+                "min": min(speeds),
+                "max": max(speeds),
+                "to_dense": median_ratio(speeds, dense),
+                "to_free": None if config is None else median_ratio(speeds, free[config.budget]),
+            }
+        )
+    return results
 
 
 def _reductions(options: Options) -> Configs:
@@ -182,7 +167,7 @@ def _reductions(options: Options) -> Configs:
     return reductions
 
 
-def _contenders(model: nn.Module, reductions: Configs) -> tuple[list[Measurement], list[dict[str, Any]]]:
+def _contenders(model: nn.Module, reductions: Configs) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the dense model twice and every reduction it can take, with token counts; and those it cannot take."""
     dense, reduced, skipped = [], [], []
     for config, name in reductions.items():
@@ -194,10 +179,10 @@ def _contenders(model: nn.Module, reductions: Configs) -> tuple[list[Measurement
             skipped.append({"name": name, "config": config.to_dict(), "reason": str(error)})
             continue
         found = report(model)
-        assert found is not None and found.counts is not None and found.gflops_after is not None
-        reduced.append(Measurement(name, found.counts, found.gflops_after, config))
-        full = [found.n_tokens] * len(found.counts)
-        dense = [Measurement(name, full, found.gflops_before) for name in ("dense", "dense again")]
+        assert found is not None and found.counts is not None
+        reduced.append({"name": name, "config": config, "counts": found.counts, "gflops": found.gflops_after})
+        whole = {"config": None, "counts": [found.n_tokens] * len(found.counts), "gflops": found.gflops_before}
+        dense = [{"name": name, **whole} for name in ("dense", "dense again")]
     return dense + reduced, skipped
 
 
@@ -217,20 +202,15 @@ _COLUMNS += [Column("GFLOPs", ".2f"), Column("img/s", ".1f"), Column("min", ".1f
 _COLUMNS += [Column("x dense", ".2f"), Column("of free", ".2f")]
 
 
-def table(record: dict[str, Any]) -> str:
-    """Return what the JSON file holds as text for a terminal."""
-    lines = [", ".join(headlines(record)), Table(_COLUMNS, list(map(_cells, record["results"]))).text()]
-    lines.append(noise_line(record["noise"]))
-    lines += [f"not run: {skip['name']} at {budget_of(skip)}: {skip['reason']}" for skip in record["skipped"]]
-    return "\n".join(lines)
+def describe(record: Mapping[str, Any]) -> str:
+    skipped = (f"not run: {skip['name']} at {budget_of(skip)}: {skip['reason']}" for skip in record["skipped"])
+    table = Table(_COLUMNS, list(map(_cells, record["results"])))
+    return page(record, _what(record), table, noise_line(record["noise"]), *skipped)
 
 
-def headlines(record: dict[str, Any]) -> tuple[str, str]:
-    """Return what ran, and where."""
-    settings = record["settings"]
-    repeats = len(record["results"][0]["images_per_second"])
-    what = f"{settings['model']}, batch {settings['batch_size']}, {settings['dtype']}, median of {repeats} repeats"
-    return what, where(record)
+def _what(record: Mapping[str, Any]) -> str:
+    settings, repeats = record["settings"], len(record["results"][0]["images_per_second"])
+    return f"{settings['model']}, batch {settings['batch_size']}, {settings['dtype']}, median of {repeats} repeats"
 
 
 def _cells(result: dict[str, Any]) -> list[Any]:
@@ -240,11 +220,11 @@ def _cells(result: dict[str, Any]) -> list[Any]:
 
 
 def plot(record: dict[str, Any], path: Path) -> None:
-    """Draw bars of images per second, one group per budget, least to most as whiskers, times dense beside them."""
+    """Draw bars of images per second, one group per budget, with whiskers from the slowest repeat to the fastest."""
     shown = [result for result in record["results"] if result["name"] != "dense again"]
     groups = [[_bar(result) for result in group] for _, group in groupby(shown, key=budget_of)]
     panel = BarPanel(groups, "images per second (times dense)")
-    draw_bars([[panel]], path, title="\n".join(headlines(record)), note="whiskers: slowest and fastest repeat")
+    draw_bars([[panel]], path, title=f"{_what(record)}\n{where(record)}", note="whiskers: slowest and fastest repeat")
 
 
 def _bar(result: dict[str, Any]) -> Bar:

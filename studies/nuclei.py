@@ -1,13 +1,9 @@
-"""Not in the paper: detectors on a few real images, as a check of the miniature.
-
-A dozen COCO images by heart, and nuclei under a microscope.
-"""
+"""A detector of nuclei in microscope images, dense and with fewer tokens: the miniature checked on real images."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,6 @@ from agglo.lab.paper.classifiers import named
 from agglo.lab.paper.compare import DENSE
 from agglo.lab.paper.detectors import (
     BOX_AND_MASK,
-    COCO,
     COLLAPSED,
     HeldImages,
     entries,
@@ -30,19 +25,19 @@ from agglo.lab.paper.detectors import (
 from agglo.lab.paper.study import Need, Result, RunCell, Section, Settings, StudyCell
 from agglo.lab.tasks.detection.data import transforms_for
 from agglo.lab.tasks.detection.evaluation.matches import interval
-from agglo.lab.tasks.detection.training.settings import RECIPES, DetectionSettings
+from agglo.lab.tasks.detection.training.settings import RECIPES
 from agglo.lab.tasks.detection.training.trainer import open_splits, train_detector
 from agglo.utils.tables import CANNOT, Column, Table
 from studies import study
 
+DATA = Need("data", "nuclei", "images of nuclei with instances.json (2018 Data Science Bowl)")
 WEIGHTS = Need("weights", start("tiny"), "DeiT-T, published")
 TRAINING, REDUCED = "training", "reduced"
-# Of the methods that learn nothing, those that ask no class token: this detector has none, as published.
+# Of the methods that learn nothing, those that need no class token: this detector has none, as published.
 METHODS = entries("atc average", "atc complete", "atc single", "tome", "pool", "random", "kmedoids")
-RATES = (0.25, 0.5)
 _RESAMPLES = 500
 # A third of the usual width, and fewer proposals: with COCO's heads a step takes four times as long.
-HEADS: dict[str, Any] = {
+_HEADS: dict[str, Any] = {
     "anchor_scale": 4,
     "finest_scale": 28,
     "width": 96,
@@ -52,50 +47,28 @@ HEADS: dict[str, Any] = {
     "training_proposals": {"per_level": 1000, "kept": 500},
     "test_proposals": {"per_level": 500, "kept": 300},
 }
+CHOICES: dict[str, Any] = {"epochs": 6, "lr_drops": [4.8], "evaluate_every": 1, "workers": 0, "head_options": _HEADS}
 
 
-@dataclass(frozen=True)
-class RealImages:
-    """Training of DeiT-Tiny's detector by the recipe `small_data`.
-
-    Attributes:
-        choices: Of the training.
-        reduces: Whether it is then evaluated with fewer tokens.
-    """
-
-    name: str
-    data: Need
-    epochs: int
-    choices: Mapping[str, Any]
-    reduces: bool = False
-    heads: Mapping[str, Any] = field(default_factory=lambda: HEADS)
-
-    def training(self, checkpoint: Path) -> DetectionSettings:
-        drops = {"epochs": self.epochs, "lr_drops": [0.8 * self.epochs], "workers": 0, "head_options": self.heads}
-        settings, _ = RECIPES.load("small_data").resolve({"checkpoint": str(checkpoint), **drops, **self.choices})
-        return settings
+def _axes(choices: Mapping[str, Any], settings: Settings) -> Iterator[StudyCell]:
+    cases: list[tuple[str, str, float | None]] = [(TRAINING, DENSE, None), (REDUCED, DENSE, None)]
+    cases += [(REDUCED, COLLAPSED.name, None), *((REDUCED, m.name, rate) for rate in (0.25, 0.5) for m in METHODS)]
+    for part, method, rate in cases:
+        yield StudyCell({"part": part, "method": method, "keep_rate": rate}, (DATA, WEIGHTS))
 
 
-def _axes(scale: RealImages, settings: Settings) -> Iterator[StudyCell]:
-    places: list[tuple[str, str, float | None]] = [(TRAINING, DENSE, None)]
-    if scale.reduces:
-        places += [(REDUCED, DENSE, None), (REDUCED, COLLAPSED.name, None)]
-        places += [(REDUCED, entry.name, rate) for rate in RATES for entry in METHODS]
-    for part, method, rate in places:
-        yield StudyCell({"part": part, "method": method, "keep_rate": rate}, (scale.data, WEIGHTS))
-
-
-def _run(scale: RealImages, settings: Settings) -> RunCell:
-    checkpoint, data = settings.weights[WEIGHTS.name], settings.data[scale.data.name]
-    chosen, folder = scale.training(checkpoint), settings.run_folder(scale.name)
+def _run(choices: Mapping[str, Any], settings: Settings) -> RunCell:
+    checkpoint, data = settings.weights[WEIGHTS.name], settings.data[DATA.name]
+    chosen, _ = RECIPES.load("small_data").resolve({"checkpoint": str(checkpoint), **choices})
+    folder = settings.run_folder("nuclei")
     splits = cache(lambda: open_splits(chosen, data))
     images = cache(lambda: HeldImages(splits()[1], transforms_for(chosen.image_size)[1]))
 
     def judge(name: str, rate: float | None) -> tuple[dict[str, Any], Path]:
         detector = opened(folder / "run" / "last" / "model.safetensors")
         config = reachable_config(detector, named((COLLAPSED, *METHODS), name), rate)
-        place = folder / "reduced" / f"{name.replace(' ', '-')}-{rate}"
-        return judged(detector, config, images(), place, settings), place
+        matches = folder / "reduced" / f"{name.replace(' ', '-')}-{rate}"
+        return judged(detector, config, images(), matches, settings), matches
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
         train_detector(chosen, data, folder / "run", cpu=settings.on_cpu)
@@ -104,18 +77,18 @@ def _run(scale: RealImages, settings: Settings) -> RunCell:
             with (folder / "run" / "log.csv").open(encoding="utf-8") as file:
                 rows = list(csv.DictReader(file))
             log = [{name: float(row[name]) for name in ("epoch", "box_AP", "mask_AP")} for row in rows]
-            return {"log": log, "epochs": scale.epochs, "images": counted, "start": checkpoint.name}
-        found, place = judge(about["method"], about["keep_rate"])
+            return {"log": log, "epochs": chosen.epochs, "images": counted, "start": checkpoint.name}
+        found, matches = judge(about["method"], about["keep_rate"])
         dense = folder / "reduced" / f"{DENSE}-None"
         if not is_kept(dense):
             judge(DENSE, None)
-        ours, others = (samples_in(each, _RESAMPLES) for each in (place, dense))
+        ours, others = (samples_in(each, _RESAMPLES) for each in (matches, dense))
         return {**found, "to_dense": {kind: interval(ours[kind] - others[kind]) for kind in BOX_AND_MASK}}
 
     return run
 
 
-def _table(results: Sequence[Result], scale: RealImages) -> list[Section]:
+def _table(results: Sequence[Result], choices: Mapping[str, Any]) -> list[Section]:
     found = []
     for result in results:
         if result["part"] == TRAINING:
@@ -129,44 +102,28 @@ def _table(results: Sequence[Result], scale: RealImages) -> list[Section]:
         rows = []
         for result in reduced:
             rate = "" if result["keep_rate"] is None else f"{result['keep_rate']:.0%}"
-            rows.append([result["method"], rate, *(_cell_text(result, kind) for kind in BOX_AND_MASK)])
+            rows.append([result["method"], rate, *(_average_precision(result, kind) for kind in BOX_AND_MASK)])
         text = "In brackets: the 95 % interval of the difference to dense, over resampled images."
         found.append(Section("With fewer tokens, off the shelf", Table(columns, rows), text))
     return found
 
 
-def _cell_text(result: Result, kind: str) -> str:
+def _average_precision(result: Result, kind: str) -> str:
     if "cannot" in result:
         return CANNOT
     text, (low, high) = f"{result[f'{kind}_AP']:.1f}", result["to_dense"][kind]
     return text if result["method"] == DENSE else f"{text} [{low:+.1f}, {high:+.1f}]"
 
 
-_BY_HEART = {"images": 12, "held_out": 0.0, "flip": 0.0}
-_BY_HEART |= {"evaluate_first": True, "evaluate_every": 5, "warmup_steps": 10}
-COCO_OVERFIT = RealImages(
-    "coco-overfit", Need("data", COCO, "COCO 2017, or some of its images with instances*.json"), 60, _BY_HEART
-)
-NUCLEI = RealImages(
-    "nuclei",
-    Need("data", "nuclei", "images of nuclei with instances.json (2018 Data Science Bowl)"),
-    6,
-    {"evaluate_every": 1},
-    reduces=True,
-)
-_FUNCTIONS: dict[str, Any] = {"miniature": None, "axes": _axes, "run": _run, "table": _table}
 ITEMS = (
     study(
-        name=COCO_OVERFIT.name,
-        about="DeiT-T's detector learns a dozen COCO images by heart and is judged by the same ones: AP must rise",
-        full=COCO_OVERFIT,
-        **_FUNCTIONS,
-    ),
-    study(
-        name=NUCLEI.name,
+        name="nuclei",
         about="DeiT-T's detector of nuclei in microscope images, trained on four fifths of them and judged by the "
         "others, dense and with fewer tokens, off the shelf",
-        full=NUCLEI,
-        **_FUNCTIONS,
+        full=CHOICES,
+        miniature=None,
+        axes=_axes,
+        run=_run,
+        table=_table,
     ),
 )
