@@ -28,7 +28,7 @@ from agglo.lab.tasks.detection.data import make_scenes, transforms_for
 from agglo.lab.tasks.detection.evaluation.one_pass import DetectionBatches
 from agglo.lab.tasks.detection.specs import open_detector
 from agglo.models.opening import ModelSpec
-from agglo.tuning import Tuned, TuneSettings
+from agglo.tuning import Tuned, TuneSettings, submodule_output
 from agglo.tuning.statistics import Quality
 from agglo.utils.files import write_json
 from agglo.utils.tables import Column, Table
@@ -71,8 +71,8 @@ def fashion_detector(paths: argparse.Namespace, path: Path, **how: Any) -> Tuned
     opened = open_detector(DETECTOR)
     scenes = DetectionBatches(make_scenes(paths.data, 200, _SEED, "val"), transforms_for(opened.spec.image_size)[1])
     inputs = [image for _, images, _ in scenes for image in images]
-    settings = TuneSettings(name="agglo_fashion_detector")
-    return agglo.tune(opened.model, inputs, batch_size=8, path=path, settings=settings, **how)
+    settings = TuneSettings(name="agglo_fashion_detector", output=submodule_output("neck"), batch_size=8)
+    return agglo.tune(opened.model, inputs, path=path, settings=settings, **how)
 
 
 SEARCHES: dict[str, tuple[Callable[..., Tuned], dict[str, Any]]] = {

@@ -6,7 +6,10 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,28 +21,22 @@ import agglo
 from agglo.embedded import classifier
 from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.lab.data.fashion_mnist import read_split
-from agglo.tuning import TuneSettings, subject, submodule_output
+from agglo.tuning import Tuned, TuneSettings, search, subject, submodule_output
 from agglo.tuning.images import split
-from agglo.tuning.search import solve
-from agglo.tuning.space import space_of
-from agglo.tuning.subject import Subject
+from agglo.tuning.search import Search, solve
+from agglo.tuning.settings import Target
+from agglo.tuning.space import Space, space_of
+from agglo.tuning.statistics import Quality
+from agglo.tuning.subject import Cost, Subject
+from agglo.utils.journal import Journal
 from tests.support.detection import SMALL_MODEL
 from tests.support.diffusion import dit
 from tests.support.fashion import agglo_test_vit
 
 timm = pytest.importorskip("timm")
 
-
-def few(candidates: int) -> TuneSettings:
-    return TuneSettings(candidates=candidates, quiet=True)
-
-
-@pytest.fixture(scope="module")
-def real() -> tuple[nn.Module, Tensor, Tensor]:
-    """The embedded classifier and some of its images, with their labels."""
-    pixels, labels = read_split(classifier.IMAGES, "val")
-    images = (torch.tensor(pixels[:24]).unsqueeze(1) / 255 - 0.2860) / 0.3530
-    return timm.create_model(classifier.NAME, pretrained=True).eval(), images, torch.tensor(labels[:24]).long()
+FEW = TuneSettings(candidates=2, batch_size=6, quiet=True)
+TOME = replace(FEW, methods=["tome"])
 
 
 @pytest.fixture
@@ -68,17 +65,22 @@ def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Subject, "seconds_of_dense", lambda self: 0.01)
 
 
-def test_what_is_found_is_what_is_told(
-    real: tuple[nn.Module, Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(subject, "_LEAST_SECONDS", 0.0)
-    model, images, labels = real
+def test_what_is_found_is_what_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, value in (
+        (subject, "_LEAST_SECONDS", 0.0),
+        (search, "_FINAL_TURNS", 2),
+        (search, "_FRONT", (0.5,)),
+    ):
+        monkeypatch.setattr(module, name, value)
+    pixels, of_all = read_split(classifier.IMAGES, "val")
+    images, labels = (torch.tensor(pixels[:24]).unsqueeze(1) / 255 - 0.2860) / 0.3530, torch.tensor(of_all[:24]).long()
+    model = timm.create_model(classifier.NAME, pretrained=True).eval()
     path = tmp_path / "tuned.json"
-    tuned = agglo.tune(model, images, gflops=0.5, labels=labels, batch_size=8, path=path, settings=few(2))
+    tuned = agglo.tune(model, images, gflops=0.5, labels=labels, path=path, settings=FEW)
     assert agglo.report(model) is None and not model.training
 
     # Recomputed from the config alone, on the images that were kept apart.
-    unseen = split(images, labels, batch_size=8).confirmation
+    unseen = split(images, labels, batch_size=6).confirmation
     inputs, classes = (torch.cat([getattr(batch, name) for batch in unseen]) for name in ("inputs", "labels"))
     with torch.inference_mode():
         dense = model(inputs)
@@ -91,35 +93,57 @@ def test_what_is_found_is_what_is_told(
     assert tuned.quality.distance == pytest.approx(float(expected.mean()), rel=1e-3)
     assert tuned.quality.differing == int((dense.argmax(1) != reduced.argmax(1)).sum())
     right = [(logits.argmax(1) == classes).float().mean() for logits in (dense, reduced)]
-    assert tuned.drop is not None and tuned.drop.points == pytest.approx(100 * float(right[0] - right[1]), abs=1e-3)
+    drop = tuned.quality.drop
+    assert drop is not None and drop.points == pytest.approx(100 * float(right[0] - right[1]), abs=1e-3)
     assert found is not None and found.gflops_after is not None
     assert tuned.gflops == pytest.approx(found.gflops_after / found.gflops_before) and 0.4 < tuned.gflops <= 0.5
 
     content = json.loads(path.read_text())
     assert content["config"] == content["chosen"]["config"] == tuned.config.to_dict()
     assert [each["method"] for each in (content["chosen"], *content["beside"])] in (["atc", "tome"], ["tome", "atc"])
-    alike = [point["search"]["total"] for point in tuned.front if 0.45 < point["gflops"] <= 0.5]
+    alike = [point["search"]["total"] for point in content["front"] if 0.45 < point["gflops"] <= 0.5]
     assert len(alike) >= 2 and content["chosen"]["search"]["total"] == min(alike)
-    assert tuned.speedup > 0 and all(point["speed"]["low"] <= point["speed"]["high"] for point in tuned.front)
+    assert tuned.speedup > 0 and all(point["speed"]["low"] <= point["speed"]["high"] for point in content["front"])
 
     report = tuned.report()
     for part in ("0.5 of the dense model's GFLOPs", "kept: ", "atc", "tome", "agglo.apply("):
         assert part in report
     tuned.plot(tmp_path / "front.png")
     assert (tmp_path / "front.png").stat().st_size > 10_000
-    assert agglo.tuning.Tuned.load(path).content == tuned.content
-    agglo.apply(model, tuned=path)
-    assert agglo.report(model) == found
-    agglo.remove(model)
+    assert Tuned.load(path).content == tuned.content
+
+
+def test_the_best_of_all_candidates_is_found_by_halving() -> None:
+    features, linkages = ("tokens", "keys", "keys_per_head", "values"), ("average", "complete", "single")
+    distance = dict(zip(product(features, linkages), [5, 9, 3, 12, 1, 8, 11, 2, 7, 4, 10, 6], strict=True))
+    evaluated: list[tuple[Any, int]] = []
+
+    def quality(config: agglo.ReductionConfig, batches: Sequence[None]) -> Quality:
+        assert config.keep_rate == pytest.approx(0.4, abs=0.01)
+        options = config.create_method().options()
+        key = options["features"], options["linkage"]
+        evaluated.append((key, len(batches)))
+        return Quality(len(batches), distance[key] * len(batches), 0.0)
+
+    stub: Any = SimpleNamespace(images=SimpleNamespace(search=[None] * 4), quality=quality)
+    stub.cost = lambda config: Cost(config.keep_rate, [1])
+    axes = {"features": tuple({"features": each} for each in features)}
+    axes["linkage"] = tuple({"linkage": each} for each in linkages)
+    settings = TuneSettings(candidates=12, quiet=True)
+    halving = Search(stub, [Space("atc", axes, {})], Target("gflops", 0.4), Journal(None, {}), settings, 1.0)
+    best = halving._best_of(halving.spaces[0])
+    assert best is not None and distance[features[best[0]], linkages[best[1]]] == min(distance.values())
+    ranked = sorted(distance, key=lambda key: distance[key])
+    assert [batches for _, batches in evaluated] == [1] * 12 + [1] * 6 + [2] * 3  # each round adds to those before
+    assert {key for key, _ in evaluated[-3:]} == set(ranked[:3])
 
 
 @pytest.mark.usefixtures("_no_clock")
 def test_a_search_that_was_stopped_goes_on_to_the_same_end(
     small: nn.Module, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def tune(path: Path, **changes: Any) -> agglo.tuning.Tuned:
-        how: dict[str, Any] = {"gflops": 0.6, "batch_size": 6, "settings": few(4), **changes}
-        return agglo.tune(small, images, path=path, **how)
+    def tune(path: Path, gflops: float = 0.6) -> Tuned:
+        return agglo.tune(small, images, path=path, gflops=gflops, settings=FEW)
 
     whole = tune(tmp_path / "whole.json")
     assert whole.quality.distance > 0
@@ -128,7 +152,7 @@ def test_a_search_that_was_stopped_goes_on_to_the_same_end(
     def interrupted(source: Any, target: Any) -> None:
         nonlocal writes
         writes += 1
-        if writes == 9:
+        if writes == 5:
             os.truncate(source, 100)
             raise KeyboardInterrupt
         replace(source, target)
@@ -164,19 +188,20 @@ def test_a_search_that_was_stopped_goes_on_to_the_same_end(
 
 @pytest.mark.usefixtures("_no_clock")
 def test_a_speed_is_met_and_hardly_passed(small: nn.Module, images: Tensor) -> None:
-    tuned = agglo.tune(small, images, speedup=1.5, batch_size=6, settings=few(4))
+    tuned = agglo.tune(small, images, speedup=1.5, settings=FEW)
     assert 1.5 <= tuned.speedup < 1.65
     assert "kept: " in tuned.report()
     for each in tuned.content["beside"]:
         assert each["speed"]["median"] >= 1.5
     with pytest.raises(ValueError, match="50 times as fast"):
-        agglo.tune(small, images, speedup=50, batch_size=6, settings=few(2))
+        agglo.tune(small, images, speedup=50, settings=TOME)
 
 
 @pytest.mark.usefixtures("_no_clock")
 def test_without_labels_a_drop_is_of_decisions_and_told_so(small: nn.Module, images: Tensor) -> None:
-    tuned = agglo.tune(small, images, max_drop=40.0, batch_size=6, settings=few(3))
-    assert tuned.speedup > 1 and tuned.drop is None and tuned.quality.disagreement is not None
+    tuned = agglo.tune(small, images, max_drop=40.0, settings=TOME)
+    lost = Quality(**tuned.content["chosen"]["search"]).loss.points
+    assert tuned.speedup > 1 and lost <= 40.0 and tuned.quality.drop is None
     assert "decisions" in tuned.report()
 
 
@@ -196,19 +221,20 @@ def test_the_clock_is_of_turns_with_the_dense_model(small: nn.Module, images: Te
 def test_as_many_tokens_stay_as_the_level_allows(small: nn.Module, images: Tensor) -> None:
     timed = Subject(small, split(images, batch_size=6), TuneSettings())
     space = space_of("tome", depth=4, tries=lambda config: None)
-    points = []
-    for candidate in (space.first(), *space.around(space.first())):
+    configs = []
+    for candidate in space.propose(0, seed=0):
         with suppress(ValueError):  # some begin too late to save so much
-            points.append(solve(timed, space, candidate, 0.7))
-    assert len(points) >= 5
-    for point in points:
-        assert 0.66 < point.cost.gflops <= 0.7
-        agglo.apply(small, point.config)
+            configs.append(solve(timed, space, candidate, 0.7))
+    assert len(configs) >= 5
+    for config in configs:
+        agglo.apply(small, config)
         found = agglo.report(small)
-        assert found is not None and found.counts == point.cost.counts
+        assert found is not None and found.gflops_after is not None
+        assert found.counts == timed.cost(config).counts
+        assert 0.66 < found.gflops_after / found.gflops_before <= 0.7
         agglo.remove(small)
     with pytest.raises(ValueError, match="tome cannot"):
-        solve(timed, space, space.first(), 0.01)
+        solve(timed, space, space.first, 0.01)
 
 
 def _tokens_left(module: nn.Module) -> int | None:
@@ -216,40 +242,30 @@ def _tokens_left(module: nn.Module) -> int | None:
     return None if found is None or found.counts is None else found.counts[-1]
 
 
-def test_embeddings_are_compared_by_their_error(images: Tensor) -> None:
+@pytest.mark.usefixtures("_no_clock")
+def test_embeddings_and_outputs_of_the_users_are_compared_by_their_error(small: nn.Module, images: Tensor) -> None:
     torch.manual_seed(0)
     model = agglo_test_vit(num_classes=0).eval()
-    tuned = agglo.tune(model, images, gflops=0.7, methods=["tome"], batch_size=6, settings=few(2))
+    tuned = agglo.tune(model, images, gflops=0.7, settings=TOME)
     assert tuned.content["settings"]["objective"] == "relative" and 0 < tuned.quality.distance < 2
     assert tuned.quality.differing is None and tuned.config.method == "tome"
     with pytest.raises(ValueError, match=r"max_drop=1.0"):
         agglo.tune(model, images, max_drop=1.0)
-
-
-def test_a_function_of_the_users_says_what_is_compared_and_how(small: nn.Module, images: Tensor) -> None:
-    def tokens(model: Any, batch: Tensor) -> Tensor:
-        return model.forward_features(batch)
-
-    def worst(dense: Any, reduced: Any) -> Tensor:
-        return (dense - reduced).abs().flatten(1).amax(1)
-
-    settings = TuneSettings(objective=worst, candidates=2, quiet=True)
-    tuned = agglo.tune(small, images, gflops=0.7, output=tokens, methods=["tome"], batch_size=6, settings=settings)
-    assert tuned.content["settings"]["objective"] == "worst" and tuned.quality.distance > 0
-    with pytest.raises(ValueError, match="output="):
-        agglo.tune(small, images, gflops=0.7, output=lambda model, batch: model.patch_embed(batch))
-    with pytest.raises(ValueError, match="int"):
-        agglo.tune(small, images, gflops=0.7, output=lambda model, batch: 7)
+    tokens = replace(TOME, output=lambda model, batch: model.forward_features(batch))
+    assert agglo.tune(small, images, gflops=0.7, settings=tokens).quality.distance > 0
+    for output, named in ((lambda model, batch: model.patch_embed(batch), "output="), (lambda model, batch: 7, "int")):
+        with pytest.raises(ValueError, match=named):
+            agglo.tune(small, images, gflops=0.7, settings=TuneSettings(output=output))
 
 
 @pytest.mark.usefixtures("_no_clock")
 def test_a_diffusion_model_is_tuned_by_the_noise_it_predicts() -> None:
     model, inputs = dit()
     batches = [{**inputs, "hidden_states": torch.randn_like(inputs["hidden_states"])} for _ in range(4)]
-    tuned = agglo.tune(model, batches, gflops=0.6, settings=few(2))
+    tuned = agglo.tune(model, batches, gflops=0.6, settings=replace(FEW, batch_size=None))
     assert tuned.content["settings"]["objective"] == "relative"
     assert isinstance(tuned.config.keep_rate, float) and 0 < tuned.config.keep_rate < 1
-    assert {point["method"] for point in tuned.front} == {"atc", "tomesd"}
+    assert {point["method"] for point in tuned.content["front"]} == {"atc", "tomesd"}
     agglo.apply(model, tuned.config)
     found = agglo.report(model)
     assert found is not None and found.gflops_after is not None
@@ -266,13 +282,15 @@ def test_a_detector_is_tuned_by_its_pyramid_on_images_of_several_sizes() -> None
     spec = DetectorSpec(SMALL_MODEL["model"], 2, **{part: SMALL_MODEL[part] for part in parts}, image_size=64)
     model = spec.build().eval()
     images = [torch.rand(3, 48 + 16 * (number % 2), 64) for number in range(6)]
-    tuned = agglo.tune(model, images, gflops=0.9, methods=["atc"], batch_size=1, settings=few(2))
-    assert isinstance(tuned.config.schedule, agglo.Stages) and tuned.content["settings"]["objective"] == "relative"
+    pyramid = submodule_output("neck")
+    settings = replace(FEW, methods=["atc"], batch_size=1, output=pyramid)
+    tuned = agglo.tune(model, images, gflops=0.9, settings=settings)
+    assert tuned.content["settings"]["objective"] == "relative"
     seen = split(images, batch_size=1).confirmation[0].inputs
     with torch.inference_mode():
-        before = submodule_output("neck")(model, seen)
+        before = pyramid(model, seen)
         agglo.apply(model, tuned.config)
-        after = submodule_output("neck")(model, seen)
+        after = pyramid(model, seen)
     assert len(before) == len(after) > 1 and not torch.equal(before[0], after[0])
 
 
@@ -284,13 +302,9 @@ def test_a_detector_is_tuned_by_its_pyramid_on_images_of_several_sizes() -> None
         ({"speedup": 1.0}, "speedup=1.0"),
         ({"max_drop": 0}, "max_drop=0"),
         ({"gflops": True}, "gflops=True"),
-        ({"gflops": 0.5, "methods": ["nobody"]}, "'nobody'"),
-        ({"gflops": 0.5, "methods": "atc"}, "methods='atc'"),
-        ({"gflops": 0.5, "methods": ["dynamicvit"]}, "'dynamicvit' learns"),
         ({"gflops": 0.5, "minutes": 0}, "minutes=0"),
         ({"gflops": 0.5, "path": "/nowhere/tuned.json"}, "/nowhere"),
         ({"gflops": 0.5, "settings": TuneSettings(tower="nothing")}, "nothing"),
-        ({"gflops": 0.5, "settings": TuneSettings(objective="l2")}, "objective='l2'"),
     ],
 )
 def test_bad_arguments_are_refused(small: nn.Module, images: Tensor, how: dict[str, Any], named: str) -> None:
@@ -299,9 +313,19 @@ def test_bad_arguments_are_refused(small: nn.Module, images: Tensor, how: dict[s
     assert agglo.report(small) is None
 
 
-@pytest.mark.parametrize("bad", [{"candidates": 1}, {"n_tokens": 0}])
-def test_bad_settings_are_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(bad))):
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        ({"candidates": 1}, "candidates=1"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"objective": "l2"}, "objective='l2'"),
+        ({"methods": ["nobody"]}, "'nobody'"),
+        ({"methods": "atc"}, "methods='atc'"),
+        ({"methods": ["dynamicvit"]}, "'dynamicvit' learns"),
+    ],
+)
+def test_bad_settings_are_refused(bad: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         TuneSettings(**bad)
 
 
@@ -314,6 +338,7 @@ def test_models_that_cannot_be_tuned_are_refused(small: nn.Module, images: Tenso
     assert agglo.report(small) is not None
 
 
+@pytest.mark.usefixtures("_no_clock")
 def test_the_command_writes_result_plot_and_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from agglo.lab.cli import main
 
@@ -325,7 +350,7 @@ def test_the_command_writes_result_plot_and_report(tmp_path: Path, capsys: pytes
     printed = capsys.readouterr().out
     assert output.with_suffix(".txt").read_text() == printed and "accuracy lost:" in printed
     assert output.with_suffix(".png").stat().st_size > 10_000
-    tuned = agglo.tuning.Tuned.load(output)
+    tuned = Tuned.load(output)
     assert tuned.quality.images == 8 and tuned.content["model"]["name"] == classifier.NAME
     assert main([*command, "-o", str(tmp_path / "tuned.txt")]) == 2
     assert "must end in .json" in capsys.readouterr().err

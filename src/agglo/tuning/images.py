@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from agglo.checks import number
 from agglo.models.checkpoints import fingerprint
 
-_SEARCH_MOST = 512  # images; more would slow the search down and hardly change it
-_QUALITY_BATCH = 32  # small steps between the rounds of the search
+_MOST_SEARCHED = 512  # images; more would slow the search down and hardly change it
+_BATCH = 32  # images, or fewer: small steps between the rounds of the search
 _TIMED = 64  # images of the batch that is timed, unless batches say otherwise
 _MOST_OF_BATCHES = 1000  # images that are taken of a DataLoader, the first ones
 
@@ -28,7 +28,7 @@ class Batch:
     labels: Tensor | None
     images: int
 
-    def pick(self, indices: Sequence[int]) -> Batch:
+    def pick(self, indices: Iterable[int]) -> Batch:
         """Return some of the images of a tensor or list."""
         chosen = list(indices)
         inputs = self.inputs[chosen] if isinstance(self.inputs, Tensor) else [self.inputs[index] for index in chosen]
@@ -36,11 +36,8 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Images:
-    """Batches of different images to search on and to confirm with, and a batch of the size that is timed.
-
-    `about` holds their numbers and a fingerprint, for the report and to recognise them.
-    """
+class TuneImages:
+    """Batches to search on, others to confirm with, one to time, and the numbers and fingerprint of all images."""
 
     search: list[Batch]
     confirmation: list[Batch]
@@ -59,43 +56,60 @@ def split(
     *,
     tuples_are_inputs: bool = False,
     seed: int = 0,
-) -> Images:
+) -> TuneImages:
     """Put images into a random order, and half of them (at most 512) apart to search on.
 
     Args:
         images: (N, C, H, W); a list of images (C, H, W), which may differ in size; or batches (a DataLoader, a list,
-            any iterable): tensors, (inputs, labels), dicts of the model's arguments with or without "labels", lists of
-            images.
+            any iterable): tensors, (inputs, labels), or dicts of the model's arguments with or without "labels".
         labels: Classes (N,) of images that come without batches.
         batch_size: Images of the batch that is timed; None is 64, or the size of the batches.
         tuples_are_inputs: Whether a pair is two arguments of the model, not inputs and labels.
         seed: Decides the order.
     """
-    if batch_size is not None:
-        number("batch_size", batch_size, whole=True, minimum=1)
     if isinstance(images, (str, bytes)) or not isinstance(images, Iterable):
         raise ValueError(f"images={images!r} must be a tensor, a list of tensors or batches (a DataLoader)")
-    if isinstance(images, Tensor) or (isinstance(images, Sequence) and images and _are_images(images)):
-        return _split_images(_together(images, labels), batch_size or _TIMED, seed)
-    if labels is not None:
-        raise ValueError("labels= go with images in one tensor or list; batches bring their own")
     batches: list[Batch] = []
-    for item in images:
-        batches.append(_batch(item, tuples_are_inputs))
-        if sum(batch.images for batch in batches) >= _MOST_OF_BATCHES:
-            break
-    if not batches:
-        raise ValueError("there are no images")
-    shapes = {batch.inputs.shape[1:] if isinstance(batch.inputs, Tensor) else None for batch in batches}
-    if len(shapes) > 1 or None in shapes:
-        return _split_batches(batches, batch_size, seed)
-    inputs, found = torch.cat([batch.inputs for batch in batches]), [batch.labels for batch in batches]
-    classes = None if any(each is None for each in found) else torch.cat(found)  # type: ignore[arg-type]
-    return _split_images(Batch(inputs, classes, len(inputs)), batch_size or batches[0].images, seed)
+    if isinstance(images, Tensor) or (isinstance(images, Sequence) and images and all(map(_is_image, images))):
+        batches.append(_together(images, labels))
+    elif labels is not None:
+        raise ValueError("labels= go with images in one tensor or list; batches bring their own")
+    else:
+        for item in images:
+            batches.append(_batch(item, tuples_are_inputs))
+            batch_size = batch_size or batches[0].images
+            if sum(batch.images for batch in batches) >= _MOST_OF_BATCHES:
+                break
+    tensors = tensors_in([(batch.inputs, batch.labels) for batch in batches])
+    chance, whole = random.Random(seed), _joined(batches)
+    if whole is None:  # batches that cannot be cut
+        chance.shuffle(batches)
+        timing = max(batches, key=lambda batch: batch.images, default=None)
+    else:
+        order = list(range(whole.images))
+        chance.shuffle(order)
+        timing = whole.pick(islice(cycle(order), batch_size or _TIMED))
+        size = min(_BATCH, timing.images, -(-whole.images // 2))
+        batches = [whole.pick(order[start : start + size]) for start in range(0, len(order), size)]
+    if timing is None or len(batches) < 2:
+        raise ValueError("too few images: at least 2, or 2 batches, are needed, to search on and to confirm with")
+    search = batches[: len(batches) // 2]
+    while len(search) > 1 and sum(batch.images for batch in search) > _MOST_SEARCHED:
+        search.pop()
+    confirmation = batches[len(search) :]
+    searched, confirmed = (sum(batch.images for batch in part) for part in (search, confirmation))
+    about = {
+        "images": searched + confirmed,
+        "search": searched,
+        "confirmation": confirmed,
+        "batch_size": timing.images,
+        "fingerprint": fingerprint({str(number): tensor for number, tensor in enumerate(tensors)}),
+    }
+    return TuneImages(search, confirmation, timing, about)
 
 
-def _are_images(items: Iterable[Any]) -> bool:
-    return all(isinstance(item, Tensor) and item.dim() == 3 for item in items)
+def _is_image(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.dim() == 3
 
 
 def _together(images: Any, labels: Any) -> Batch:
@@ -111,76 +125,39 @@ def _together(images: Any, labels: Any) -> Batch:
     return Batch(images, labels, len(images))
 
 
+def _joined(batches: Sequence[Batch]) -> Batch | None:
+    """Return batches as one that can be cut anywhere; None if they are no tensors of one shape."""
+    if len(batches) == 1 and isinstance(batches[0].inputs, (list, Tensor)):
+        return batches[0]
+    if not all(isinstance(batch.inputs, Tensor) for batch in batches):
+        return None
+    if len({batch.inputs.shape[1:] for batch in batches}) != 1:
+        return None
+    inputs, found = torch.cat([batch.inputs for batch in batches]), [batch.labels for batch in batches]
+    classes = None if any(each is None for each in found) else torch.cat(found)  # type: ignore[arg-type]
+    return Batch(inputs, classes, len(inputs))
+
+
 def _batch(item: Any, tuples_are_inputs: bool) -> Batch:
     inputs, labels = item, None
     if isinstance(item, Mapping):
         inputs = {name: value for name, value in item.items() if name != "labels"}
         labels = item.get("labels")
-    elif isinstance(item, (tuple, list)) and len(item) == 2 and not tuples_are_inputs and _is_labels(item[1]):
-        inputs, labels = item
-    elif isinstance(item, list) and not _are_images(item):
-        inputs = tuple(item)  # DataLoaders make lists of the tuples of a data set
-    # Labels of several classes, or of a task that has no single one, are not used.
-    return Batch(inputs, labels if _is_labels(labels) else None, _count(inputs))
-
-
-def _is_labels(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 1 and not value.is_floating_point()
-
-
-def _count(inputs: Any) -> int:
-    if isinstance(inputs, list):
-        return len(inputs)
+    elif isinstance(item, (tuple, list)):  # DataLoaders make lists of the tuples of a data set
+        has_labels = len(item) == 2 and not tuples_are_inputs and _is_labels(item[1])
+        inputs, labels = item if has_labels else (tuple(item), None)
     sizes = [len(tensor) for tensor in tensors_in(inputs) if tensor.dim() > 1]
     if not sizes:
         raise ValueError(
             f"a batch of {type(inputs).__name__} holds no tensor with images in it; accepted: a tensor (B, C, H, W), "
-            "(inputs, labels), a dict or a tuple of the model's arguments, a list of images"
+            "(inputs, labels), a dict or a tuple of the model's arguments"
         )
-    return sizes[0]
+    # Labels of several classes, or of a task that has no single one, are not used.
+    return Batch(inputs, labels if _is_labels(labels) else None, sizes[0])
 
 
-def _split_images(whole: Batch, timed: int, seed: int) -> Images:
-    if whole.images < 2:
-        raise ValueError(f"{whole.images} image: at least 2 are needed, one to search on and one to confirm with")
-    order = list(range(whole.images))
-    random.Random(seed).shuffle(order)
-    half, size = min(whole.images // 2, _SEARCH_MOST), min(_QUALITY_BATCH, timed)
-    search, confirmation = (
-        [whole.pick(part[start : start + size]) for start in range(0, len(part), size)]
-        for part in (order[:half], order[half:])
-    )
-    timing = whole.pick([order[position % len(order)] for position in range(timed)])
-    return Images(search, confirmation, timing, _about([whole], search, confirmation, timed))
-
-
-def _split_batches(batches: Sequence[Batch], batch_size: int | None, seed: int) -> Images:
-    if len(batches) < 2:
-        raise ValueError("one batch that cannot be cut: give at least 2, one to search on and one to confirm with")
-    if batch_size is not None and batch_size != batches[0].images:
-        raise ValueError(f"batch_size={batch_size}: these batches have {batches[0].images} images and cannot be cut")
-    order = list(batches)
-    random.Random(seed).shuffle(order)
-    search = order[: len(order) // 2]
-    while len(search) > 1 and sum(batch.images for batch in search) > _SEARCH_MOST:
-        search.pop()
-    confirmation = order[len(search) :]
-    largest = max(order, key=lambda batch: batch.images)
-    return Images(search, confirmation, largest, _about(batches, search, confirmation, largest.images))
-
-
-def _about(
-    batches: Sequence[Batch], search: Sequence[Batch], confirmation: Sequence[Batch], timed: int
-) -> dict[str, Any]:
-    searched, confirmed = (sum(batch.images for batch in part) for part in (search, confirmation))
-    tensors = tensors_in([(batch.inputs, batch.labels) for batch in batches])
-    return {
-        "images": searched + confirmed,
-        "search": searched,
-        "confirmation": confirmed,
-        "batch_size": timed,
-        "fingerprint": fingerprint({str(number): tensor for number, tensor in enumerate(tensors)}),
-    }
+def _is_labels(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 1 and not value.is_floating_point()
 
 
 def tensors_in(value: Any) -> list[Tensor]:

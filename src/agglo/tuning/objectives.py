@@ -1,4 +1,4 @@
-"""Which output of a model is compared, and how far the reduced one is from the dense one, without labels."""
+"""The distance between the outputs of the reduced and the dense model, which needs no labels."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agglo.checks import choice
 from agglo.models.libraries import class_count
 from agglo.models.outputs import call
 
 Output = Callable[[Any, Any], Any]
-Tensors = Tensor | Sequence[Tensor]
-Objective = Callable[[Tensors, Tensors], Tensor]
 
 
 def kl(dense: Tensor, reduced: Tensor) -> Tensor:
@@ -35,24 +32,17 @@ OBJECTIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": kl, "relative
 TITLES = {"kl": "KL to the dense output", "relative": "relative error"}
 
 
-def objective_named(objective: str | Objective) -> Objective:
-    """Return an objective by its name, averaged over outputs where there are several; a function is returned itself."""
-    if callable(objective):
-        return objective
-    one = OBJECTIVES[choice("objective", objective, OBJECTIVES, also=", or a function of both outputs")]
-
-    def mean(dense: Tensors, reduced: Tensors) -> Tensor:
-        expected, found = ([value] if isinstance(value, Tensor) else value for value in (dense, reduced))
-        return torch.stack([one(*pair) for pair in zip(expected, found, strict=True)]).mean(dim=0)
-
-    return mean
+def distances(objective: str, dense: Tensor | Sequence[Tensor], reduced: Tensor | Sequence[Tensor]) -> Tensor:
+    """Return the distance of each image's outputs (B,), the mean where there are several outputs."""
+    expected, found = ([value] if isinstance(value, Tensor) else value for value in (dense, reduced))
+    return torch.stack([OBJECTIVES[objective](*pair) for pair in zip(expected, found, strict=True)]).mean(dim=0)
 
 
 def objective_for(model: Any, name: str | None, tensors: Any, has_labels: bool) -> str:
     """Return "kl" if outputs are logits, and "relative" otherwise.
 
     Args:
-        model: The model that gave the outputs; its number of classes tells logits.
+        model: The model that gave the outputs; its number of classes identifies logits.
         name: What the model's library calls the output, such as "logits"; None if it has no name.
         tensors: The outputs.
         has_labels: Whether images have labels, which only logits can be compared with.
@@ -63,17 +53,10 @@ def objective_for(model: Any, name: str | None, tensors: Any, has_labels: bool) 
     return "kl" if name == "logits" or (name is None and (is_head or has_labels)) else "relative"
 
 
-def output_of(model: nn.Module) -> Output:
-    """Return the function whose result is compared by default: a detector's feature pyramid, a model's output."""
-    if type(model).__module__.startswith("agglo.lab.tasks.detection"):
-        return submodule_output("neck")
-    return call
-
-
 def submodule_output(name: str) -> Output:
     """Return a function that gives what a submodule returns while the whole model runs.
 
-    Use it as `agglo.tune(..., output=submodule_output("neck"))`.
+    Use it as `TuneSettings(output=submodule_output("neck"))`.
     """
 
     def output(model: nn.Module, inputs: Any) -> Any:

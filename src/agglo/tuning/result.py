@@ -12,12 +12,12 @@ from agglo.config import ReductionConfig
 from agglo.tuned import read
 from agglo.tuning.objectives import TITLES
 from agglo.tuning.settings import Target
-from agglo.tuning.statistics import SURE, Drop, Quality
+from agglo.tuning.statistics import SURE, Quality
 from agglo.utils.files import write_json
 from agglo.utils.machine import load_warning
 from agglo.utils.tables import Column, Table
 
-Row = Mapping[str, Any]
+Entry = Mapping[str, Any]  # of the JSON file: all of it, or the row of a config
 
 
 class Tuned:
@@ -64,16 +64,6 @@ class Tuned:
         """Distance to the dense outputs, on the images that the search did not see."""
         return Quality(**self.content["chosen"]["confirmation"])
 
-    @property
-    def drop(self) -> Drop | None:
-        """Accuracy lost on those images, with its standard error; None without labels."""
-        return self.quality.drop
-
-    @property
-    def front(self) -> list[dict[str, Any]]:
-        """The points that were followed along the front, of every method."""
-        return list(self.content["front"])
-
     def report(self) -> str:
         """Return what was chosen, what it is worth, and what the images can show of it."""
         content, data, settings = self.content, self.content["data"], self.content["settings"]
@@ -86,10 +76,8 @@ class Tuned:
         notes += [f"left out: {reason}" for reason in content["left_out"]]
         if busy := load_warning(content["machine"]):
             notes.append(busy)
-        arguments = [repr(self.config.method), *(f"{name}={value!r}" for name, value in _plain(self.config).items())]
-        if settings["tower"] is not None:
-            arguments.append(f"tower={settings['tower']!r}")
-        call = f"agglo.apply(model, {', '.join(arguments)})"
+        tower = "" if settings["tower"] is None else f", tower={settings['tower']!r}"
+        call = f"agglo.apply(model, agglo.ReductionConfig.parse({str(self.config)!r}){tower})"
         return "\n\n".join([head, _chosen(content), promise(content), _table(content), "\n".join(notes), call])
 
     def plot(self, path: str | PathLike[str]) -> None:
@@ -101,54 +89,53 @@ class Tuned:
         from agglo.drawing.charts import Curve, CurvePanel, Level, draw_curves
 
         content, settings, data = self.content, self.content["settings"], self.content["data"]
-        rows, by_time = content["front"], Target(**content["target"]).by_time
+        target, by_time = Target(**content["target"]), content["target"]["kind"] != "gflops"
         has_labels = Quality(**content["chosen"]["search"]).drop is not None
 
-        def gain(row: Row) -> float:
+        def gain(row: Entry) -> float:
             return float(row["speed"]["median"] if by_time else 1 / row["gflops"])
 
-        def height(row: Row) -> tuple[float, float]:
+        def height(row: Entry) -> tuple[float, float]:
             """Return the height of a point, with its standard error."""
             quality = Quality(**row["search"])
             drop = quality.drop
             # A logarithmic scale has no zero.
             return (max(quality.distance, 1e-9), quality.distance_error) if drop is None else (drop.points, drop.error)
 
-        def curve(name: str, rows: Sequence[Row], *, ringed: bool = False) -> Curve:
+        def curve(name: str, rows: Sequence[Entry], *, ringed: bool = False) -> Curve:
             heights, errors = zip(*map(height, rows), strict=True)
             ranges = [(row["speed"]["low"], row["speed"]["high"]) for row in rows] if by_time else None
             return Curve(name, [gain(row) for row in rows], heights, errors, ranges, ringed=ringed)
 
-        curves = []
-        for method in dict.fromkeys(row["method"] for row in rows):
-            curves.append(curve(method, sorted((row for row in rows if row["method"] == method), key=gain)))
+        rows = sorted(content["front"], key=gain)
+        curves = [curve(m, [row for row in rows if row["method"] == m]) for m in {row["method"]: row for row in rows}]
         curves.append(curve("chosen", [content["chosen"]], ringed=True))
         x_title = "times as fast as dense" if by_time else "times fewer GFLOPs than dense"
         y_title = "points of accuracy lost" if has_labels else TITLES.get(settings["objective"], settings["objective"])
-        dense = Level(0.0, x=1.0) if has_labels else None
+        panel = CurvePanel(curves, x_title, y_title, Level(0.0, x=1.0) if has_labels else None, y_log=not has_labels)
         measured = f"{_device(content)}, {settings['dtype']}, batch {data['batch_size']}"
-        title = f"{content['model']['name']}: {Target(**content['target'])}\n{measured}"
         note = f"bars: standard error of {data['search']} images"
-        panel = CurvePanel(curves, x_title, y_title, dense, y_log=not has_labels)
-        draw_curves([panel], Path(path), title=title, note=note)
+        draw_curves([panel], Path(path), title=f"{content['model']['name']}: {target}\n{measured}", note=note)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a JSON file, which `Tuned.load` and `agglo.apply(model, tuned=path)` read."""
         write_json(Path(path), self.content)
 
 
-def _device(content: Row) -> str:
+def _device(content: Entry) -> str:
     machine = content["machine"]
     return machine["gpu"] or f"{machine['cpu']}, {content['settings']['threads']} threads"
 
 
-def _chosen(content: Row) -> str:
-    chosen = content["chosen"]
-    seen, unseen = Quality(**chosen["search"]), Quality(**chosen["confirmation"])
+def _chosen(content: Entry) -> str:
+    chosen, unseen, seen = (
+        content["chosen"],
+        *(Quality(**content["chosen"][part]) for part in ("confirmation", "search")),
+    )
     tokens = " ".join(str(count) for count, _ in groupby([content["dense"]["tokens"], *chosen["counts"]]))
     speed = chosen["speed"]
     lines = [
-        f"chosen: {_described(chosen)}",
+        f"chosen: {ReductionConfig.from_dict(chosen['config'])}",
         f"patch tokens: {tokens}; {chosen['gflops']:.3f} of the dense model's GFLOPs",
         f"speed: {speed['median']:.2f} times dense, in turns with it (half of {speed['turns']} turns between "
         f"{speed['low']:.2f} and {speed['high']:.2f})",
@@ -163,7 +150,7 @@ def _chosen(content: Row) -> str:
     return "\n".join(lines)
 
 
-def promise(content: Row) -> str:
+def promise(content: Entry) -> str:
     """Return whether the target is kept, missed, or cannot be shown to be either with these images."""
     target, chosen = Target(**content["target"]), content["chosen"]
     if target.kind == "gflops":
@@ -181,28 +168,14 @@ def promise(content: Row) -> str:
     )
 
 
-def _table(content: Row) -> str:
-    confirmed = Quality(**content["chosen"]["confirmation"])
+def _table(content: Entry) -> str:
     columns = [Column("method", left=True), Column("x dense", ".2f"), Column("GFLOPs", ".3f")]
-    columns.append(Column(content["settings"]["objective"], ".4g"))
-    columns += [Column("changed")] * (confirmed.disagreement is not None) + [Column("lost")] * bool(confirmed.drop)
+    columns += [Column(content["settings"]["objective"], ".4g"), Column("changed"), Column("lost")]
     rows: list[list[Any]] = []
     for row in (content["chosen"], *content["beside"]):
         quality = Quality(**row["confirmation"])
-        drops = [str(drop) for drop in (quality.disagreement, quality.drop) if drop is not None]
-        rows.append([_described(row), row["speed"]["median"], row["gflops"], quality.distance, *drops])
+        config = str(ReductionConfig.from_dict(row["config"]))
+        losses = [None if drop is None else str(drop) for drop in (quality.disagreement, quality.drop)]
+        rows.append([config, row["speed"]["median"], row["gflops"], quality.distance, *losses])
     title = "every method at its own best schedule, on the images the search did not see:"
     return f"{title}\n{Table(columns, rows).text()}"
-
-
-def _described(row: Row) -> str:
-    """Return a method, its options and its schedule, to be read."""
-    config = ReductionConfig.from_dict(row["config"])
-    arguments = _plain(config)
-    schedule = arguments.pop("schedule", None)
-    options = ", ".join(f"{name} {value}" for name, value in arguments.items())
-    return " ".join(filter(None, (config.method, options and f"({options})", schedule)))
-
-
-def _plain(config: ReductionConfig) -> dict[str, Any]:
-    return {name: value for name, value in config.to_dict().items() if name not in ("version", "method")}

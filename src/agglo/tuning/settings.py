@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from agglo.checks import number
-from agglo.tuning.objectives import Objective
+from torch import nn
 
-_START = 1.7  # times as fast as dense: where the search for an accuracy looks first
-_SPEEDS = (1.2, 1.4, 1.6, 1.8, 2.0, 2.3, 2.7)  # of the front
-_GFLOPS = (0.85, 0.7, 0.6, 0.5, 0.4, 0.3)
+from agglo.checks import choice, number
+from agglo.methods.registry import find
+from agglo.tuning.objectives import OBJECTIVES, Output
+
 _BOUNDS = {"speedup": (1, math.inf), "max_drop": (0, 100), "gflops": (0, 1)}
 
 
@@ -19,13 +21,16 @@ class TuneSettings:
     """Settings of `agglo.tune` that are seldom needed.
 
     Args:
-        objective: How outputs are compared: "kl" for logits, "relative" for anything else, or a function of the dense
-            and the reduced output that returns a value for each image, (B,). "auto" is "kl" where outputs are logits.
+        methods: Names of methods, each searched for its own best schedule; the best of all is chosen. None is "atc" and
+            "tome", or "tomesd" for a diffusion model.
+        output: Function of (model, batch) that returns the tensor, or tensors, to compare; it is also what is timed.
+        objective: How outputs are compared: "kl" of logits, or their "relative" error; "auto" is "kl" for logits.
+        batch_size: Images of the batch that is timed; None is 64, or the size of the batches.
         candidates: How many candidates of each method are compared, in place of as many as fit into the minutes. With
             `gflops` the search is then the same on every machine.
         seed: Decides which images are searched on and which candidates are drawn.
         tower: Name of the submodule to reduce, for models with several transformers.
-        n_tokens: Patch tokens of an image, for diffusion models that do not tell.
+        n_tokens: Patch tokens of an image, for diffusion models that have no size of their own.
         name: Name of the model in the report; None is the name of its class.
         quiet: Whether no progress is shown.
 
@@ -33,7 +38,10 @@ class TuneSettings:
     >>> settings = TuneSettings(candidates=50, seed=1)  # agglo.tune(model, images, gflops=0.5, settings=settings)
     """
 
-    objective: str | Objective = "auto"
+    methods: Sequence[str] | None = None
+    output: Output | None = None
+    objective: Literal["auto", "kl", "relative"] = "auto"
+    batch_size: int | None = None
     candidates: int | None = None
     seed: int = 0
     tower: str | None = None
@@ -42,9 +50,17 @@ class TuneSettings:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        for name, minimum in (("candidates", 2), ("n_tokens", 1)):
+        for name, minimum in (("candidates", 2), ("n_tokens", 1), ("batch_size", 1)):
             if (value := getattr(self, name)) is not None:
                 number(name, value, whole=True, minimum=minimum)
+        choice("objective", self.objective, ("auto", *OBJECTIVES))
+        if self.methods is None:
+            return
+        if isinstance(self.methods, str) or not self.methods or len(set(self.methods)) != len(self.methods):
+            raise ValueError(f"methods={self.methods!r} must be a list of different names, at least one")
+        for method in self.methods:
+            if issubclass(find(method), nn.Module):
+                raise ValueError(f"method {method!r} learns: what it does cannot be tuned without training it")
 
 
 @dataclass(frozen=True)
@@ -55,9 +71,8 @@ class Target:
     value: float
 
     @classmethod
-    def of(cls, *, speedup: float | None, max_drop: float | None, gflops: float | None) -> Target:
+    def of(cls, **choices: float | None) -> Target:
         """Return the target that was given; exactly one must be."""
-        choices = {"speedup": speedup, "max_drop": max_drop, "gflops": gflops}
         given = {name: value for name, value in choices.items() if value is not None}
         if len(given) != 1:
             raise ValueError(f"give one of speedup, max_drop and gflops, not {' and '.join(given) or 'none'}")
@@ -66,26 +81,6 @@ class Target:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value < high:
             raise ValueError(f"{kind}={value!r} must be a number above {low} and below {high}")
         return cls(kind, float(value))
-
-    @property
-    def by_time(self) -> bool:
-        """Whether candidates are compared at equal time; otherwise at equal GFLOPs."""
-        return self.kind != "gflops"
-
-    @property
-    def level(self) -> float:
-        """The cost at which candidates are compared: time or GFLOPs relative to dense."""
-        if self.kind == "gflops":
-            return self.value
-        return 1 / (self.value if self.kind == "speedup" else _START)
-
-    @property
-    def levels(self) -> list[float]:
-        """The costs at which the front is followed, falling, with the target's own unless that is an accuracy."""
-        around = [1 / speed for speed in _SPEEDS] if self.by_time else list(_GFLOPS)
-        if self.kind != "max_drop":
-            around = [self.level, *(cost for cost in around if abs(cost / self.level - 1) > 0.04)]
-        return sorted(around, reverse=True)
 
     def __str__(self) -> str:
         return {

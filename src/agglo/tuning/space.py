@@ -1,8 +1,8 @@
 """What is searched: the options of each method, the families of schedules, and the values that are tried of each.
 
-A value is a few arguments of `ReductionConfig.of`, or of `counts_at` for the schedule. The first value of an axis is
-where the search begins. A value with a name that neither the method nor `ReductionConfig` knows is left out, and so is
-one that the model refuses: the same table serves every method, every host, and methods that gain an option later.
+A value is a few arguments of `ReductionConfig.of`, or the shape of a schedule. The first value of an axis is where the
+search begins. A value with a name that neither the method nor `ReductionConfig` knows is left out, and so is one that
+the model refuses: the same table serves every method, every host, and methods that gain an option later.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from math import prod
 from typing import Any
 
 from agglo.config import ReductionConfig
 from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.methods.registry import find
-from agglo.schedule import Counts, Schedule, Stages
+from agglo.schedule import Stages
 
-Values = tuple[dict[str, Any], ...]
+Values = tuple[Mapping[str, Any], ...]
+Candidate = tuple[int, ...]  # a config except for its budget: the index of the value of each axis
 
 # The options of each method, by the name of the axis. A method that is not listed runs with its defaults.
 OPTIONS: Mapping[str, Mapping[str, Values]] = {
@@ -43,17 +43,12 @@ OPTIONS: Mapping[str, Mapping[str, Values]] = {
 PLACE: Values = ({}, {"place": "before_block"})
 # Changes no output and only saves time, and is therefore taken wherever the model allows it.
 EXACT = {"last_block": "class_token"}
-CURVES = ("geometric", "constant", "linear")
-STRIDES = (1, 2, 3)
 SCHEDULE_AXES = ("curve", "start", "last", "stride")
+_DIGITS = 4  # of a keep rate
 
 
-class NothingToReduceError(ValueError):
-    """A schedule was asked for that leaves all tokens."""
-
-
-def counts_at(curve: str, start: int, last: int, stride: int, amount: float, n_tokens: int) -> dict[int, int]:
-    """Return the patch tokens left after each block that reduces.
+def schedule_of(curve: str, start: int, last: int, stride: int, amount: float) -> Stages:
+    """Return a schedule for any number of tokens.
 
     Args:
         curve: "geometric" keeps the same fraction at every reduction, "constant" removes the same number, "linear"
@@ -61,63 +56,22 @@ def counts_at(curve: str, start: int, last: int, stride: int, amount: float, n_t
         start: The first block that reduces.
         last: The last block that may.
         stride: Every so many blocks reduce.
-        amount: Fraction of n_tokens that is left in the end, in (0, 1].
-        n_tokens: Patch tokens of an image.
+        amount: Fraction of the tokens that is left in the end, in (0, 1].
 
-    >>> counts_at("geometric", 3, 9, 3, 0.125, 196), counts_at("constant", 0, 3, 1, 0.5, 8)
-    ({3: 98, 6: 49, 9: 24}, {0: 7, 1: 6, 2: 5, 3: 4})
+    >>> schedule_of("geometric", 3, 9, 3, 0.125), schedule_of("constant", 0, 1, 1, 0.5)
+    (Stages((0.5, 0.5, 0.5), blocks=(3, 6, 9)), Stages((0.75, 0.6667), blocks=(0, 1)))
     """
-    blocks = range(start, last + 1, stride)
+    blocks = tuple(range(start, last + 1, stride))
     if not blocks:
         raise ValueError(f"a schedule from block {start} to block {last} has no block")
-    counts = {}
-    for nth, block in enumerate(blocks, start=1):
-        share = nth / len(blocks)
-        if curve == "geometric":
-            left = amount**share
-        elif curve == "constant":
-            left = 1 - (1 - amount) * share
-        else:
-            left = 1 - (1 - amount) * (1 - (1 - share) ** 2)
-        counts[block] = max(1, int(n_tokens * left + 1e-9))
-    return counts
-
-
-def schedule_of(counts: Mapping[int, int], n_tokens: int, *, any_size: bool) -> Schedule:
-    """Return the schedule that leaves such counts, without the blocks at which nothing would be removed.
-
-    Args:
-        counts: Patch tokens left after each block that reduces.
-        n_tokens: Patch tokens of an image.
-        any_size: Whether the schedule is one of fractions, for any number of tokens, which leave these of n_tokens.
-
-    >>> schedule_of({3: 98, 6: 98, 9: 24}, 196, any_size=False)
-    Counts((98, 24), blocks=(3, 9))
-    """
-    falling: dict[int, int] = {}
-    left = n_tokens
-    for block, count in counts.items():
-        if count < left:
-            falling[block] = left = count
-    if not falling:
-        raise NothingToReduceError(f"a schedule that leaves all of {n_tokens} tokens reduces nothing")
-    blocks = tuple(falling)
-    if not any_size:
-        return Counts(tuple(falling.values()), blocks=blocks)
-    rates = (after / before for before, after in pairwise([n_tokens, *falling.values()]))
-    return Stages(tuple(rates), blocks=blocks)
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A dimension of the space: the values that are tried of it, and the index of the first one that is."""
-
-    name: str
-    values: Values
-    first: int = 0
-
-
-Candidate = tuple[int, ...]  # a way to reduce a model, except for how far: the index of the value of each axis
+    removed = [nth / len(blocks) for nth in range(len(blocks) + 1)]  # of what is removed in the end
+    if curve == "geometric":
+        left = [amount**part for part in removed]
+    elif curve == "constant":
+        left = [1 - (1 - amount) * part for part in removed]
+    else:
+        left = [1 - (1 - amount) * (1 - (1 - part) ** 2) for part in removed]
+    return Stages(tuple(round(after / before, _DIGITS) for before, after in pairwise(left)), blocks)
 
 
 @dataclass(frozen=True)
@@ -128,38 +82,35 @@ class Space:
     """
 
     method: str
-    axes: Sequence[Axis]
+    axes: Mapping[str, Values]
     always: Mapping[str, Any]
     left_out: Sequence[str] = ()
 
     @property
-    def size(self) -> int:
-        """How many candidates there are."""
-        return prod(len(axis.values) for axis in self.axes)
+    def first(self) -> Candidate:
+        """The candidate where the search begins."""
+        return (0,) * len(self.axes)
+
+    def propose(self, draws: int, seed: int) -> list[Candidate]:
+        """Return different candidates: the first, all that differ from it in one axis, and others at random."""
+        sizes, first, chance = [len(values) for values in self.axes.values()], self.first, random.Random(seed)
+        around = [(*first[:axis], pick, *first[axis + 1 :]) for axis, n in enumerate(sizes) for pick in range(1, n)]
+        drawn = [tuple(map(chance.randrange, sizes)) for _ in range(draws)]
+        return list(dict.fromkeys([first, *around, *drawn]))
 
     def values(self, candidate: Candidate) -> dict[str, Any]:
-        """Return the values of a candidate: arguments of `ReductionConfig.of` and of `counts_at`."""
+        """Return the values of a candidate: arguments of `ReductionConfig.of` and of `schedule_of`."""
         found = {"method": self.method, **self.always}
-        for axis, pick in zip(self.axes, candidate, strict=True):
-            found.update(axis.values[pick])
+        for values, pick in zip(self.axes.values(), candidate, strict=True):
+            found.update(values[pick])
         return found
 
-    def first(self) -> Candidate:
-        """Return the candidate where the search begins."""
-        return tuple(axis.first for axis in self.axes)
-
-    def around(self, candidate: Candidate) -> list[Candidate]:
-        """Return all candidates that differ from one in a single axis."""
-        return [
-            (*candidate[:index], pick, *candidate[index + 1 :])
-            for index, axis in enumerate(self.axes)
-            for pick in range(len(axis.values))
-            if pick != candidate[index]
-        ]
-
-    def sample(self, chance: random.Random) -> Candidate:
-        """Draw a candidate."""
-        return tuple(chance.randrange(len(axis.values)) for axis in self.axes)
+    def config(self, candidate: Candidate, amount: float) -> ReductionConfig:
+        """Return the config of a candidate that leaves a fraction of tokens in the end; see `schedule_of`."""
+        values = self.values(candidate)
+        shape = {name: values.pop(name) for name in SCHEDULE_AXES if name in values}
+        budget = {"schedule": schedule_of(**shape, amount=amount)} if shape else {"keep_rate": round(amount, _DIGITS)}
+        return ReductionConfig.of(**values, **budget)
 
 
 def space_of(method: str, *, depth: int | None, tries: Callable[[ReductionConfig], None]) -> Space:
@@ -188,19 +139,18 @@ def space_of(method: str, *, depth: int | None, tries: Callable[[ReductionConfig
 
     if depth is not None and fits(EXACT):
         always.update(EXACT)
-    axes = [Axis(name, tuple(filter(fits, values))) for name, values in OPTIONS.get(method, {}).items()]
+    axes = {name: tuple(filter(fits, values)) for name, values in OPTIONS.get(method, {}).items()}
     if depth is not None:
-        axes += [Axis("place", PLACE), *_schedule_axes(depth)]
-    return Space(method, [axis for axis in axes if axis.values], always, left_out)
+        axes |= {"place": PLACE, **_schedule_axes(depth)}
+    return Space(method, {name: values for name, values in axes.items() if values}, always, left_out)
 
 
-def _schedule_axes(depth: int) -> list[Axis]:
+def _schedule_axes(depth: int) -> dict[str, Values]:
     """Return the axes of the schedule, which begin at a quarter of the depth, where the paper does."""
-    starts = range(max(1, 3 * depth // 4))
-    lasts = [depth - 1, depth - 2, *range(depth - 3, depth // 2 - 1, -2)]
-    return [
-        Axis("start", tuple({"start": start} for start in starts), first=depth // 4),
-        Axis("last", tuple({"last": last} for last in dict.fromkeys(lasts) if last >= 0)),
-        Axis("curve", tuple({"curve": curve} for curve in CURVES)),
-        Axis("stride", tuple({"stride": stride} for stride in STRIDES if stride < max(2, depth))),
-    ]
+    values: dict[str, Sequence[Any]] = {
+        "start": sorted(range(max(1, 3 * depth // 4)), key=lambda start: abs(start - depth // 4)),
+        "last": list(dict.fromkeys([depth - 1, depth - 2, *range(depth - 3, depth // 2 - 1, -2)])),
+        "curve": ("geometric", "constant", "linear"),
+        "stride": [stride for stride in (1, 2, 3) if stride < depth],
+    }
+    return {name: tuple({name: value} for value in tried) for name, tried in values.items()}

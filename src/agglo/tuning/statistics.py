@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass
 from typing import Any
 
 SURE = 2.0  # standard errors that make a promise
@@ -30,11 +30,9 @@ class Quality:
     gained: int | None = None
 
     def __add__(self, other: Quality) -> Quality:
-        def add(name: str) -> Any:
-            mine, its = getattr(self, name), getattr(other, name)
-            return None if mine is None or its is None else mine + its
-
-        return Quality(**{field.name: add(field.name) for field in fields(self)})
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        sums: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
+        return Quality(*sums)
 
     @property
     def distance(self) -> float:

@@ -1,4 +1,4 @@
-"""The model that is tuned: reduced by one config after another, compared with the dense model, and timed beside it."""
+"""The model that is tuned: reduced by one config after another, compared with the dense model and timed against it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from agglo.config import ReductionConfig
 from agglo.hosts.diffusers import is_diffusion
-from agglo.hosts.registry import applied_modules, find_tower
-from agglo.models.outputs import named_tensors
+from agglo.hosts.registry import find_tower
+from agglo.models.outputs import call, named_tensors
 from agglo.patch import apply, remove, report, trace
-from agglo.tuning.images import Batch, Images, moved, tensors_in
-from agglo.tuning.objectives import Output, objective_for, objective_named, output_of
+from agglo.tuning.images import Batch, TuneImages, moved
+from agglo.tuning.objectives import distances, objective_for
 from agglo.tuning.settings import TuneSettings
 from agglo.tuning.statistics import Quality
 from agglo.utils.timing import seconds_in_turns, seconds_per_pass
@@ -38,65 +38,44 @@ class Subject:
     """A model with the images it is tuned on; it is dense between calls.
 
     Attributes:
-        tokens: Patch tokens of an image; those of the model's own image size where images differ.
-        any_size: Whether images differ in their number of tokens, so that a schedule must be of fractions.
+        tokens: Patch tokens of an image; those of the first one where images differ.
         depth: Number of blocks; None for a diffusion model, which takes one keep rate.
         objective: Name of the objective.
         decides: Whether outputs are logits, so that the top class is a decision.
     """
 
-    def __init__(
-        self, model: nn.Module, images: Images, settings: TuneSettings, *, output: Output | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, images: TuneImages, settings: TuneSettings) -> None:
         self.model, self.images, self.tower = model, images, settings.tower
         like = next(model.parameters())
         self.device, self.dtype = like.device, like.dtype
-        self._output = output_of(model) if output is None else output
+        self._output = settings.output or call
         self._dense: dict[int, Any] = {}
         self._costs: dict[ReductionConfig, Cost] = {}
         self._passes: int | None = None
         name, tensors = named_tensors(self._run(images.search[0]))
-        objective = settings.objective
-        if objective == "auto":
-            objective = objective_for(model, name, tensors, images.has_labels)
-        self.objective = objective if isinstance(objective, str) else getattr(objective, "__name__", "its own")
-        self._distance = objective_named(objective)
-        self.decides = objective == "kl" and isinstance(tensors, Tensor) and tensors.dim() == 2
+        self.objective: str = settings.objective
+        if self.objective == "auto":
+            self.objective = objective_for(model, name, tensors, images.has_labels)
+        self.decides = self.objective == "kl" and isinstance(tensors, Tensor) and tensors.dim() == 2
         self.has_labels = images.has_labels and self.decides
         self.depth: int | None = None
-        self.any_size = False
         if is_diffusion(model):
             with self._reduced(ReductionConfig(keep_rate=1.0)):
                 found = report(model, settings.n_tokens)
             assert found is not None
             self.tokens = found.n_tokens
-        else:
-            self._count_tokens(settings.n_tokens)
-
-    def _count_tokens(self, n_tokens: int | None) -> None:
-        """Find out how many tokens images have, from passes that remove one token."""
-        module, host = find_tower(self.model, self.tower)
+            return
+        module, host = find_tower(model, self.tower)
         layout = host.layout(module)
         self.depth = layout.depth
         if layout.depth < 2:
             raise ValueError(f"a transformer of depth {layout.depth} leaves nothing to tune")
-        batches = (*self.images.search, *self.images.confirmation)
-        of_each_shape = {str([tensor.shape[-3:] for tensor in tensors_in(b.inputs)]): b for b in batches}
-        seen = set()
         with self._reduced(ReductionConfig("free", schedule=[1], proportional=False)):  # type: ignore[arg-type]
-            try:
-                for batch in of_each_shape.values():
-                    with trace(self.model) as record:
-                        self._run(batch)
-                    seen.add(int(record.steps[0].outcome.grouping.labels.shape[1]) - layout.prefix)
-                    if len(seen) > 1:
-                        break
-            except RuntimeError as error:
-                if "nothing was traced" in str(error):
-                    raise ValueError("output= does not run the transformer that is to be reduced") from None
-                raise
-        self.any_size = len(seen) > 1
-        self.tokens = n_tokens or (layout.patches if self.any_size else seen.pop())
+            with trace(model) as record:
+                self._run(images.search[0])
+            if not record.passes:
+                raise ValueError("output= does not run the transformer that is to be reduced")
+        self.tokens = int(record.steps[0].outcome.grouping.labels.shape[1]) - layout.prefix
 
     @contextmanager
     def _reduced(self, config: ReductionConfig | None) -> Iterator[None]:
@@ -172,11 +151,9 @@ class Subject:
 
     @torch.inference_mode()
     def _compared(self, batch: Batch, dense: Any, reduced: Any) -> Quality:
-        values = self._distance(dense, reduced).double()
+        values = distances(self.objective, dense, reduced).double()
         if not bool(values.isfinite().all()):
             raise ValueError("the reduced model's output is not finite")
-        if len(values) != batch.images:
-            raise ValueError(f"the objective gave {tuple(values.shape)} values for {batch.images} images: one each")
         differing = lost = gained = None
         if self.decides:
             differing = int((dense.argmax(dim=-1) != reduced.argmax(dim=-1)).sum())
@@ -189,17 +166,3 @@ class Subject:
 def _right(batch: Batch, logits: Tensor) -> Tensor:
     assert batch.labels is not None
     return logits.argmax(dim=-1) == batch.labels.to(logits.device)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode; afterwards it is dense and in its own mode again."""
-    if applied_modules(model):
-        raise ValueError("this model is reduced already: call agglo.remove(model) first")
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        remove(model)
-        model.train(was_training)

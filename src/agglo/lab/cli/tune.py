@@ -84,10 +84,9 @@ def run(options: Options) -> None:
         speedup=options.speedup,
         max_drop=options.max_drop,
         gflops=options.gflops,
-        methods=tuple(options.method),
         minutes=options.minutes,
         path=output,
-        settings=TuneSettings(candidates=options.candidates, seed=options.seed),
+        settings=TuneSettings(methods=options.method, candidates=options.candidates, seed=options.seed),
     )
     report = tuned.report()
     output.with_suffix(".txt").write_text(f"{report}\n", encoding="utf-8")

@@ -84,19 +84,17 @@ def tune_on_folder(folder: FolderSettings, *, settings: TuneSettings | None = No
 
     Args:
         folder: What is tuned, and on what.
-        settings: As for `agglo.tune`; the objective and the name are the classifier's.
+        settings: As for `agglo.tune`; output, objective, batch size and name are the classifier's.
         how: Further arguments of `agglo.tune`.
     """
     settings = TuneSettings() if settings is None else settings
     ready = prepare(folder, quiet=settings.quiet)
     objective = "kl" if class_count(ready.model) else "auto"
+    asked: dict[str, Any] = {
+        "objective": objective,
+        "name": folder.model.name,
+        "output": ready.output,
+        "batch_size": folder.batch_size,
+    }
     with torch_threads(folder.threads):
-        return tune(
-            ready.model,
-            ready.images,
-            labels=ready.labels,
-            output=ready.output,
-            batch_size=folder.batch_size,
-            settings=replace(settings, objective=objective, name=folder.model.name),
-            **how,
-        )
+        return tune(ready.model, ready.images, labels=ready.labels, settings=replace(settings, **asked), **how)
