@@ -152,19 +152,7 @@ def _diffusion_reduction(model: Any, n_tokens: int | None) -> Report | None:
     applied = diffusers.applied(model)
     if not applied:
         return None
-    counts = diffusers.counts(applied[0], n_tokens)
-    return Report(
-        config=counts.config,
-        method=counts.method,
-        schedule=f"keep rate {counts.keep_rate}",
-        n_tokens=counts.n_tokens,
-        prefix=0,
-        counts=counts.groups,
-        gflops_before=counts.gflops_before,
-        gflops_after=counts.gflops_after,
-        returning=True,
-        levels=counts.levels,
-    )
+    return Report(**diffusers.counted(applied[0], n_tokens), prefix=0, returning=True)
 
 
 @contextmanager

@@ -60,8 +60,7 @@ def apply_to_tower(
     shape = _shape_of(plan, method, layout)  # an impossible request raises here, before anything changes
     reduction = None
     if found_vlm is not None:
-        plan = vlm.merged_plan(plan, *found_vlm, layout.depth, host)
-        reduction = vlm.tower_reduction(*found_vlm, layout, plan, config, method)
+        plan, reduction = vlm.tower_reduction(*found_vlm, layout, plan, config, method, host)
     loop, mixin = host.loop(module), host.mixin(module)
     grid_forwarding = host.grid_forwarding(module) if method.reads_grid else None
     with CHANGING:

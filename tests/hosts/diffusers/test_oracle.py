@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import agglo
 from agglo.grouping import Grouping
-from agglo.hosts.diffusers.rotary import Ids, merged_table
+from agglo.hosts.diffusers.mixins import flux_tables, merged_table
 from agglo.testing import assert_same
 from tests.support.clusters import sklearn_labels
 from tests.support.diffusion import TEXT, dit, flux, ltx, run, sd3, unet, unet_of_maps, wan
@@ -208,7 +208,7 @@ def test_flux_embeds_mean_ids_beside_the_text() -> None:
     model, inputs = flux()
     labels = torch.arange(48).unsqueeze(0) // 2  # pairs of columns
     grouping = Grouping.of(labels, 24)
-    [(cosine, sine)] = Ids(inputs["txt_ids"], inputs["img_ids"], model.pos_embed).tables(grouping)
+    [(cosine, sine)] = flux_tables(model, inputs, grouping)
     means = torch.stack([inputs["img_ids"][::2], inputs["img_ids"][1::2]]).mean(dim=0)
     expected = model.pos_embed(torch.cat([inputs["txt_ids"], means]))
     assert cosine.shape[0] == TEXT + 24

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import agglo
-from agglo.hosts.diffusers.groups import drift
+from agglo.hosts.diffusers.state import drift
 from agglo.methods import ATC, Outcome, View
 from agglo.testing import assert_same
 from tests.support.diffusion import dit, generate, pipeline, run, unet

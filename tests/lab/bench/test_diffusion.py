@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from agglo.hosts.diffusers.families import family_of
+from agglo.hosts.diffusers.architectures import architecture_of
 from agglo.lab.bench.diffusion import ARCHITECTURES, Options, contenders, measure, not_run, summaries
 from agglo.lab.cli import main
 
@@ -30,7 +30,7 @@ def test_the_architecture_is_stable_diffusions() -> None:
     with torch.device("meta"):
         model = diffusers.UNet2DConditionModel(sample_size=64, **ARCHITECTURES["sd15"])
     assert sum(parameter.numel() for parameter in model.parameters()) == 859_520_964
-    sites = [modules.site for modules in family_of(model).find(model)]  # type: ignore[union-attr]
+    sites = [modules.site for modules in architecture_of(model).find(model)]  # type: ignore[union-attr]
     finest = [(site.heads, site.inner) for site in sites if site.downsample == 1]
     assert finest == [(8, 320)] * 5
 

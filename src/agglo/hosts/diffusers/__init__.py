@@ -4,8 +4,7 @@ Around each self-attention the image tokens are grouped, attention runs with one
 a copy of its group's output.
 """
 
-from agglo.hosts.diffusers.applying import applied, apply, is_diffusion, remove
-from agglo.hosts.diffusers.report import Level, counts
+from agglo.hosts.diffusers.applying import Level, applied, apply, counted, is_diffusion, remove
 from agglo.hosts.diffusers.state import AttentionStep, Site, generation
 
-__all__ = ["AttentionStep", "Level", "Site", "applied", "apply", "counts", "generation", "is_diffusion", "remove"]
+__all__ = ["AttentionStep", "Level", "Site", "applied", "apply", "counted", "generation", "is_diffusion", "remove"]

@@ -1,19 +1,27 @@
-"""apply and remove for diffusion models and pipelines."""
+"""apply, remove and report for diffusion models and pipelines."""
 
 from __future__ import annotations
 
-import inspect
 import sys
+from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import nn
 
 from agglo.config import DEFAULTS, ReductionConfig
-from agglo.hosts.common.swap import CHANGING, ReducedModule, UnsupportedModelError, install, reduced_class, uninstall
-from agglo.hosts.diffusers import passes
-from agglo.hosts.diffusers.families import FAMILIES, Family, Modules, family_of, named, own_axes
-from agglo.hosts.diffusers.state import DiffusionPlan
-from agglo.methods import LearnedMethod, Method
+from agglo.hosts.common.swap import CHANGING, UnsupportedModelError, install, reduced_class, uninstall
+from agglo.hosts.diffusers import mixins
+from agglo.hosts.diffusers.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    Modules,
+    architecture_of,
+    named,
+    own_axes,
+)
+from agglo.hosts.diffusers.state import DiffusionPlan, Site
+from agglo.methods import Grid, LearnedMethod, Method
+from agglo.methods.base import square
 
 _COMPONENTS = ("unet", "transformer", "transformer_2")  # where pipelines have their denoisers
 
@@ -36,10 +44,10 @@ def denoisers(model: Any) -> list[nn.Module]:
         parts = [model]
     else:
         parts = [part for name in _COMPONENTS if isinstance(part := getattr(model, name, None), nn.Module)]
-    found = [module for part in parts for module in part.modules() if family_of(module) is not None]
+    found = [module for part in parts for module in part.modules() if architecture_of(module) is not None]
     if not found:
         inside = ", ".join(type(part).__name__ for part in parts) or "no unet and no transformer"
-        supported = ", ".join(family.models for family in FAMILIES)
+        supported = ", ".join(architecture.models for architecture in ARCHITECTURES)
         raise UnsupportedModelError(
             f"{type(model).__name__} ({inside}) holds no diffusion model that agglo can reduce; supported: {supported}"
         )
@@ -48,7 +56,7 @@ def denoisers(model: Any) -> list[nn.Module]:
 
 def applied(model: Any) -> list[nn.Module]:
     """Return the denoisers inside that are reduced now."""
-    return [denoiser for denoiser in denoisers(model) if isinstance(denoiser, passes.ReducedDenoiser)]
+    return [denoiser for denoiser in denoisers(model) if isinstance(denoiser, mixins.ReducedDenoiser)]
 
 
 def apply(model: Any, config: ReductionConfig, method: Method) -> None:
@@ -62,13 +70,11 @@ def apply(model: Any, config: ReductionConfig, method: Method) -> None:
     weighs = method.proportional if config.proportional is None else config.proportional
     prepared = []
     for denoiser in denoisers(model):
-        family = family_of(denoiser)
-        assert family is not None
-        found = _reduced_modules(denoiser, family, config)
+        architecture = architecture_of(denoiser)
+        assert architecture is not None
+        found = _reduced_modules(denoiser, architecture, config)
         indices = frozenset(modules.site.index for modules in found)
-        owner: Any = denoiser.agglo_original if isinstance(denoiser, ReducedModule) else type(denoiser)
-        arguments = tuple(inspect.signature(owner.forward).parameters)[1:]
-        plan = DiffusionPlan(config, method, config.keep_rate, indices, weighs, family, owner, arguments)
+        plan = DiffusionPlan(config, method, config.keep_rate, indices, weighs, architecture)
         _require_reachable(plan, denoiser, found)
         prepared.append((denoiser, found, plan))
     with CHANGING:
@@ -76,7 +82,7 @@ def apply(model: Any, config: ReductionConfig, method: Method) -> None:
         for denoiser, found, plan in prepared:
             _install(denoiser, found, plan)
         if not isinstance(model, nn.Module):
-            model.__class__ = reduced_class(passes.ReducedPipeline, type(model))
+            model.__class__ = reduced_class(mixins.ReducedPipeline, type(model))
 
 
 def _require_grouping(method: Method) -> None:
@@ -98,9 +104,9 @@ def _require_grouping(method: Method) -> None:
             )
 
 
-def _reduced_modules(model: nn.Module, family: Family, config: ReductionConfig) -> list[Modules]:
+def _reduced_modules(model: nn.Module, architecture: Architecture, config: ReductionConfig) -> list[Modules]:
     """Return the modules of the self-attentions that `max_downsample` includes."""
-    every = list(family.find(model))
+    every = list(architecture.find(model))
     if not every:
         raise UnsupportedModelError(f"{type(model).__name__} has no self-attention over image tokens")
     if any(named(modules.block, "ToMeBlock") for modules in every):
@@ -121,11 +127,9 @@ def _reduced_modules(model: nn.Module, family: Family, config: ReductionConfig) 
 
 def _require_reachable(plan: DiffusionPlan, model: nn.Module, found: list[Modules]) -> None:
     """Raise ValueError for an impossible request, where the model says how large its inputs are."""
-    axes = own_axes(model)
-    if axes is not None and plan.keep_rate < 1:
+    if own_axes(model) is not None:
         for downsample in {modules.site.downsample for modules in found}:
-            rows, columns = (-(-length // downsample) for length in axes)
-            plan.target(rows * columns, (rows, columns))
+            plan.target(*_tokens(model, downsample, None))
 
 
 def _install(model: nn.Module, found: list[Modules], plan: DiffusionPlan) -> None:
@@ -137,17 +141,81 @@ def _install(model: nn.Module, found: list[Modules], plan: DiffusionPlan) -> Non
             install(attention, modules.mixin, plan)
         for part, module in (("cross", modules.cross), ("mlp", modules.mlp)):
             if part in plan.config.merge and module is not None:
-                install(module, passes.ReducedPart, plan)
-        install(modules.block, passes.ReducedBlock, modules.site)
-    install(model, passes.ReducedDenoiser, plan)
+                install(module, mixins.ReducedPart, plan)
+        install(modules.block, mixins.ReducedBlock, modules.site)
+    install(model, mixins.ReducedDenoiser, plan)
 
 
 def remove(model: Any) -> None:
     """Take every reduction out of a diffusion model or pipeline again: it is exactly as it was."""
     with CHANGING:
-        if isinstance(model, passes.ReducedPipeline):
+        if isinstance(model, mixins.ReducedPipeline):
             pipeline = cast(Any, model)
             pipeline.__class__ = pipeline.agglo_original
         for denoiser in denoisers(model):
             for module in denoiser.modules():
                 uninstall(module)
+
+
+@dataclass(frozen=True)
+class Level:
+    """The self-attentions of one resolution, 1/downsample of the latent's: tokens and groups of one image."""
+
+    downsample: int
+    attentions: int
+    tokens: int
+    groups: int
+
+    def __str__(self) -> str:
+        return f"{self.attentions} self-attentions at 1/{self.downsample}: {self.tokens} -> {self.groups}"
+
+
+def counted(model: Any, n_tokens: int | None = None) -> dict[str, Any]:
+    """Return the fields of `agglo.report` for a reduced denoiser; text is left out.
+
+    Args:
+        n_tokens: Tokens of an image (or video) at the model's finest resolution, if not those of its own size.
+    """
+    plan: DiffusionPlan = model.agglo_applied
+    sites = [modules.site for modules in plan.architecture.find(model)]
+    at = {downsample: _tokens(model, downsample, n_tokens) for downsample in {1, *(site.downsample for site in sites)}}
+    tokens = [at[site.downsample][0] for site in sites]
+    groups = [
+        plan.target(*at[site.downsample]) if site.index in plan.sites else n
+        for site, n in zip(sites, tokens, strict=True)
+    ]
+    levels = []
+    for downsample in sorted({site.downsample for site in sites}):
+        here = [count for count, site in zip(groups, sites, strict=True) if site.downsample == downsample]
+        levels.append(Level(downsample, len(here), at[downsample][0], min(here)))
+    merged = groups if "attn" in plan.config.merge else tokens
+    before = sum(map(_madds, sites, tokens))
+    after = sum(map(_madds, sites, merged))
+    if getattr(plan.method, "features", None) in ("keys", "keys_per_head", "values"):  # projected to be compared
+        after += sum(n * site.width * site.inner for site, n, k in zip(sites, tokens, merged, strict=True) if k < n)
+    return {
+        "config": plan.config,
+        "method": repr(plan.method),
+        "schedule": f"keep rate {plan.keep_rate}",
+        "n_tokens": at[1][0],
+        "counts": groups,
+        "gflops_before": before / 1e9,
+        "gflops_after": after / 1e9,
+        "levels": tuple(levels),
+    }
+
+
+def _tokens(model: Any, downsample: int, n_tokens: int | None) -> tuple[int, Grid | None]:
+    """Return the number of tokens at a resolution, and their grid where it is known."""
+    axes = own_axes(model) if n_tokens is None else square(n_tokens)
+    if axes is not None:
+        rows, columns = (-(-length // downsample) for length in axes)
+        return rows * columns, (rows, columns)
+    if n_tokens is None:
+        raise ValueError(f"{type(model).__name__} has no size of its own: say for how many, n_tokens=4096")
+    return n_tokens // downsample**2, None
+
+
+def _madds(site: Site, n_groups: int) -> int:
+    """Count projections, attention scores and weighted sums."""
+    return 4 * n_groups * site.width * site.inner + 2 * n_groups**2 * site.inner

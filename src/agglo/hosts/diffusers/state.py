@@ -17,18 +17,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from agglo.compiling import outside_graphs
 from agglo.config import ReductionConfig
 from agglo.grouping import Grouping, Mean
 from agglo.hosts.common.swap import Setting
-from agglo.hosts.diffusers.rotary import Ids
-from agglo.methods import Grid, Method
+from agglo.methods import Grid, Method, Outcome, View
 from agglo.methods.tomesd import fresh_generators
 from agglo.tracing import Step, Trace
 
 if TYPE_CHECKING:
-    from agglo.hosts.diffusers.families import Family
+    from agglo.hosts.diffusers.architectures import Architecture
 
 Axes = tuple[int, ...]  # (rows, columns) or (frames, rows, columns)
 
@@ -42,7 +43,6 @@ class Site(Setting):
     downsample: int  # how many times fewer rows and columns than the finest tokens the model could have
     width: int  # channels of a token
     inner: int  # channels of all heads together
-    heads: int
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,7 @@ class DiffusionPlan(Setting):
     keep_rate: float
     sites: frozenset[int]  # indices of the self-attentions that are reduced
     proportional: bool
-    family: Family
-    owner: type[Any]  # the model's class before that
-    arguments: tuple[str, ...]  # names of the arguments of its forward
+    architecture: Architecture
 
     @property
     def mean(self) -> Mean:
@@ -105,15 +103,15 @@ class CurrentBlock:
 
 
 @dataclass
-class Pass:
-    """One call of a model."""
+class DenoiserPass:
+    """One call of a denoiser."""
 
     model: Any
     plan: DiffusionPlan
     traces: tuple[Trace, ...]
-    axes: Axes | None  # as `Family.axes` gives them
-    ids: Ids | None
-    run: Run | None  # None unless groupings outlive a call
+    given: dict[str, Any]  # the arguments of the call
+    axes: Axes | None  # as `Architecture.axes` gives them
+    history: History | None  # None unless groupings outlive a pass
     block: CurrentBlock | None = None
     shared: dict[int, Grouping] = field(default_factory=dict)  # by downsampling
     steps: list[Step] = field(default_factory=list)
@@ -128,7 +126,7 @@ class Kept(NamedTuple):
 
 
 @dataclass
-class Run:
+class History:
     """The calls of one model, which this keeps alive, in one generation.
 
     A step is the calls with one timestep: pipelines that run prompted and unprompted images one after the other call
@@ -154,12 +152,12 @@ class Run:
 
 
 class _Thread(threading.local):
-    """The pass that this thread is in, and the runs of its generation, by the id of their model."""
+    """The pass that this thread is in, and what its generation keeps, by the id of the model."""
 
     def __init__(self) -> None:
         # Attributes of each thread from the start: torch.compile guards on whether they exist.
-        self.current: Pass | None = None
-        self.runs: dict[int, Run] | None = None
+        self.current: DenoiserPass | None = None
+        self.histories: dict[int, History] | None = None
 
 
 THREAD = _Thread()
@@ -178,9 +176,96 @@ def generation() -> Iterator[None]:
     ...     for step in (900, 800, 700):
     ...         noise = model(latents, torch.tensor([step]), label).sample
     """
-    before, THREAD.runs = THREAD.runs, {}
+    before, THREAD.histories = THREAD.histories, {}
     try:
         with fresh_generators():
             yield
     finally:
-        THREAD.runs = before
+        THREAD.histories = before
+
+
+def grouping_at(now: DenoiserPass, at: CurrentBlock, attention: Any, seen: Tensor) -> Grouping | None:
+    """Return the grouping of a block's image tokens, decided once per pass; None where none of them merge.
+
+    Args:
+        seen: The tokens (B, N, C) as the self-attention sees them.
+    """
+    if not at.decided:
+        at.grouping, at.decided = _decide(now, at, attention, seen), True
+    return at.grouping
+
+
+def _decide(now: DenoiserPass, at: CurrentBlock, attention: Any, seen: Tensor) -> Grouping | None:
+    plan, n_tokens = now.plan, int(seen.shape[1])
+    target = plan.target(n_tokens, at.grid)
+    if target == n_tokens:
+        return None
+    shared = plan.config.share == "resolution"
+    grouping = now.shared.get(at.site.downsample) if shared else None
+    if grouping is None and now.history is not None:
+        grouping = _kept_or_new(now.history, at, attention, seen, target)
+    elif grouping is None:
+        grouping = _new(plan.method, _view(plan.method, at, attention, seen, target))
+    if shared:
+        now.shared[at.site.downsample] = grouping
+    if now.traces:
+        now.steps.append(AttentionStep(at.site.index, Outcome(grouping), grouping, at.site, at.grid))
+    return grouping
+
+
+@outside_graphs
+def _kept_or_new(history: History, at: CurrentBlock, attention: Any, seen: Tensor, target: int) -> Grouping:
+    """Return an earlier grouping of this generation, while it is recent enough and its features have not drifted.
+
+    Outside of compiled code, which would be compiled anew at every step.
+    """
+    config, method = history.plan.config, history.plan.method
+    key = (at.site.downsample if config.share == "resolution" else at.site.index, history.call)
+    kept = history.kept.get(key)
+    is_old = kept is not None and config.every > 1 and history.step - kept.step >= config.every
+    if is_old or (kept is not None and kept.grouping.labels.shape != seen.shape[:2]):
+        kept = None
+    if kept is not None and config.drift is None:
+        return kept.grouping
+    view, features = _view(method, at, attention, seen, target), None
+    if config.drift is not None:
+        features = view.features(getattr(method, "features", "tokens"))
+        if kept is not None and kept.features is not None and drift(kept.features, features) <= config.drift:
+            return kept.grouping
+    grouping = _new(method, view)
+    history.kept[key] = Kept(grouping, history.step, features)
+    return grouping
+
+
+def _new(method: Method, view: View) -> Grouping:
+    with torch.no_grad():
+        return method.reduce(view).grouping
+
+
+def drift(before: Tensor, now: Tensor) -> float:
+    """Return the relative change of features (B, N, D) in the image that changed most."""
+    moved = (now.float() - before.float()).flatten(1).norm(dim=1)
+    return float((moved / before.float().flatten(1).norm(dim=1).clamp(min=1e-12)).max())
+
+
+def _view(method: Method, at: CurrentBlock, attention: Any, seen: Tensor, target: int) -> View:
+    features = getattr(method, "features", None)
+    with torch.no_grad():
+        keys = _projected(attention, seen, "k") if features in ("keys", "keys_per_head") else None
+        values = _projected(attention, seen, "v") if features == "values" else None
+    return View(at.tokens, keys, values, target=target, grid=at.grid, training=attention.training)
+
+
+def _projected(attention: Any, tokens: Tensor, which: str) -> Tensor:
+    """Return keys ("k") or values ("v") (B, H, N, d) of tokens (B, N, C), keys normalised but not rotated."""
+    if getattr(attention, "fused_projections", False) and hasattr(attention, "to_qkv"):
+        result = attention.to_qkv(tokens).chunk(3, dim=-1)["qkv".index(which)]
+    else:
+        result = getattr(attention, f"to_{which}")(tokens)
+    norm = getattr(attention, "norm_k", None) if which == "k" else None
+    if norm is not None:
+        shape = getattr(norm, "normalized_shape", getattr(norm, "dim", None))
+        if isinstance(shape, tuple) and int(shape[-1]) == result.shape[-1]:  # over all heads together
+            result, norm = norm(result), None
+    per_head: Tensor = result.unflatten(-1, (-1, attention.inner_dim // attention.heads))
+    return (per_head if norm is None else norm(per_head)).transpose(1, 2)

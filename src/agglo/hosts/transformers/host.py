@@ -20,7 +20,7 @@ from agglo.hosts.common.layers import Structure, require_structure
 from agglo.hosts.common.probe import prove
 from agglo.hosts.common.readers import Head
 from agglo.hosts.common.swap import ReducedModule, Setting, UnsupportedModelError
-from agglo.hosts.transformers.loop import GridForwarding, GridForwardingTower, ReducedLoop
+from agglo.hosts.transformers.loop import GridForwardingTower, ReducedLoop
 from agglo.hosts.transformers.parts import probe_cases
 from agglo.hosts.transformers.tower import is_tower, loop_of, tower_of, unknown_tokens
 
@@ -92,10 +92,7 @@ class TransformersViT(Host):
 
     def grid_forwarding(self, module: nn.Module) -> tuple[type[ReducedModule], Setting] | None:
         tower = tower_of(module)
-        if tower.loop is module or tower.grid is None:
-            return None
-        name = next(name for name, child in module.named_children() if child is tower.loop)
-        return GridForwardingTower, GridForwarding(name)
+        return None if tower.loop is module or tower.grid is None else (GridForwardingTower, Setting())
 
     def head(self, model: nn.Module, module: nn.Module) -> Head:
         owners = [

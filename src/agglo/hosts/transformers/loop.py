@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, cast
 
@@ -28,105 +28,105 @@ from agglo.hosts.transformers.positions import (
     positions_of,
     split_positions,
     table_of,
-    tiles_of,
+    tile_order,
 )
-from agglo.hosts.transformers.tower import layers_of, pair
+from agglo.hosts.transformers.tower import loop_of, pair
 from agglo.methods import Grid
 
 _TOKENS = ("hidden_states", "hidden_state")
 _CAPTURING = "transformers.utils.output_capturing"
 _INSTALLED = "_output_capturing_hooks_installed"
-_GRID = "agglo_grid"  # the argument by which a tower forwards its grid to a loop that does not see the image
 # What says of which patches an image is made, where images are padded to one size.
 _PADDED = ("Siglip2", "Idefics2", "Idefics3", "SmolVLM")
 
 
-class _WithStandIn(ReducedModule):
-    """A mixin whose stand-ins for `self` have the original's name: transformers looks up by it what can be recorded."""
+class _StandIn(StandIn):
+    """A stand-in that leaves on its original the mark of transformers that hooks are installed."""
 
-    agglo_stand_in: ClassVar[type[StandIn]] = StandIn
+    @property
+    def _output_capturing_hooks_installed(self) -> bool:
+        return getattr(self._original, _INSTALLED, False)
+
+    @_output_capturing_hooks_installed.setter
+    def _output_capturing_hooks_installed(self, value: bool) -> None:
+        setattr(self._original, _INSTALLED, value)
+
+
+class ReducedLoop(ReducedModule):
+    """Overrides the `forward` that loops over layers.
+
+    Its stand-ins for `self` have the original's name: transformers looks up by it what can be recorded.
+    """
+
+    agglo_stand_in: ClassVar[type[StandIn]] = _StandIn
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "agglo_original" in vars(cls):  # not for classes that others make of this one
             original = cls.agglo_original
             names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
-            cls.agglo_stand_in = type(original.__name__, (StandIn,), names)
-
-
-class ReducedLoop(_WithStandIn):
-    """Overrides the `forward` that loops over layers."""
+            cls.agglo_stand_in = type(original.__name__, (_StandIn,), names)
 
     @begins_pass
     def forward(self: Any, setup: PassSetup, *args: Any, **kwargs: Any) -> Any:
-        grid = kwargs.pop(_GRID, None)
-        _install_hooks(self, kwargs)
-        return LayerLoop(self, setup, args, kwargs, grid).call("forward", *args, **kwargs)
+        return LayerLoop(self, setup, args, kwargs).call("forward", *args, **kwargs)
 
 
-@dataclass(frozen=True)
-class GridForwarding(Setting):
-    """What `agglo.apply` puts into a tower that calls a loop: the name of its module in the tower."""
+class _Forwarded(threading.local):
+    """The grid of the image that a tower of this thread is called with: torch.compile follows assignments to it."""
 
-    loop: str
+    def __init__(self) -> None:
+        self.grid: Grid | None = None
 
 
-class GridForwardingTower(_WithStandIn):
+_FORWARDED = _Forwarded()
+
+
+class GridForwardingTower(ReducedModule):
     """A tower whose loop over layers lies in a module of its own, which is given tokens and never sees the image.
 
-    For methods that ask where patches are, it passes on to the loop how many rows and columns of them the image has,
-    which at another size than the tower's own cannot be told from their number.
+    For methods that ask where patches are, it says how many rows and columns of them the image has, which at another
+    size than the tower's own cannot be told from their number.
     """
 
     @begins_pass
-    def forward(self: Any, setting: GridForwarding, *args: Any, **kwargs: Any) -> Any:
-        tower, loop = self, getattr(self, setting.loop)
-        grid = _grid_of_pixels(self, args, kwargs)
-        if grid is not None and isinstance(loop, ReducedModule):
-            _install_hooks(self, kwargs)
-            stand_in = getattr(type(self), "agglo_stand_in", StandIn)
-            tower = stand_in(self, **{setting.loop: _LoopWithGrid(loop, grid=grid), _INSTALLED: True})
-        return original_class(self).forward(tower, *args, **kwargs)
-
-
-class _LoopWithGrid(StandIn):
-    """The loop's module, called with the grid besides."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._original(*args, **kwargs, **{_GRID: self.grid})
+    def forward(self: Any, setting: Setting, *args: Any, **kwargs: Any) -> Any:
+        before, _FORWARDED.grid = _FORWARDED.grid, _grid_of_pixels(self, args, kwargs)
+        try:
+            return original_class(self).forward(self, *args, **kwargs)
+        finally:
+            _FORWARDED.grid = before
 
 
 class LayerLoop(BlockLoop):
     """The layers of one forward pass."""
 
-    def __init__(
-        self, owner: Any, setup: PassSetup, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Grid | None
-    ) -> None:
-        self.blocks_name = layers_of(owner)
+    def __init__(self, owner: Any, setup: PassSetup, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found = loop_of(owner)
+        assert found is not None
+        _, self.blocks_name = found
         super().__init__(owner, setup, lazy=_is_plain(type(owner), self.blocks_name))
-        self.rotary_modules = append_positions(owner)
-        self.instead = {**self.rotary_modules, _INSTALLED: True}
-        self.image_grid = _grid_of_pixels(owner, args, kwargs) if grid is None else grid
+        self.instead = append_positions(owner)
+        self.image_grid = _grid_of_pixels(owner, args, kwargs) or _FORWARDED.grid
         self.table: Tensor | None = None
         self.points: Tensor | None = None
         self.tile_bias: Tensor | None = None
-        self.states = _MergedStates(setup.plan.read_blocks)
+        self.waiting: list[tuple[Callable[[Tensor], None], Tensor, Tensor | None]] = []
         given = bound_arguments(type(owner), args, kwargs)
         if not _is_packed(owner) and not _is_padded(owner) and not has_tiles(owner):
             refuse_given(attention_mask=given.get("attention_mask"))
         refuse_given(head_mask=given.get("head_mask"))
 
     def stand_in(self) -> StandIn:
-        stand_in: type[StandIn] = getattr(type(self.owner), "agglo_stand_in", StandIn)
+        stand_in: type[StandIn] = getattr(type(self.owner), "agglo_stand_in", _StandIn)
         return stand_in(self.owner, **self.replaced())
 
     def step(self, index: int, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
         given = bound_arguments(type(block), args, kwargs)
         tokens = next(iter(given)) if args else next(name for name in _TOKENS if name in given)
         x = given.pop(tokens)
-        given, self.points = split_positions(given, bool(self.rotary_modules))
-        _refuse_attentions(given)
-        hooks = _listeners(block)
+        given, self.points = split_positions(given, bool(self.instead))
+        hooks = _hidden_state_hooks(block, given)
         last = index == len(self.blocks) - 1
         if hooks and last and isinstance(self.run, ForwardPass):
             self.run.front_only = False
@@ -140,7 +140,7 @@ class LayerLoop(BlockLoop):
             if isinstance(self.run, Split):
                 raise ValueError("images of different sizes cannot leave merged: output='merged_late' can do it")
             assert self.run is not None
-            self.states.after(index, self.run, tell)
+            self._tell_merged(index, self.run, tell)
             self.given_back = self.run.reduced() if last else x if self.lazy else self.run.full()
         else:
             self.given_back = x if self.lazy and not last and not hooks else self.leaving(last)
@@ -167,11 +167,10 @@ class LayerLoop(BlockLoop):
         elif mask is not None and _is_padded(self.owner):
             sequences = padded(real_tokens("attention_mask", mask).expand(x.shape[0], -1))
         elif has_tiles(self.owner):
-            tiles = tiles_of(self.owner, x)
-            prefix = tiles.kept * (x.shape[1] // (tiles.kept + tiles.patches))
+            order, prefix = tile_order(self.owner.config, x)
             rows = torch.arange(x.shape[0], device=x.device)
-            sequences = [Sequences(rows[:, None] * x.shape[1] + tiles.order, rows)]
-            self.tile_bias = None if mask is None else tiles.bias(mask)
+            sequences = [Sequences(rows[:, None] * x.shape[1] + order, rows)]
+            self.tile_bias = None if mask is None else mask[:, :, order][..., order]
 
         def begin_one(each: Sequences, tokens: Tensor) -> ForwardPass:
             where = None if points is None else points[each.index]
@@ -199,30 +198,21 @@ class LayerLoop(BlockLoop):
         modules = self.owner.modules()
         return self.owner.training and any(getattr(module, "gradient_checkpointing", False) for module in modules)
 
+    def _tell_merged(self, index: int, run: ForwardPass, tell: Callable[[Tensor], None]) -> None:
+        """Call back with the tokens that a layer left, one per group, in order of the groups' first members.
 
-class _MergedStates:
-    """Hidden states of a tower whose tokens leave merged: one per group, in order of the groups' first members.
-
-    States that are read side by side must have one token for each of the same groups. They get those of the deepest of
-    them: of an earlier one the size-weighted means over their members. Callbacks are called once the groups are known.
-    """
-
-    def __init__(self, read_blocks: tuple[int, ...]) -> None:
-        self.together = read_blocks if len(read_blocks) > 1 else ()
-        self.waiting: list[tuple[Callable[[Tensor], None], Tensor, Tensor | None]] = []
-
-    def after(self, index: int, run: ForwardPass, tell: Callable[[Tensor], None]) -> None:
-        """Call back with the tokens that a layer left, now or later."""
-        deepest = max(self.together, default=-1)
+        States that are read side by side must have one token for each of the same groups, those of the deepest of them.
+        Of an earlier one these are the size-weighted means over their members, told once the groups are known.
+        """
+        together = self.setup.plan.read_blocks
+        deepest = max(together) if len(together) > 1 else -1
         if index > deepest:
             tell(run.reduced())
             return
-        earlier = index in self.together and index < deepest
-        self.waiting.append((tell, run.reduced(), run.full() if earlier else None))
+        self.waiting.append((tell, run.reduced(), run.full() if index in together and index < deepest else None))
         if index == deepest:
-            for tell_one, state, every in self.waiting:
-                tell_one(state if every is None or run.total is None else run.merged_like_now(every))
-            self.waiting = []
+            for tell_one, state, full in self.waiting:
+                tell_one(state if full is None or run.total is None else run.merged_like_now(full))
 
 
 @constant_result
@@ -278,43 +268,15 @@ def _extents(points: Tensor, bounds: Tensor) -> Tensor:
     return torch.cat([extents, begins.where((extents == 0).any(dim=1, keepdim=True), 0)], dim=1)
 
 
-def _listeners(layer: nn.Module) -> list[Any]:
-    """Hooks of transformers on a layer that collect hidden states now."""
-    hooks = [hook for hook in layer._forward_hooks.values() if getattr(hook, "__module__", "") == _CAPTURING]
-    if not hooks:
-        return []
-    collected = _collected()
-    return hooks if collected is not None and "hidden_states" in collected else []
-
-
-def _collected() -> dict[str, Any] | None:
-    """What transformers collects in this context, by name."""
+def _hidden_state_hooks(layer: nn.Module, given: Given) -> list[Any]:
+    """Return transformers' hooks on a layer that collect hidden states now; ValueError if attention weights are."""
     from transformers.utils.output_capturing import _active_collector
 
-    return _active_collector.get()
-
-
-def _install_hooks(owner: Any, options: dict[str, Any]) -> None:
-    """Let transformers put its hooks on the layers if outputs are to be collected.
-
-    Done for the owner itself, where it leaves a mark: for a stand-in it would do so each time.
-    """
-    names, config = ("output_hidden_states", "output_attentions"), getattr(owner, "config", None)
-    if any(options.get(name) or getattr(config, name, False) for name in names):
-        from transformers import PreTrainedModel
-        from transformers.utils.output_capturing import maybe_install_capturing_hooks
-
-        if isinstance(owner, PreTrainedModel):
-            maybe_install_capturing_hooks(owner)
-
-
-def _refuse_attentions(given: dict[str, Any]) -> None:
-    """ValueError if attention weights are asked for."""
-    asked = given.get("output_attentions")
-    if not asked and not torch.compiler.is_compiling():
-        asked = any("attentions" in name for name in _collected() or ())
-    if asked:
+    hooks = [hook for hook in layer._forward_hooks.values() if getattr(hook, "__module__", "") == _CAPTURING]
+    collected = (_active_collector.get() or {}) if hooks or not torch.compiler.is_compiling() else {}
+    if given.get("output_attentions") or any("attentions" in name for name in collected):
         raise ValueError(
             "output_attentions=True does not go with token reduction: attention runs between groups of tokens, in "
             "kernels that give no weights; call agglo.remove(model) first"
         )
+    return hooks if "hidden_states" in collected else []

@@ -8,7 +8,6 @@ channels that no layer of the library gets to see.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -117,7 +116,9 @@ def bias_of(layer: Any, given: Mapping[str, Any], n_tokens: int) -> Tensor | Non
     """Return the bias (1 or B, H or 1, T, T) that a layer has, or is handed, if any."""
     names = ("relative_position_bias", "attention_mask")
     tables = [_additive(given[name]) for name in names if given.get(name) is not None]
-    module, resolution = _bias_module(layer), given.get("resolution")
+    attention, resolution = getattr(getattr(layer, "attention", None), "attention", None), given.get("resolution")
+    modules = [getattr(owner, "relative_position_bias", None) for owner in (layer, attention)]
+    module: Any = next((found for found in modules if found is not None), None)
     if module is not None and resolution is not None:
         patch = patch_size(layer)
         window = int(resolution[0]) // patch, int(resolution[1]) // patch
@@ -132,59 +133,32 @@ def _additive(mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
 
 
-def _self_attention(layer: Any) -> Any:
-    return getattr(getattr(layer, "attention", None), "attention", None)
-
-
-def _bias_module(layer: Any) -> Any:
-    own = getattr(layer, "relative_position_bias", None)
-    return getattr(_self_attention(layer), "relative_position_bias", None) if own is None else own
-
-
 def patch_size(layer: Any) -> int:
-    """Return the side of a patch in pixels, of a layer that is told the resolution of the image."""
-    config = getattr(_self_attention(layer), "config", None)
+    """Return the side in pixels of a patch of a layer that is handed the resolution of the image."""
+    config = getattr(getattr(getattr(layer, "attention", None), "attention", None), "config", None)
     found = getattr(layer, "patch_size", getattr(config, "patch_size", 1))
     return int(found if isinstance(found, int) else found[0])
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """The tiles of Mllama's images.
-
-    Each brings a class token in front and, so that there is a multiple of 8, padding at its end. Neither is ever
-    merged; patches are, also with those of other tiles. Only the first of the two loops over layers is reduced: before
-    the second one every tile is given its own embedding.
-
-    Args:
-        patches: Of a tile.
-        kept: Tokens of a tile that are never merged.
-        order: Of all tokens (T,), these first.
-    """
-
-    patches: int
-    kept: int
-    order: Tensor
-
-    def bias(self, mask: Tensor) -> Tensor:
-        """Return a mask (B, 1, T, T) between the tokens in this order."""
-        return mask[:, :, self.order][..., self.order]
-
-
 def has_tiles(owner: Any) -> bool:
-    """Return whether the loop over layers is Mllama's."""
+    """Return whether the loop over layers is Mllama's, whose images are cut into tiles."""
     return type(owner).__name__ == "MllamaVisionEncoder"
 
 
-def length_of(config: Any) -> tuple[int, int]:
-    """Return the patches of a tile, and tokens beside them."""
+def tile_lengths(config: Any) -> tuple[int, int]:
+    """Return how many tokens of one of Mllama's tiles are patches, and how many are never merged.
+
+    Each tile brings a class token in front and, so that there is a multiple of 8, padding at its end. Patches are
+    merged also with those of other tiles. Only the first of the two loops over layers is reduced: before the second one
+    every tile is given its own embedding.
+    """
     patches = (config.image_size // config.patch_size) ** 2
     return patches, 1 + (-(patches + 1)) % _TILE_MULTIPLE
 
 
-def tiles_of(owner: Any, x: Tensor) -> Tiles:
-    """Return the tiles in tokens x (B, T, C)."""
-    patches, kept = length_of(owner.config)
+def tile_order(config: Any, x: Tensor) -> tuple[Tensor, int]:
+    """Return the order (T,) of tokens x (B, T, C) in which those that are never merged come first, and their number."""
+    patches, kept = tile_lengths(config)
     positions = torch.arange(x.shape[1], device=x.device).view(-1, patches + kept)
-    others = torch.cat([positions[:, :1], positions[:, 1 + patches :]], dim=1)
-    return Tiles(patches, kept, torch.cat([others.flatten(), positions[:, 1 : 1 + patches].flatten()]))
+    others = torch.cat([positions[:, :1], positions[:, 1 + patches :]], dim=1).flatten()
+    return torch.cat([others, positions[:, 1 : 1 + patches].flatten()]), len(others)

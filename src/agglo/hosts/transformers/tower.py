@@ -15,7 +15,7 @@ from torch import nn
 
 from agglo.hosts.common.base import Layout, matrix_entries
 from agglo.hosts.common.layers import Structure
-from agglo.hosts.transformers.positions import has_tiles, length_of
+from agglo.hosts.transformers.positions import has_tiles, tile_lengths
 from agglo.methods import Grid
 
 PACKAGES = ("transformers", "transformers_modules")
@@ -75,11 +75,6 @@ def loop_of(module: nn.Module) -> tuple[nn.Module, str] | None:
     return None
 
 
-def layers_of(loop: nn.Module) -> str:
-    """Return the name of the layers in the module that loops over them."""
-    return next(name for name in _LISTS if isinstance(loop._modules.get(name), nn.ModuleList))
-
-
 def embeddings_of(module: nn.Module) -> nn.Module | None:
     """Return the patch embedding of what may be a tower.
 
@@ -111,7 +106,7 @@ def tower_of(module: Any) -> Tower:
     prefix, suffix = (sum(_count(holder, names) for holder in holders) for names in (_FRONT, _BACK))
     grid, patches = _patches(module.config, embeddings)
     if has_tiles(found[0]):
-        patches, kept = length_of(module.config)
+        patches, kept = tile_lengths(module.config)
         n_tiles = module.config.max_num_tiles
         return Tower(module, *found, embeddings, kept * n_tiles, 0, None, patches * n_tiles)
     return Tower(module, *found, embeddings, prefix, suffix, grid, patches)

@@ -1,6 +1,6 @@
 """Vision-language models: fewer tokens leave the vision tower, and the prompt has fewer placeholders."""
 
-from agglo.hosts.vlm.applying import image_tokens, late_reduction, merged_plan, tower_reduction
+from agglo.hosts.vlm.applying import image_tokens, late_reduction, tower_reduction
 from agglo.hosts.vlm.families import find
 from agglo.hosts.vlm.processors import AdaptedProcessor, adapted, restored
 from agglo.hosts.vlm.reduction import VLMReduction, reduced_vlms, vlm_reduction_of
@@ -12,7 +12,6 @@ __all__ = [
     "find",
     "image_tokens",
     "late_reduction",
-    "merged_plan",
     "reduced_vlms",
     "restored",
     "tower_reduction",

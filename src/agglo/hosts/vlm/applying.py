@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
 from agglo.checks import number
 from agglo.config import ReductionConfig
 from agglo.hosts.common.base import Host, Layout
-from agglo.hosts.common.swap import ReducedModule, UnsupportedModelError
+from agglo.hosts.common.swap import UnsupportedModelError, original_class
 from agglo.hosts.vlm.families import Family
 from agglo.hosts.vlm.reduction import VLMReduction, reduced_vlms, vlm_reduction_of
 from agglo.methods import Method
@@ -28,37 +27,32 @@ def late_reduction(model: nn.Module, family: Family, config: ReductionConfig, me
     plan = Plan(schedule, config.threshold, proportional=False)
     _require_known_count(method, plan)
     shrink = family.shrink(model) if config.output == "smaller_image" else None
-    by = _at_connector(method) if shrink is None else Pooling()
-    each = family.side(model) ** 2
-    return _tried(VLMReduction(config, _owner(model), family.dense(model), plan, 1, None, by, None, each, shrink))
+    by, each = _at_connector(method) if shrink is None else Pooling(), family.side(model) ** 2
+    owner = original_class(model)
+    return _tried(VLMReduction(config, owner, family.dense(model), plan, 1, None, by, None, each, shrink))
 
 
 def tower_reduction(
-    model: nn.Module, family: Family, layout: Layout, plan: Plan, config: ReductionConfig, method: Method
-) -> VLMReduction:
-    """Return the reduction of a model whose tower runs reduced.
+    model: nn.Module, family: Family, layout: Layout, plan: Plan, config: ReductionConfig, method: Method, host: Host
+) -> tuple[Plan, VLMReduction]:
+    """Return the plan of the tower, and the reduction of a model whose tower runs reduced.
 
     The tower's groups pass a pointwise connector; the outputs of others are merged to the same fraction.
     """
     _require_known_count(method, plan)
-    owner, dense = _owner(model), family.dense(model)
+    owner, dense = original_class(model), family.dense(model)
     if not family.pointwise:
-        each = family.side(model) ** 2
-        return _tried(VLMReduction(config, owner, dense, plan, layout.depth, None, _at_connector(method), method, each))
-    left = plan.counts(method, layout.patches, layout.depth, layout.grid)[max(plan.read_blocks)]
-    return VLMReduction(config, owner, dense, plan, layout.depth, family.handed_on(model, layout, left))
-
-
-def merged_plan(plan: Plan, model: Any, family: Family, depth: int, host: Host) -> Plan:
-    """Return the plan of the tower of a model that is given fewer tokens."""
-    if not family.pointwise:
-        return plan
+        by, each = _at_connector(method), family.side(model) ** 2
+        return plan, _tried(VLMReduction(config, owner, dense, plan, layout.depth, None, by, method, each))
     if not host.may_stay_merged:
         raise UnsupportedModelError(
             f"the tower of this {type(model).__name__} is none of transformers' own, which alone can hand on merged "
             "tokens: output='merged_late' merges them afterwards"
         )
-    return replace(plan, merged=True, read_blocks=family.read_blocks(model, depth))
+    plan = replace(plan, merged=True, read_blocks=family.read_blocks(model, layout.depth))
+    left = plan.counts(method, layout.patches, layout.depth, layout.grid)[max(plan.read_blocks)]
+    handed_on = layout.prefix + left - family.left_out(model)
+    return plan, VLMReduction(config, owner, dense, plan, layout.depth, handed_on)
 
 
 def image_tokens(model: nn.Module, dense: int | None = None) -> int:
@@ -76,16 +70,6 @@ def image_tokens(model: nn.Module, dense: int | None = None) -> int:
     if None not in (dense, reduction.dense) and dense != reduction.dense:
         raise ValueError(f"dense={dense!r}: every image of this model takes {reduction.dense} tokens without reduction")
     return reduction.count(dense)
-
-
-def _owner(model: nn.Module) -> type[nn.Module]:
-    owner = model.agglo_original if isinstance(model, ReducedModule) else type(model)
-    definer = owner.get_image_features.__module__.split(".")[0]  # type: ignore[attr-defined]
-    if definer != "transformers":
-        raise UnsupportedModelError(
-            f"{owner.__name__} replaces transformers' get_image_features (in {definer}); agglo cannot know its tokens"
-        )
-    return owner
 
 
 def _tried(reduction: VLMReduction) -> VLMReduction:

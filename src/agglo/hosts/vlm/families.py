@@ -2,62 +2,70 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from agglo.hosts.common.base import Layout
 from agglo.hosts.common.swap import ReducedModule, UnsupportedModelError
-from agglo.hosts.vlm.mixins import ReducedVLM
 from agglo.hosts.vlm.qwen import ReducedQwen
-from agglo.hosts.vlm.reduction import SmallerImages
+from agglo.hosts.vlm.reduction import ReducedVLM, SmallerImages
 from agglo.methods import Grid
 
+Number = Callable[[Any], int]
 
-class Family(ABC):
-    """A family of vision-language models.
+
+@dataclass(frozen=True)
+class Family:
+    """A family of vision-language models, all functions but the last two being of a model.
 
     Attributes:
         models: The classes whose `get_image_features` runs tower and connector, as transformers names them.
         processors: The classes that prepare their prompts.
+        dense: Return the tokens that an image, or tile of one, takes without reduction; None where images differ.
+        side: Return the side of the square of patches that the connector makes one token of.
         pointwise: Whether the connector acts on each token alone; the tower's groups may then pass it.
+        states: Return the states of the tower that a pointwise connector reads, counted from the embedding.
+        left_out: Return the number of tokens in front that a pointwise connector does not read.
+        takes_one_size: Why images cannot be made smaller, if so.
         mixin: The overrides of the model.
+        placeholder: Return the text that stands in a processor's prompt once for every token of an image.
+        grid: Return (rows, columns) of the dense tokens of a processed image, given the processor, all images and the
+            number of this one; None where they are a square.
     """
 
-    models: ClassVar[tuple[str, ...]]
-    processors: ClassVar[tuple[str, ...]]
-    pointwise: ClassVar[bool] = False
-    mixin: ClassVar[type[ReducedModule]] = ReducedVLM
-
-    @abstractmethod
-    def dense(self, model: Any) -> int | None:
-        """Return the tokens that an image, or tile of one, takes without reduction; None where images differ."""
-
-    def side(self, model: Any) -> int:
-        """Return the side of the square of patches that the connector makes one token of."""
-        return 1
+    models: tuple[str, ...]
+    processors: tuple[str, ...]
+    dense: Callable[[Any], int | None]
+    side: Number = lambda model: 1
+    pointwise: bool = False
+    states: Callable[[Any], int | Sequence[int]] = lambda model: -1
+    left_out: Number = lambda model: 0
+    takes_one_size: str | None = None
+    mixin: type[ReducedModule] = ReducedVLM
+    placeholder: Callable[[Any], str] = lambda processor: str(processor.image_token)
+    grid: Callable[[Any, Mapping[str, Any], int], Grid] | None = None
 
     def read_blocks(self, model: Any, depth: int) -> tuple[int, ...]:
         """Return the blocks of the tower after which a pointwise connector reads tokens."""
-        return (depth - 1,)
-
-    def handed_on(self, model: Any, layout: Layout, left: int) -> int:
-        """Return the tokens of an image after a pointwise connector, where the tower leaves so many patches."""
-        return layout.prefix + left
-
-    def placeholder(self, processor: Any) -> str:
-        """Return the text that stands in a prompt once for every token of an image."""
-        return str(processor.image_token)
-
-    def grid(self, processor: Any, image_inputs: Mapping[str, Any], index: int) -> Grid | None:
-        """Return (rows, columns) of the dense tokens of a processed image, where they need not be a square."""
-        return None
+        states = self.states(model)
+        numbers = [states] if isinstance(states, int) else list(states)
+        blocks = tuple(state - 1 if state >= 0 else state + depth for state in numbers)
+        if min(blocks) < 0:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} reads the states {states!r} of its tower, one of them from before the first "
+                "block, where nothing is merged"
+            )
+        return blocks
 
     def shrink(self, model: Any) -> SmallerImages:
         """Return what makes images smaller; UnsupportedModelError where the model takes one size."""
+        if self.takes_one_size is not None:
+            raise UnsupportedModelError(
+                f"output='smaller_image' is not for {type(model).__name__}: {self.takes_one_size}"
+            )
         size = model.config.vision_config.patch_size
         pixels = int(size if isinstance(size, int) else size[0])
         return SmallerImages(pixels * self.side(model), interpolate_positions=self.pointwise)
@@ -80,135 +88,81 @@ def _n_patches(model: Any) -> int:
     return (int(pixels) // int(step)) ** 2
 
 
-class Llava(Family):
-    """LLaVA: an MLP on each token. The configuration says whether the class token is left out ("default")."""
-
-    models = ("LlavaModel",)
-    processors = ("LlavaProcessor",)
-    pointwise = True
-    feature_layers: ClassVar[str] = "vision_feature_layer"  # the field of the configuration
-
-    def dense(self, model: Any) -> int | None:
-        tower = model.config.vision_config.model_type
-        if tower == "pixtral":
-            raise UnsupportedModelError(
-                "a LLaVA with a Pixtral tower puts marks between the rows of an image, which merged tokens do not have"
-            )
-        prefix = {"clip_vision_model": 1, "siglip_vision_model": 0}.get(tower)
-        if prefix is None:  # as many as the processor says
-            return None
-        return prefix + _n_patches(model) - self.left_out(model)
-
-    def left_out(self, model: Any) -> int:
-        """Return the number of tokens in front that the connector does not read."""
-        return int(model.config.vision_feature_select_strategy == "default")
-
-    def read_blocks(self, model: Any, depth: int) -> tuple[int, ...]:
-        layers: int | Sequence[int] = getattr(model.config, self.feature_layers)
-        states = [layers] if isinstance(layers, int) else list(layers)
-        blocks = tuple(state - 1 if state >= 0 else state + depth for state in states)
-        if min(blocks) < 0:
-            raise UnsupportedModelError(
-                f"{self.feature_layers}={layers!r} reads tokens before the first block, where nothing is merged"
-            )
-        return blocks
-
-    def handed_on(self, model: Any, layout: Layout, left: int) -> int:
-        return layout.prefix + left - self.left_out(model)
-
-
-class VipLlava(Llava):
-    """VipLLaVA: an MLP on several layers of the tower side by side, without the class token."""
-
-    models = ("VipLlavaModel",)
-    feature_layers = "vision_feature_layers"
-
-    def left_out(self, model: Any) -> int:
-        return 1
-
-
-class PaliGemma(Family):
-    """PaliGemma: the connector is one linear layer."""
-
-    models = ("PaliGemmaModel",)
-    processors = ("PaliGemmaProcessor",)
-    pointwise = True
-
-    def dense(self, model: Any) -> int | None:
-        return _n_patches(model)
-
-
-class Gemma3(Family):
-    """Gemma 3: the connector averages squares of patches. The prompt has other marks for an image and its tokens."""
-
-    models = ("Gemma3Model",)
-    processors = ("Gemma3Processor",)
-
-    def dense(self, model: Any) -> int | None:
-        return int(model.multi_modal_projector.tokens_per_side) ** 2
-
-    def side(self, model: Any) -> int:
-        return int(model.multi_modal_projector.kernel_size)
-
-    def placeholder(self, processor: Any) -> str:
-        return str(processor.tokenizer.image_token)
-
-    def shrink(self, model: Any) -> SmallerImages:
-        raise UnsupportedModelError("Gemma3Model takes no smaller images: output='smaller_image' is not for it")
-
-
-class InternVL(Family):
-    """InternVL: an image is cut into tiles; the connector puts the channels of a square of patches into one token."""
-
-    models = ("InternVLModel",)
-    processors = ("InternVLProcessor",)
-
-    def dense(self, model: Any) -> int | None:
-        return _n_patches(model) // self.side(model) ** 2
-
-    def side(self, model: Any) -> int:
-        return int(1 / model.config.downsample_ratio)
-
-
-class Idefics3(Family):
-    """Idefics 3 and SmolVLM: as InternVL, with the whole image as one more tile."""
-
-    models = ("Idefics3Model", "SmolVLMModel")
-    processors = ("Idefics3Processor", "SmolVLMProcessor")
-
-    def dense(self, model: Any) -> int | None:
-        return int(model.image_seq_len)
-
-    def side(self, model: Any) -> int:
-        return int(model.config.scale_factor)
-
-
-class QwenVL(Family):
-    """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images of any size; the connector makes one token of 2 x 2 patches."""
-
-    models = ("Qwen2VLModel", "Qwen2_5_VLModel", "Qwen3VLModel")
-    processors = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor")
-    mixin = ReducedQwen
-
-    def dense(self, model: Any) -> int | None:
-        return None
-
-    def side(self, model: Any) -> int:
-        return int(model.config.vision_config.spatial_merge_size)
-
-    def shrink(self, model: Any) -> SmallerImages:
+def _llava_dense(model: Any) -> int | None:
+    tower = model.config.vision_config.model_type
+    if tower == "pixtral":
         raise UnsupportedModelError(
-            "Qwen-VL takes images of any size: for smaller ones give its processor another size, as in "
-            "processor(..., size={'shortest_edge': ..., 'longest_edge': ...}), both in pixels of area"
+            "a LLaVA with a Pixtral tower puts marks between the rows of an image, which merged tokens do not have"
         )
+    prefix = {"clip_vision_model": 1, "siglip_vision_model": 0}.get(tower)
+    if prefix is None:  # as many as the processor says
+        return None
+    return prefix + _n_patches(model) - _llava_left_out(model)
 
-    def grid(self, processor: Any, image_inputs: Mapping[str, Any], index: int) -> Grid | None:
-        side = processor.image_processor.merge_size
-        frames, rows, columns = torch.as_tensor(image_inputs["image_grid_thw"][index]).tolist()
-        return frames * rows // side, columns // side
+
+def _llava_left_out(model: Any) -> int:
+    return int(model.config.vision_feature_select_strategy == "default")
 
 
-FAMILIES: tuple[Family, ...] = (Llava(), VipLlava(), PaliGemma(), Gemma3(), InternVL(), Idefics3(), QwenVL())
+def _qwen_grid(processor: Any, image_inputs: Mapping[str, Any], index: int) -> Grid:
+    side = processor.image_processor.merge_size
+    frames, rows, columns = torch.as_tensor(image_inputs["image_grid_thw"][index]).tolist()
+    return frames * rows // side, columns // side
+
+
+def _internvl_side(model: Any) -> int:
+    return int(1 / model.config.downsample_ratio)
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(  # an MLP on each token
+        ("LlavaModel",),
+        ("LlavaProcessor",),
+        _llava_dense,
+        pointwise=True,
+        states=lambda model: model.config.vision_feature_layer,
+        left_out=_llava_left_out,
+    ),
+    Family(  # an MLP on several layers of the tower, one beside the other, without the class token
+        ("VipLlavaModel",),
+        ("LlavaProcessor",),
+        _n_patches,
+        pointwise=True,
+        states=lambda model: model.config.vision_feature_layers,
+        left_out=lambda model: 1,
+    ),
+    Family(("PaliGemmaModel",), ("PaliGemmaProcessor",), _n_patches, pointwise=True),
+    Family(  # the connector averages squares of patches; the prompt has other marks for an image and its tokens
+        ("Gemma3Model",),
+        ("Gemma3Processor",),
+        lambda model: int(model.multi_modal_projector.tokens_per_side) ** 2,
+        side=lambda model: int(model.multi_modal_projector.kernel_size),
+        placeholder=lambda processor: str(processor.tokenizer.image_token),
+        takes_one_size="its images have one size",
+    ),
+    Family(  # images are cut into tiles; the connector puts the channels of a square of patches into one token
+        ("InternVLModel",),
+        ("InternVLProcessor",),
+        lambda model: _n_patches(model) // _internvl_side(model) ** 2,
+        side=_internvl_side,
+    ),
+    Family(  # as InternVL, with the whole image as one more tile
+        ("Idefics3Model", "SmolVLMModel"),
+        ("Idefics3Processor", "SmolVLMProcessor"),
+        lambda model: int(model.image_seq_len),
+        side=lambda model: int(model.config.scale_factor),
+    ),
+    Family(  # images of any size; the connector makes one token of 2 x 2 patches
+        ("Qwen2VLModel", "Qwen2_5_VLModel", "Qwen3VLModel"),
+        ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"),
+        lambda model: None,
+        side=lambda model: int(model.config.vision_config.spatial_merge_size),
+        takes_one_size="it takes images of any size, so give its processor another one, as in "
+        "processor(..., size={'shortest_edge': ..., 'longest_edge': ...}), both in pixels of area",
+        mixin=ReducedQwen,
+        grid=_qwen_grid,
+    ),
+)
 
 
 def find(model: nn.Module, output: str) -> tuple[nn.Module, Family]:

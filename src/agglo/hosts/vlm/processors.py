@@ -4,64 +4,29 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from agglo.hosts.common.swap import ReducedModule, reduced_class
-from agglo.hosts.vlm.families import Family, find
+from agglo.hosts.vlm.families import FAMILIES, find
 from agglo.hosts.vlm.reduction import VLMReduction, vlm_reduction_of
 from agglo.methods import Grid
-
-
-@dataclass(frozen=True)
-class Placeholders:
-    """The number of placeholders that stay in a text."""
-
-    family: Family
-    reduction: VLMReduction
-
-    def count(self, dense: int, grid: Grid | None = None) -> int:
-        """Return the number in place of so many placeholders one behind the other, perhaps of several tiles."""
-        each = self.reduction.dense
-        if each is None:
-            return self.reduction.count(dense, grid)
-        if dense % each:
-            raise ValueError(
-                f"the processor writes {dense} placeholders one behind the other, and an image of this model takes "
-                f"{each}: they are not made for each other"
-            )
-        return dense // each * self.reduction.count()
-
-    def shorten(self, processor: Any, text: str, grid: Grid | None = None) -> str:
-        placeholder = self.family.placeholder(processor)
-
-        def fewer(run: re.Match[str]) -> str:
-            return placeholder * self.count(len(run.group()) // len(placeholder), grid)
-
-        return re.sub(f"(?:{re.escape(placeholder)})+", fewer, text)
 
 
 class AdaptedProcessor(ReducedModule):
     """The overrides of a processor of transformers."""
 
-    agglo_placeholders: Placeholders
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if hasattr(vars(cls).get("agglo_original"), "_get_num_multimodal_tokens"):  # which not every processor has
-            cls._get_num_multimodal_tokens = _count_tokens  # type: ignore[attr-defined]
+    agglo_reduction: VLMReduction
 
     def replace_image_token(self: Any, image_inputs: Any, image_idx: int, **kwargs: Any) -> str:
-        placeholders: Placeholders = self.agglo_placeholders
         text = self.agglo_original.replace_image_token(self, image_inputs, image_idx, **kwargs)
-        return placeholders.shorten(self, text, placeholders.family.grid(self, image_inputs, image_idx))
+        family = next(family for family in FAMILIES if family.fits(self))
+        return _shortened(self, text, None if family.grid is None else family.grid(self, image_inputs, image_idx))
 
     def replace_video_token(self: Any, video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
         # Some models take the frames of a video for images.
-        text = self.agglo_original.replace_video_token(self, video_inputs, video_idx, **kwargs)
-        return self.agglo_placeholders.shorten(self, text)
+        return _shortened(self, self.agglo_original.replace_video_token(self, video_inputs, video_idx, **kwargs))
 
     def to_dict(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the processor as it was, which is what is saved."""
@@ -69,17 +34,23 @@ class AdaptedProcessor(ReducedModule):
         return plain
 
 
-def _count_tokens(self: Any, image_sizes: Any = None, **kwargs: Any) -> Any:
-    """Override `_get_num_multimodal_tokens`, which serving engines call before they see an image."""
-    data = self.agglo_original._get_num_multimodal_tokens(self, image_sizes=image_sizes, **kwargs)
-    if image_sizes is not None:
-        placeholders: Placeholders = self.agglo_placeholders
-        each = placeholders.reduction.dense
-        data.num_image_tokens = [
-            placeholders.count(tokens) if each is None else tokens - tiles * (each - placeholders.reduction.count())
-            for tokens, tiles in zip(data.num_image_tokens, data.num_image_patches, strict=True)
-        ]
-    return data
+def _shortened(processor: Any, text: str, grid: Grid | None = None) -> str:
+    """Return a text with as many placeholders as the reduced model gives tokens."""
+    reduction: VLMReduction = processor.agglo_reduction
+    placeholder = next(family for family in FAMILIES if family.fits(processor)).placeholder(processor)
+
+    def fewer(run: re.Match[str]) -> str:
+        n_written, each = len(run.group()) // len(placeholder), reduction.dense
+        if each is None:
+            return placeholder * reduction.count(n_written, grid)
+        if n_written % each:
+            raise ValueError(
+                f"the processor writes {n_written} placeholders one behind the other, and an image of this model takes "
+                f"{each}: they are not made for each other"
+            )
+        return placeholder * (n_written // each * reduction.count())  # perhaps of several tiles
+
+    return re.sub(f"(?:{re.escape(placeholder)})+", fewer, text)
 
 
 def adapted(processor: Any, model: nn.Module) -> Any:
@@ -93,7 +64,7 @@ def adapted(processor: Any, model: nn.Module) -> Any:
     reduction = vlm_reduction_of(module)
     restored(processor)
     if reduction is not None:
-        processor.agglo_placeholders = Placeholders(family, reduction)
+        processor.agglo_reduction = reduction
         processor.__class__ = reduced_class(AdaptedProcessor, type(processor))
     return processor
 
@@ -103,5 +74,5 @@ def restored(processor: Any) -> Any:
     if isinstance(processor, AdaptedProcessor):
         changed: Any = processor
         changed.__class__ = changed.agglo_original
-        del changed.agglo_placeholders
+        del changed.agglo_reduction
     return processor

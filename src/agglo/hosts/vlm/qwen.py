@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from agglo.grouping import Grouping
+from agglo.hosts.common.refusals import bound_arguments
 from agglo.hosts.common.swap import StandIn, begins_pass
-from agglo.hosts.vlm.mixins import ReducedVLM, as_asked, merged_features
-from agglo.hosts.vlm.reduction import MergedImage, VLMReduction
+from agglo.hosts.vlm.reduction import MergedImage, ReducedVLM, VLMReduction, as_asked, merged_features
 from agglo.methods import Grid
 
 IMAGE = 1  # of transformers' mm_token_type_ids
@@ -59,58 +59,22 @@ class ReducedQwen(ReducedVLM):
         return evenly_spread(original, counts, input_ids, mm_token_type_ids, attention_mask, **kwargs)
 
     @begins_pass
-    def forward(
-        self: Any,
-        reduction: VLMReduction,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Any = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        original = partial(
-            reduction.owner.forward,
-            self,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-        )
-        # What was merged must be known before the positions of an image's tokens.
-        kwargs = _encoded(self, reduction, kwargs)
-        image = (kwargs.get("mm_encoder_outputs") or {}).get("image")
-        if image is None or input_ids is None:
-            return original(position_ids=position_ids, **kwargs)
-        if position_ids is None:
-            asked = {name: kwargs[name] for name in _POSITION_ARGUMENTS if kwargs.get(name) is not None}
-            position_ids = self.compute_3d_position_ids(
-                input_ids=input_ids,
-                inputs_embeds=inputs_embeds,
-                attention_mask=attention_mask,
-                past_key_values=past_key_values,
-                **{"image_grid_thw": None, "video_grid_thw": None, **asked},
-            )
-        if position_ids is not None:
-            is_image = input_ids == self.config.image_token_id
-            position_ids = at_means(position_ids, is_image, image.pooler_output)
-        return original(position_ids=position_ids, **kwargs)
+    def forward(self: Any, reduction: VLMReduction, *args: Any, **kwargs: Any) -> Any:
+        given = bound_arguments(reduction.owner, args, kwargs)
+        ids, encoded = given.get("input_ids"), [(given.get("mm_encoder_outputs") or {}).get("image")]
 
+        def get_image_features(pixel_values: Tensor, grid_thw: Tensor | None = None, **options: Any) -> Any:
+            encoded[0] = _features(self, reduction, pixel_values, grid_thw, **options)
+            return encoded[0]
 
-_POSITION_ARGUMENTS = ("image_grid_thw", "video_grid_thw", "mm_token_type_ids", "second_per_grid_ts")
-_FORWARD_ARGUMENTS = (*_POSITION_ARGUMENTS, "pixel_values", "pixel_values_videos", "mm_encoder_outputs", "use_cache")
+        def language_model(*, position_ids: Tensor | None, **inputs: Any) -> Any:
+            if position_ids is not None and ids is not None and encoded[0] is not None:
+                is_image = ids == self.config.image_token_id
+                position_ids = at_means(position_ids, is_image, encoded[0].pooler_output)
+            return self.language_model(position_ids=position_ids, **inputs)
 
-
-def _encoded(model: Any, reduction: VLMReduction, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `forward` with the outputs of tower and connector in place of pixels, if any."""
-    if kwargs.get("pixel_values") is None or kwargs.get("mm_encoder_outputs"):
-        return kwargs
-    pixels, video = kwargs["pixel_values"], kwargs.get("pixel_values_videos")
-    others = {name: value for name, value in kwargs.items() if name not in _FORWARD_ARGUMENTS}
-    encoded = {"image": _features(model, reduction, pixels, kwargs.get("image_grid_thw"), **others)}
-    if video is not None:
-        encoded["video"] = model.get_video_features(video, kwargs.get("video_grid_thw"), return_dict=True, **others)
-    return {**kwargs, "pixel_values": None, "pixel_values_videos": None, "mm_encoder_outputs": encoded}
+        other_self = StandIn(self, get_image_features=get_image_features, language_model=language_model)
+        return reduction.owner.forward(other_self, *args, **kwargs)
 
 
 def _features(
@@ -215,8 +179,6 @@ def at_means(positions: Tensor, is_image: Tensor, images: Sequence[Tensor]) -> T
 
     The first of four rows counts tokens and stays. The first position of an image is where it begins.
     """
-    if int(is_image.sum()) != sum(map(len, images)):
-        return positions  # the model itself will raise an error
     axes = positions[-3:].clone()
     found = axes[:, is_image]
     done = 0

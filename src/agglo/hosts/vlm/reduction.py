@@ -1,9 +1,11 @@
-"""The number of tokens that an image takes in the language model's prompt, and the merge of the connector's outputs."""
+"""The overrides of a vision-language model that is given fewer tokens, and how many tokens an image then takes."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any, NamedTuple
 
 import torch
@@ -11,16 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.config import ReductionConfig
-from agglo.hosts.common.swap import Setting
-from agglo.methods import Grid, Method, Outcome, View
+from agglo.hosts.common.swap import ReducedModule, Setting, begins_pass
+from agglo.methods import Grid, Method, View
 from agglo.methods.base import square
 from agglo.plan import Plan
-from agglo.tracing import Step, Trace
+from agglo.tracing import Step, traces_of
 
 
-@dataclass(frozen=True)
-class SmallerImages:
-    """The baseline of merging: scale `pixel_values`, the first argument of `get_image_features`.
+class SmallerImages(NamedTuple):
+    """The baseline of merging: images are scaled down before the tower.
 
     Attributes:
         pixels: Pixels along the side of one token.
@@ -30,20 +31,14 @@ class SmallerImages:
     pixels: int
     interpolate_positions: bool
 
-    def __call__(
-        self, side: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return other arguments, with `side` tokens along the side of an image."""
-        kwargs = {**kwargs, "interpolate_pos_encoding": True} if self.interpolate_positions else dict(kwargs)
+    def scale(self, side: int, given: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments of `get_image_features` with `side` tokens along the side of an image."""
         size = (side * self.pixels, side * self.pixels)
-        mask = kwargs.get("pixel_attention_mask")
+        more: dict[str, Any] = {"interpolate_pos_encoding": True} if self.interpolate_positions else {}
+        mask = given.get("pixel_attention_mask")
         if mask is not None:
-            kwargs["pixel_attention_mask"] = _scaled(mask.float(), size, "nearest").to(mask.dtype)
-        elif len(args) > 1 and isinstance(args[1], Tensor):
-            args = (args[0], _scaled(args[1].float(), size, "nearest").to(args[1].dtype), *args[2:])
-        if args:
-            return (_scaled(args[0], size, "bicubic"), *args[1:]), kwargs
-        return args, {**kwargs, "pixel_values": _scaled(kwargs["pixel_values"], size, "bicubic")}
+            more["pixel_attention_mask"] = _scaled(mask.float(), size, "nearest").to(mask.dtype)
+        return {**given, **more, "pixel_values": _scaled(given["pixel_values"], size, "bicubic")}
 
 
 def _scaled(images: Tensor, size: tuple[int, int], mode: str) -> Tensor:
@@ -114,18 +109,6 @@ class VLMReduction(Setting):
             asked = max(asked, self.method.least(dense))
         return dense if asked >= dense else self.method.stages(dense, [asked], grid)[0]
 
-    def merge(self, tokens: Tensor, grid: Grid | None, training: bool) -> tuple[Tensor, Outcome | None]:
-        """Merge the connector's outputs (B, M, D) of images of one size to (B, K, D); also return the outcome."""
-        n_tokens = int(tokens.shape[1])
-        target = self.count(n_tokens, grid)
-        if target >= n_tokens:
-            return tokens, None
-        assert self.method is not None
-        grid = square(n_tokens) if grid is None else grid
-        view = View(tokens, target=target, grid=grid, training=training)
-        outcome = self.method.decide(view)
-        return outcome.new_tokens(tokens), outcome
-
 
 def vlm_reduction_of(module: nn.Module) -> VLMReduction | None:
     applied = getattr(module, "agglo_applied", None)
@@ -148,21 +131,100 @@ class MergedImage(NamedTuple):
 
 
 def merge_images(
-    reduction: VLMReduction,
-    images: Sequence[Tensor],
-    grids: Sequence[Grid] | None,
-    training: bool,
-    traces: Sequence[Trace],
+    model: nn.Module, reduction: VLMReduction, images: Sequence[Tensor], grids: Sequence[Grid] | None
 ) -> list[MergedImage]:
-    """Merge the connector's outputs (M, D) of each image; those of one size together, as one pass of the traces."""
+    """Merge the connector's outputs (M, D) of each image; those of one size together, as one pass of a trace."""
+    # A tower that runs reduced has reported its own pass.
+    traces = traces_of(model) if reduction.tower_method is None else ()
     alike: dict[tuple[int, Grid | None], list[int]] = {}
     for index, tokens in enumerate(images):
-        alike.setdefault((len(tokens), None if grids is None else grids[index]), []).append(index)
+        alike.setdefault((len(tokens), square(len(tokens)) if grids is None else grids[index]), []).append(index)
     done: dict[int, MergedImage] = {}
-    for (_, grid), indices in alike.items():
-        merged, outcome = reduction.merge(torch.stack([images[index] for index in indices]), grid, training)
-        for row, index in enumerate(indices):
-            done[index] = MergedImage(merged[row], None if outcome is None else outcome.grouping.labels[row])
+    for (n_tokens, grid), indices in alike.items():
+        together, steps = torch.stack([images[index] for index in indices]), list[Step]()
+        labels: list[Any] = [None] * len(indices)
+        target = reduction.count(n_tokens, grid)
+        if target < n_tokens:
+            assert reduction.method is not None
+            outcome = reduction.method.decide(View(together, target=target, grid=grid, training=model.training))
+            together, labels = outcome.new_tokens(together), list(outcome.grouping.labels)
+            steps.append(Step(0, outcome, outcome.grouping))
+        done |= dict(zip(indices, map(MergedImage, together, labels), strict=True))
         for trace in traces:
-            trace.record([] if outcome is None else [Step(0, outcome, outcome.grouping)])
+            trace.record(steps)
     return [done[index] for index in range(len(images))]
+
+
+class ReducedVLM(ReducedModule):
+    """A model whose image features come merged."""
+
+    @begins_pass
+    def get_image_features(self: Any, reduction: VLMReduction, *args: Any, **kwargs: Any) -> Any:
+        return as_asked(self, merged_features(self, reduction, None, *args, **kwargs)[0], kwargs)
+
+    @begins_pass
+    def get_placeholder_mask(self: Any, reduction: VLMReduction, *args: Any, **kwargs: Any) -> Any:
+        return explain_placeholder_mismatch(self, reduction, "get_placeholder_mask", *args, **kwargs)
+
+    @begins_pass
+    def inputs_merger(self: Any, reduction: VLMReduction, *args: Any, **kwargs: Any) -> Any:
+        """Override what Idefics 3 has in place of `get_placeholder_mask`."""
+        return explain_placeholder_mismatch(self, reduction, "inputs_merger", *args, **kwargs)
+
+
+def merged_features(
+    model: Any, reduction: VLMReduction, grids: list[Grid] | None, *args: Any, **kwargs: Any
+) -> tuple[Any, list[MergedImage]]:
+    """Call the model's own `get_image_features` and merge its `pooler_output`, in the shape it has.
+
+    Also returns the images one by one, unless the tower has merged them already.
+    """
+    original: Any = reduction.owner.get_image_features
+    names = list(inspect.signature(original).parameters)[1:]
+    given = {**dict(zip(names, args, strict=False)), **kwargs, "return_dict": True}
+    if reduction.shrink is not None and reduction.count() != reduction.dense:
+        given = reduction.shrink.scale(isqrt(reduction.count()), given)
+    outputs = original(model, **given)
+    if reduction.handed_on is not None or reduction.shrink is not None:
+        return outputs, []
+    pooled = outputs.pooler_output
+    tensors = [pooled] if isinstance(pooled, Tensor) else list(pooled)
+    parts = [_images(tensor, reduction.dense) for tensor in tensors]
+    merged = merge_images(model, reduction, [each for part in parts for each in part], grids)
+    rest = (image.tokens for image in merged)
+    pairs = zip(parts, tensors, strict=True)
+    joined = [torch.stack([next(rest) for _ in part]) if part else tensor for part, tensor in pairs]
+    if isinstance(pooled, Tensor):
+        outputs.pooler_output = joined[0]
+    else:
+        outputs.pooler_output = type(pooled)(part.flatten(0, -2) for part in joined)
+    return outputs, merged
+
+
+def as_asked(model: Any, outputs: Any, options: dict[str, Any]) -> Any:
+    """Return the outputs, or a tuple of them, as transformers' decorators do."""
+    wanted = options.get("return_dict")
+    wanted = getattr(model.config, "return_dict", True) if wanted is None else wanted
+    return outputs if wanted else outputs.to_tuple()
+
+
+def _images(tensor: Tensor, dense: int | None) -> list[Tensor]:
+    """Split a batch (B, M, D), or images one behind the other (B M, D), into images (M, D)."""
+    if tensor.dim() == 3:
+        return list(tensor)
+    return list(tensor.split(len(tensor) if dense is None else dense)) if len(tensor) else []
+
+
+def explain_placeholder_mismatch(model: Any, reduction: VLMReduction, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call the model's own method that looks for placeholders; where it finds another number, say what to do."""
+    try:
+        return getattr(reduction.owner, name)(model, *args, **kwargs)
+    except (ValueError, RuntimeError) as error:
+        if torch.compiler.is_compiling() or "do not match" not in str(error):
+            raise
+        each = "another number of" if reduction.dense is None else f"{reduction.count()}, not {reduction.dense},"
+        raise ValueError(
+            f"the prompt's placeholders and the images' tokens do not match ({error}). Reduced by agglo, an image "
+            f"takes {each} placeholders: call agglo.adapt_processor(processor, model) before preparing prompts, and "
+            "again after every other agglo.apply or agglo.remove"
+        ) from error

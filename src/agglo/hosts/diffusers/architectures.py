@@ -1,7 +1,7 @@
-"""Families of denoisers: where the self-attentions are, and the grids of their tokens.
+"""Architectures of denoisers: where the self-attentions are, and the grids of their tokens.
 
-A family recognises models by the blocks they are made of, so that a library's copies of an architecture under other
-names work too. Nothing here imports diffusers: blocks are known by the names of their classes.
+An architecture recognises models by the blocks they are made of, so that copies of it under other names work
+too. Nothing here imports diffusers: blocks are known by the names of their classes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from agglo.hosts.common.swap import ReducedModule, UnsupportedModelError
-from agglo.hosts.diffusers.attentions import (
-    ReducedAttention,
-    ReducedFluxAttention,
-    ReducedMapAttention,
-    ReducedRotaryAttention,
-)
-from agglo.hosts.diffusers.rotary import Ids
+from agglo.hosts.diffusers.mixins import ReducedAttention, ReducedFluxAttention, ReducedMapAttention
 from agglo.hosts.diffusers.state import Axes, Site
 
 Arguments = Mapping[str, Any]  # those of a call of the model, by their names
@@ -41,14 +35,14 @@ class Modules:
     mlp: nn.Module | None = None
 
 
-class Family(ABC):
-    """Denoisers of one architecture. `models` names their classes, for messages."""
+class Architecture(ABC):
+    """Denoisers that are built alike. `models` names their classes, for messages."""
 
     models: ClassVar[str]
 
     @abstractmethod
     def recognises(self, model: nn.Module) -> bool:
-        """Return whether a whole model is of this family."""
+        """Return whether a whole model is built like this."""
 
     @abstractmethod
     def find(self, model: nn.Module) -> Iterator[Modules]:
@@ -67,10 +61,6 @@ class Family(ABC):
             )
         return axes
 
-    def ids(self, model: Any, given: Arguments) -> Ids | None:
-        """Return the position ids that rotary tables are computed from, where attention does not get tables."""
-        return None
-
 
 def named(module: Any, *names: str) -> bool:
     """Return whether a module is of a class with one of these names, or of a subclass."""
@@ -78,7 +68,7 @@ def named(module: Any, *names: str) -> bool:
 
 
 def own_axes(model: Any) -> Axes | None:
-    """Return `Family.axes` of an input of the model's own size, where its configuration knows one."""
+    """Return `Architecture.axes` of an input of the model's own size, where its configuration knows one."""
     side = getattr(model.config, "sample_size", None)
     if side is None:
         return None
@@ -89,10 +79,10 @@ def own_axes(model: Any) -> Axes | None:
 def _site(index: int, name: str, attention: Any, downsample: int = 1) -> Site:
     inner = int(attention.inner_dim)
     width = int(getattr(attention.to_q, "in_features", inner))  # an adapter's layer has it too
-    return Site(index, name, downsample, width, inner, int(attention.heads))
+    return Site(index, name, downsample, width, inner)
 
 
-class UNet(Family):
+class UNet(Architecture):
     """U-Nets: resolutions that halve on the way down and double on the way up.
 
     Blocks inside a Transformer2DModel, or attentions over feature maps (UNet2DModel, AttnDownBlock2D).
@@ -150,7 +140,7 @@ def _takes_maps(module: Any) -> bool:
     return plain and module.spatial_norm is None
 
 
-class Transformer(Family):
+class Transformer(Architecture):
     """Diffusion transformers: a list of equal blocks.
 
     `blocks` names the list and `classes` the classes of its members; `attentions`, `cross` and `mlp` name their parts.
@@ -216,22 +206,16 @@ class Flux(Transformer):
         return "single_transformer_blocks" in model._modules and super().recognises(model)
 
     def axes(self, model: Any, given: Arguments) -> Axes | None:
-        return None if torch.compiler.is_compiling() else grid_of_ids(_ids(given["img_ids"]))
-
-    def ids(self, model: Any, given: Arguments) -> Ids:
-        return Ids(_ids(given["txt_ids"]), _ids(given["img_ids"]), model.pos_embed)
-
-
-def _ids(ids: Tensor) -> Tensor:
-    return ids[0] if ids.dim() == 3 else ids
+        return None if torch.compiler.is_compiling() else grid_of_ids(given["img_ids"])
 
 
 def grid_of_ids(ids: Tensor) -> Axes | None:
-    """Return (rows, columns) of ids (N, 3) that count them in the last two columns; None if they form no single grid.
+    """Return (rows, columns) of ids ([1,] N, 3) whose last two columns count them; None if they form no single grid.
 
     >>> grid_of_ids(torch.cartesian_prod(torch.tensor([0.0]), torch.arange(2.0), torch.arange(3.0)))
     (2, 3)
     """
+    ids = ids[0] if ids.dim() == 3 else ids
     rows, columns = (int(number) + 1 for number in ids[:, -2:].amax(dim=0).tolist())
     if rows * columns != ids.shape[0]:
         return None
@@ -245,7 +229,6 @@ class Wan(Transformer):
     models = "WanTransformer3DModel"
     blocks = "blocks"
     classes = ("WanTransformerBlock",)
-    mixin = ReducedRotaryAttention
     mlp = "ffn"
 
     def axes(self, model: Any, given: Arguments) -> Axes | None:
@@ -258,7 +241,6 @@ class LTX(Transformer):
 
     models = "LTXVideoTransformer3DModel"
     classes = ("LTXVideoTransformerBlock",)
-    mixin = ReducedRotaryAttention
 
     def axes(self, model: Any, given: Arguments) -> Axes | None:
         lengths: Any = tuple(given.get(name) for name in ("num_frames", "height", "width"))
@@ -270,8 +252,8 @@ class LTX(Transformer):
         return axes
 
 
-FAMILIES: tuple[Family, ...] = (UNet(), SD3(), PatchTransformer(), Flux(), Wan(), LTX())
+ARCHITECTURES: tuple[Architecture, ...] = (UNet(), SD3(), PatchTransformer(), Flux(), Wan(), LTX())
 
 
-def family_of(model: nn.Module) -> Family | None:
-    return next((family for family in FAMILIES if family.recognises(model)), None)
+def architecture_of(model: nn.Module) -> Architecture | None:
+    return next((architecture for architecture in ARCHITECTURES if architecture.recognises(model)), None)
