@@ -10,9 +10,12 @@ from torch import nn
 from agglo import tuned as tuned_results
 from agglo.checks import flag
 from agglo.config import DEFAULTS, DIFFUSION_FIELDS, ReductionConfig, config_for
-from agglo.hosts import diffusers, vlm
+from agglo.hosts import diffusers
 from agglo.hosts.common.swap import CHANGING, install, require_no_override, uninstall
 from agglo.hosts.registry import applied_modules
+from agglo.hosts.vlm import applying as vlm
+from agglo.hosts.vlm.families import find_vlm
+from agglo.hosts.vlm.processors import AdaptedProcessor, adapted, restored
 from agglo.methods import Method
 from agglo.patch.towers import apply_to_tower
 from agglo.text import parse_call
@@ -118,7 +121,7 @@ def _require_no_diffusion(config: ReductionConfig, method: Method) -> None:
 
 def _apply_late(model: nn.Module, config: ReductionConfig, method: Method) -> None:
     """Merge the tokens of a vision-language model between its tower, which runs whole, and its language model."""
-    module, family = vlm.find(model, config.output)
+    module, family = find_vlm(model, config.output)
     reduction = vlm.late_reduction(module, family, config, method)
     with CHANGING:
         require_no_override(module, family.mixin)
@@ -171,7 +174,7 @@ def adapt_processor(processor: P, model: nn.Module) -> P:
     >>> int((prompt["input_ids"] == 0).sum())
     16
     """
-    vlm.adapted(processor, model)
+    adapted(processor, model)
     return processor
 
 
@@ -190,8 +193,8 @@ def remove(model: M) -> M:
         if diffusers.is_diffusion(model):
             diffusers.remove(model)
             return model
-        if isinstance(model, vlm.AdaptedProcessor):
-            vlm.restored(model)
+        if isinstance(model, AdaptedProcessor):
+            restored(model)
             return model
         for module in applied_modules(cast(nn.Module, model)):
             uninstall(module)

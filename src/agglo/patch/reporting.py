@@ -10,10 +10,11 @@ from typing import Any
 from torch import nn
 
 from agglo.config import ReductionConfig
-from agglo.hosts import diffusers, vlm
+from agglo.hosts import diffusers
 from agglo.hosts.common.base import Layout
 from agglo.hosts.common.swap import Applied, UnsupportedModelError
 from agglo.hosts.registry import applied_modules, applied_towers, find_tower
+from agglo.hosts.vlm.reduction import VLMReduction, reduced_vlms, vlm_reduction_of
 from agglo.methods.base import Varies, square
 from agglo.tracing import Trace, listening
 
@@ -87,7 +88,7 @@ def report(model: Any, n_tokens: int | None = None) -> Report | None:
     if diffusers.is_diffusion(model):
         return _diffusion_reduction(model, n_tokens)
     towers = applied_towers(model)
-    reduction = next((vlm.vlm_reduction_of(module) for module in vlm.reduced_vlms(model)), None)
+    reduction = next((vlm_reduction_of(module) for module in reduced_vlms(model)), None)
     if not towers and reduction is not None:
         return _late_reduction(model, reduction)
     if not towers:
@@ -118,11 +119,11 @@ def report(model: Any, n_tokens: int | None = None) -> Report | None:
     )
 
 
-def _image_tokens(reduction: vlm.VLMReduction | None) -> tuple[int, int] | None:
+def _image_tokens(reduction: VLMReduction | None) -> tuple[int, int] | None:
     return None if reduction is None or reduction.dense is None else (reduction.dense, reduction.count())
 
 
-def _late_reduction(model: nn.Module, reduction: vlm.VLMReduction) -> Report:
+def _late_reduction(model: nn.Module, reduction: VLMReduction) -> Report:
     """Report on a model whose tower runs whole."""
     try:
         module, host = find_tower(model)

@@ -7,13 +7,15 @@ from dataclasses import replace
 from torch import nn
 
 from agglo.config import ReductionConfig
-from agglo.hosts import vlm
 from agglo.hosts.common import learned
 from agglo.hosts.common.base import Host, Layout
 from agglo.hosts.common.readers import Reading, ReducedReader
 from agglo.hosts.common.refusals import require_whole_blocks
 from agglo.hosts.common.swap import CHANGING, Applied, install, require_no_override, uninstall
 from agglo.hosts.registry import find_tower
+from agglo.hosts.vlm.applying import tower_reduction
+from agglo.hosts.vlm.families import find_vlm
+from agglo.hosts.vlm.reduction import reduced_vlms
 from agglo.methods import Method, ModelShape
 from agglo.methods.base import Place
 from agglo.plan import Plan
@@ -39,7 +41,7 @@ def apply_to_tower(
         probe: Whether to compare taking blocks apart with running them whole.
         by_name: Whether the method was given by its name, so that a learned one may keep its parameters.
     """
-    found_vlm = vlm.find(model, config.output) if config.output == "merged" else None
+    found_vlm = find_vlm(model, config.output) if config.output == "merged" else None
     module, host = find_tower(model, tower)
     require_whole_blocks(module)
     host.check(module)
@@ -60,7 +62,7 @@ def apply_to_tower(
     shape = _shape_of(plan, method, layout)  # an impossible request raises here, before anything changes
     reduction = None
     if found_vlm is not None:
-        plan, reduction = vlm.tower_reduction(*found_vlm, layout, plan, config, method, host)
+        plan, reduction = tower_reduction(*found_vlm, layout, plan, config, method, host)
     loop, mixin = host.loop(module), host.mixin(module)
     grid_forwarding = host.grid_forwarding(module) if method.reads_grid else None
     with CHANGING:
@@ -77,7 +79,7 @@ def apply_to_tower(
             install(module, *grid_forwarding)
         if head is not None and head.reader is not None:
             install(head.reader, ReducedReader, Reading(head.loop, head.watched, head.settings, mixin))
-        for former in vlm.reduced_vlms(model):
+        for former in reduced_vlms(model):
             uninstall(former)
         if found_vlm is not None and reduction is not None:
             install(found_vlm[0], found_vlm[1].mixin, reduction)

@@ -66,29 +66,6 @@ def test_copies_and_pickles_are_adapted_and_files_are_not(vlm: VLM, tmp_path: An
     assert type(agglo.remove(processor)).__name__ in text
 
 
-@every_vlm
-def test_the_number_is_known_from_the_size_alone(vlm: VLM) -> None:
-    """What serving engines ask a processor for; it shrinks by as much as the prompt does."""
-    model, processor = late(vlm), vlm.processor()
-    if vlm.name == "smolvlm":
-        assert not hasattr(processor, "_get_num_multimodal_tokens")
-        assert not hasattr(agglo.adapt_processor(processor, model), "_get_num_multimodal_tokens")
-        return
-    sizes = [[64, 64], [64, 128], [128, 64], [96, 160]]
-
-    def counted() -> tuple[list[int], list[int]]:
-        prompts = [vlm.inputs(processor, [[image(1, *size)]])["input_ids"] for size in sizes]
-        asked = processor._get_num_multimodal_tokens(image_sizes=sizes).num_image_tokens
-        return list(map(int, asked)), [ids.shape[1] for ids in prompts]
-
-    dense, of_dense = counted()
-    agglo.adapt_processor(processor, model)
-    reduced, of_reduced = counted()
-    shorter = [before - after for before, after in zip(of_dense, of_reduced, strict=True)]
-    assert min(shorter) >= 12
-    assert [before - after for before, after in zip(dense, reduced, strict=True)] == shorter
-
-
 def test_every_tile_of_an_image_has_its_number() -> None:
     for vlm in (INTERNVL, IDEFICS3):
         dense = n_placeholders(vlm.inputs(vlm.processor(), [[image(1, 64, 64), image(2, 64, 128)]]))[0]

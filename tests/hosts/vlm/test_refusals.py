@@ -64,18 +64,6 @@ def test_other_models_are_refused() -> None:
         agglo.apply(vlms._llava(vision_feature_layer=0), keep_rate=0.5, output="merged")
 
 
-def test_a_subclass_with_other_features_is_refused() -> None:
-    model = LLAVA.model()
-
-    class Mine(type(model.model)):  # type: ignore[misc]
-        def get_image_features(self, *args: Any, **kwargs: Any) -> Any:
-            return super().get_image_features(*args, **kwargs)
-
-    model.model.__class__ = Mine
-    with pytest.raises(agglo.UnsupportedModelError, match="get_image_features"):
-        agglo.apply(model, **LATE)
-
-
 @pytest.mark.parametrize(("vlm", "dense"), [(QWEN, 0), (LLAVA, 100)])
 def test_numbers_of_tokens_that_are_none(vlm: VLM, dense: Any) -> None:
     model = agglo.apply(vlm.model(), **LATE)

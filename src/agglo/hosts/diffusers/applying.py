@@ -75,7 +75,8 @@ def apply(model: Any, config: ReductionConfig, method: Method) -> None:
         found = _reduced_modules(denoiser, architecture, config)
         indices = frozenset(modules.site.index for modules in found)
         plan = DiffusionPlan(config, method, config.keep_rate, indices, weighs, architecture)
-        _require_reachable(plan, denoiser, found)
+        for downsample in {modules.site.downsample for modules in found} if own_axes(denoiser) is not None else ():
+            plan.target(*_tokens(denoiser, downsample, None))  # an impossible request raises here
         prepared.append((denoiser, found, plan))
     with CHANGING:
         remove(model)
@@ -99,8 +100,8 @@ def _require_grouping(method: Method) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise ValueError(
-                f"method {method.name!r} {reason}: around a self-attention of a diffusion model only methods that "
-                "group tokens work, such as 'atc', 'tomesd', 'pool' and 'random'"
+                f"method {method.name!r} {reason}: diffusion models need methods that group tokens, such as 'atc', "
+                "'tomesd', 'pool' and 'random'"
             )
 
 
@@ -123,13 +124,6 @@ def _reduced_modules(model: nn.Module, architecture: Architecture, config: Reduc
         if part in config.merge and all(getattr(modules, part) is None for modules in found):
             raise ValueError(f"merge={part!r}: the blocks of {type(model).__name__} have no such part to merge")
     return found
-
-
-def _require_reachable(plan: DiffusionPlan, model: nn.Module, found: list[Modules]) -> None:
-    """Raise ValueError for an impossible request, where the model says how large its inputs are."""
-    if own_axes(model) is not None:
-        for downsample in {modules.site.downsample for modules in found}:
-            plan.target(*_tokens(model, downsample, None))
 
 
 def _install(model: nn.Module, found: list[Modules], plan: DiffusionPlan) -> None:

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,10 +55,7 @@ class Architecture(ABC):
     def axes_at(self, axes: Axes | None, site: Site, n_tokens: int) -> Axes | None:
         """Return the grid of the tokens of a site: (rows, columns) or (frames, rows, columns)."""
         if axes is not None and math.prod(axes) != n_tokens:
-            raise RuntimeError(
-                f"{site.name} got {n_tokens} tokens, where {' x '.join(map(str, axes))} were expected: agglo does not "
-                "know how this model arranges them"
-            )
+            raise RuntimeError(f"{site.name} got {n_tokens} tokens, not {' x '.join(map(str, axes))} as expected")
         return axes
 
 
@@ -95,9 +92,7 @@ class UNet(Architecture):
 
     def find(self, model: nn.Module) -> Iterator[Modules]:
         if any(named(module, *_TEMPORAL_LAYERS) for module in model.modules()):
-            raise UnsupportedModelError(
-                f"{type(model).__name__} has layers over time; of U-Nets agglo reduces {self.models}"
-            )
+            raise UnsupportedModelError(f"{type(model).__name__} has layers over time; supported: {self.models}")
         index = 0
         for prefix, downsample, level in _levels(model):
             for name, module in level.named_modules(prefix=prefix):
@@ -141,13 +136,10 @@ def _takes_maps(module: Any) -> bool:
 
 
 class Transformer(Architecture):
-    """Diffusion transformers: a list of equal blocks.
+    """Diffusion transformers: a list of equal blocks."""
 
-    `blocks` names the list and `classes` the classes of its members; `attentions`, `cross` and `mlp` name their parts.
-    """
-
-    blocks: ClassVar[str] = "transformer_blocks"
-    classes: ClassVar[tuple[str, ...]]
+    blocks: ClassVar[str] = "transformer_blocks"  # the name of the list
+    classes: ClassVar[tuple[str, ...]]  # of its members, whose parts are named next
     mixin: ClassVar[type[ReducedModule]] = ReducedAttention
     attentions: ClassVar[tuple[str, ...]] = ("attn1",)
     cross: ClassVar[str | None] = "attn2"
@@ -245,11 +237,8 @@ class LTX(Transformer):
     def axes(self, model: Any, given: Arguments) -> Axes | None:
         lengths: Any = tuple(given.get(name) for name in ("num_frames", "height", "width"))
         if given.get("video_coords") is not None or None in lengths:
-            raise RuntimeError(
-                "agglo needs the grid of LTX's tokens: give num_frames, height and width, and no video_coords"
-            )
-        axes: Axes = lengths
-        return axes
+            raise RuntimeError("agglo needs LTX's grid: give num_frames, height and width, and no video_coords")
+        return cast(Axes, lengths)
 
 
 ARCHITECTURES: tuple[Architecture, ...] = (UNet(), SD3(), PatchTransformer(), Flux(), Wan(), LTX())

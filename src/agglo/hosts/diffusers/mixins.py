@@ -1,11 +1,8 @@
 """The mixins of pipelines, denoisers, blocks and attentions: their own class, with another `__call__` in front.
 
-`__call__` and not `forward`: accelerate's and diffusers' hooks (offloading, casting) put a forward on the instance,
-which Python finds before that of the class, but a call always goes to the class. So these work whichever came first,
-and after `agglo.remove` no wrapper holds a function of agglo.
-
-Whatever attention processor is set runs as it is: it sees fewer tokens. Adapters on projections, slicing and fused
-projections keep working.
+`__call__` and not `forward`: hooks of accelerate and diffusers (offloading, casting) put a forward on the instance,
+which Python finds before that of the class, but a call always goes to the class. Whatever attention processor is set
+runs as it is, on fewer tokens.
 
 A block or an attention that is called outside of a pass (of a model to which another thread applied a reduction in the
 middle of its call) runs as it was. One that another thread releases in the middle of its call continues: the mixins of
@@ -24,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from agglo.attention import proportional_attention
-from agglo.compiling import outside_graphs
 from agglo.grouping import Grouping
 from agglo.hosts.common.refusals import bound_arguments
 from agglo.hosts.common.swap import ReducedModule, StandIn, begins_pass, original_class
@@ -36,10 +33,10 @@ from agglo.hosts.diffusers.state import (
     CurrentBlock,
     DenoiserPass,
     DiffusionPlan,
-    History,
     Site,
     generation,
     grouping_at,
+    history_of,
 )
 from agglo.tracing import traces_of
 
@@ -98,12 +95,12 @@ class ReducedDenoiser(ReducedModule, metaclass=_EqualsOriginal):
 def _as_one_pass(model: Any, plan: DiffusionPlan, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if torch.is_grad_enabled() and getattr(model, "is_gradient_checkpointing", False):
         raise RuntimeError(
-            "gradient checkpointing runs blocks a second time outside of their model's call, where agglo cannot "
-            "follow: call disable_gradient_checkpointing() on the model, or agglo.remove"
+            "gradient checkpointing runs blocks again outside of their model's call, where agglo cannot follow: call "
+            "disable_gradient_checkpointing() on the model, or agglo.remove"
         )
     given = bound_arguments(original_class(model), args, kwargs)
     outlive = plan.config.every > 1 or plan.config.drift is not None
-    history = _history(model, plan, given.get("timestep")) if outlive else None
+    history = history_of(model, plan, given.get("timestep")) if outlive else None
     now = DenoiserPass(model, plan, traces_of(model), given, plan.architecture.axes(model, given), history)
     before, THREAD.current = THREAD.current, now
     try:
@@ -113,22 +110,6 @@ def _as_one_pass(model: Any, plan: DiffusionPlan, call: Call, args: tuple[Any, .
     for trace in now.traces:
         trace.record(now.steps)
     return result
-
-
-@outside_graphs
-def _history(model: Any, plan: DiffusionPlan, timestep: Any) -> History:
-    """Return what this generation keeps for the model; a new one after another `apply`."""
-    if THREAD.histories is None:
-        raise RuntimeError(
-            "every= and drift= keep groupings from one denoising step to the next, and agglo cannot tell which calls "
-            "of this model are steps of one generation: give agglo.apply the whole pipeline, or put the loop inside "
-            "`with agglo.hosts.diffusers.generation():`"
-        )
-    history = THREAD.histories.get(id(model))
-    if history is None or history.plan is not plan:
-        history = THREAD.histories[id(model)] = History(model, plan)
-    history.begin(timestep)
-    return history
 
 
 class ReducedBlock(ReducedModule):
@@ -221,8 +202,7 @@ def merged_table(table: Table, axes: Axes, grouping: Grouping) -> Table:
     """Return cosines and sines (B, G, D) of the groups, from those (N, D) of the grid points, last axis fastest.
 
     A group takes the mean position of its members. Angles are linear in the position, so the step of every channel
-    along each axis is read off the table. A step is known up to whole turns only: the smallest is taken, the smoothest
-    rotation through the grid points.
+    along each axis is read off the table: the smallest one, since it is known up to whole turns only.
     """
     cosine, sine = (part.float() for part in table)
     angles = torch.atan2(sine, cosine)
@@ -294,20 +274,18 @@ def flux_tables(model: Any, given: dict[str, Any], grouping: Grouping) -> list[T
 
 def _image_of(value: Any, image: int, batch: int) -> Any:
     """Take one image of every tensor that has the batch as its first dimension."""
-    if isinstance(value, Tensor):
-        return value[image : image + 1] if value.dim() > 1 and value.shape[0] == batch else value
-    if isinstance(value, dict):
-        return {key: _image_of(part, image, batch) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_image_of(part, image, batch) for part in value)
-    return value
+
+    def taken(part: Any) -> Any:
+        batched = isinstance(part, Tensor) and part.dim() > 1 and part.shape[0] == batch
+        return part[image : image + 1] if batched else part
+
+    return tree_map(taken, value)
 
 
 class ReducedMapAttention(ReducedModule):
-    """Attention over a feature map (B, C, H, W), with its norm before it and its residual around it.
+    """Attention over a feature map (B, C, H, W), of which a norm before the merge and a residual after the unmerge.
 
-    The norm is over the whole map, so it comes before the merge; the residual is of the whole map, so it comes after
-    the unmerge. In between the processor sees an attention without either.
+    Both are of the whole map. In between the processor sees an attention without either.
     """
 
     @begins_pass
@@ -336,16 +314,13 @@ class ReducedMapAttention(ReducedModule):
 def _require_mergeable(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise RuntimeError for an attention mask, and for caches of attention outputs."""
     if kwargs.get("attention_mask", args[1] if len(args) > 1 else None) is not None:
-        raise RuntimeError(
-            "this self-attention was given an attention_mask, which says which tokens may be seen, and a group has "
-            "several: agglo cannot reduce it"
-        )
+        raise RuntimeError("an attention_mask says which tokens may be seen, and a group has several: agglo.remove it")
     hooks = getattr(getattr(attention, "_diffusers_hook", None), "hooks", {})
     caching = [name for name in hooks if any(part in name for part in _CACHING_HOOKS)]
     if caching:
         raise RuntimeError(
-            f"diffusers' cache {caching[0]!r} keeps outputs of this attention for later steps, when its tokens are "
-            "grouped otherwise: disable_cache() on the model, or agglo.remove"
+            f"diffusers' cache {caching[0]!r} keeps outputs for later steps, when tokens are grouped otherwise: call "
+            "disable_cache() on the model, or agglo.remove"
         )
 
 
@@ -359,9 +334,8 @@ def _sizes(now: DenoiserPass, grouping: Grouping, text_first: int = 0, text_last
 def _attend(attention: Any, sizes: Tensor | None, tokens: Tensor, *args: Any, call: Any = None, **kwargs: Any) -> Any:
     """Run an attention over merged tokens, with log(size) on the logits of keys of sizes (B, K).
 
-    Processors that call `scaled_dot_product_attention` need not cooperate (some take a mask and ignore it): a
-    TorchFunctionMode gives their call the sizes. The older ones that multiply matrices themselves get an additive mask,
-    which they honour. If neither happened, RuntimeError: it would silently be another model.
+    A TorchFunctionMode gives calls of `scaled_dot_product_attention` the sizes, since some processors ignore a mask.
+    The older ones that multiply matrices themselves get an additive mask. RuntimeError if neither happened.
     """
     call = call or partial(plain_call, attention)
     if sizes is None:
@@ -374,9 +348,8 @@ def _attend(attention: Any, sizes: Tensor | None, tokens: Tensor, *args: Any, ca
         result = call(tokens, *args, **kwargs)
     if not caught:
         raise RuntimeError(
-            f"{processor} attends in a way that cannot weigh groups by their sizes (one scaled_dot_product_attention "
-            f"over {sizes.shape[0]} x {sizes.shape[1]} tokens was expected): use agglo.apply(..., proportional=False) "
-            "with it"
+            f"{processor} cannot weigh groups by their sizes: it called no scaled_dot_product_attention over "
+            f"{sizes.shape[0]} x {sizes.shape[1]} tokens. Use agglo.apply(..., proportional=False) with it"
         )
     return result
 

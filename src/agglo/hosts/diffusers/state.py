@@ -1,11 +1,8 @@
-"""The values that `apply` puts into a diffusion model, and the state of one forward pass and of one generation.
+"""What `apply` puts into a diffusion model, and the state of one pass and of one generation.
 
-State belongs to the thread that runs the model, never to the model. A pass is opened by the call of the whole model and
-read by its blocks and attentions. `threading.local` and not `contextvars`, since torch.compile follows assignments to
-the former.
-
-A generation is opened by the call of a pipeline, or by `agglo.hosts.diffusers.generation()` around a user's own loop.
-Only within one do groupings outlive a pass (`every=`, `drift=`), so none is ever used for another image.
+State belongs to the thread that runs the model, never to the model: `threading.local` and not `contextvars`, since
+torch.compile follows assignments to the former. The call of a whole model opens a pass, which its blocks and attentions
+read. Only within a generation do groupings outlive a pass (`every=`, `drift=`), so none is used for another image.
 """
 
 from __future__ import annotations
@@ -140,16 +137,6 @@ class History:
     timestep: float | None = None
     kept: dict[tuple[int, int], Kept] = field(default_factory=dict)
 
-    def begin(self, timestep: Any) -> None:
-        """Count a call of the model."""
-        if timestep is None:
-            raise ValueError("every= and drift= count denoising steps: call the model with its timestep")
-        now = float(timestep.max()) if isinstance(timestep, Tensor) else float(timestep)
-        if now == self.timestep:
-            self.call += 1
-        else:
-            self.step, self.call, self.timestep = self.step + 1, 0, now
-
 
 class _Thread(threading.local):
     """The pass that this thread is in, and what its generation keeps, by the id of the model."""
@@ -184,6 +171,27 @@ def generation() -> Iterator[None]:
         THREAD.histories = before
 
 
+@outside_graphs
+def history_of(model: Any, plan: DiffusionPlan, timestep: Any) -> History:
+    """Return what this generation keeps for the model, which is called once more; a new one after another `apply`."""
+    if THREAD.histories is None:
+        raise RuntimeError(
+            "every= and drift= keep groupings for later steps of one generation: give agglo.apply the whole pipeline, "
+            "or put your own loop inside `with agglo.hosts.diffusers.generation():`"
+        )
+    if timestep is None:
+        raise ValueError("every= and drift= count denoising steps: call the model with its timestep")
+    history = THREAD.histories.get(id(model))
+    if history is None or history.plan is not plan:
+        history = THREAD.histories[id(model)] = History(model, plan)
+    now = float(timestep.max()) if isinstance(timestep, Tensor) else float(timestep)
+    if now == history.timestep:
+        history.call += 1
+    else:
+        history.step, history.call, history.timestep = history.step + 1, 0, now
+    return history
+
+
 def grouping_at(now: DenoiserPass, at: CurrentBlock, attention: Any, seen: Tensor) -> Grouping | None:
     """Return the grouping of a block's image tokens, decided once per pass; None where none of them merge.
 
@@ -205,7 +213,8 @@ def _decide(now: DenoiserPass, at: CurrentBlock, attention: Any, seen: Tensor) -
     if grouping is None and now.history is not None:
         grouping = _kept_or_new(now.history, at, attention, seen, target)
     elif grouping is None:
-        grouping = _new(plan.method, _view(plan.method, at, attention, seen, target))
+        with torch.no_grad():
+            grouping = plan.method.reduce(_view(plan.method, at, attention, seen, target)).grouping
     if shared:
         now.shared[at.site.downsample] = grouping
     if now.traces:
@@ -227,32 +236,27 @@ def _kept_or_new(history: History, at: CurrentBlock, attention: Any, seen: Tenso
         kept = None
     if kept is not None and config.drift is None:
         return kept.grouping
-    view, features = _view(method, at, attention, seen, target), None
-    if config.drift is not None:
-        features = view.features(getattr(method, "features", "tokens"))
-        if kept is not None and kept.features is not None and drift(kept.features, features) <= config.drift:
-            return kept.grouping
-    grouping = _new(method, view)
+    view = _view(method, at, attention, seen, target)
+    features = None if config.drift is None else view.features(getattr(method, "features", "tokens"))
+    if kept is not None and config.drift is not None and drift(kept.features, features) <= config.drift:
+        return kept.grouping
+    with torch.no_grad():
+        grouping = method.reduce(view).grouping
     history.kept[key] = Kept(grouping, history.step, features)
     return grouping
 
 
-def _new(method: Method, view: View) -> Grouping:
-    with torch.no_grad():
-        return method.reduce(view).grouping
-
-
-def drift(before: Tensor, now: Tensor) -> float:
+def drift(before: Any, now: Any) -> float:
     """Return the relative change of features (B, N, D) in the image that changed most."""
     moved = (now.float() - before.float()).flatten(1).norm(dim=1)
     return float((moved / before.float().flatten(1).norm(dim=1).clamp(min=1e-12)).max())
 
 
+@torch.no_grad()
 def _view(method: Method, at: CurrentBlock, attention: Any, seen: Tensor, target: int) -> View:
     features = getattr(method, "features", None)
-    with torch.no_grad():
-        keys = _projected(attention, seen, "k") if features in ("keys", "keys_per_head") else None
-        values = _projected(attention, seen, "v") if features == "values" else None
+    keys = _projected(attention, seen, "k") if features in ("keys", "keys_per_head") else None
+    values = _projected(attention, seen, "v") if features == "values" else None
     return View(at.tokens, keys, values, target=target, grid=at.grid, training=attention.training)
 
 

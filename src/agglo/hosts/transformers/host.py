@@ -1,12 +1,8 @@
-"""transformers' vision towers, recognised by their structure.
+"""transformers' vision towers, recognised by their structure; docs/hosts.md lists the families that are tested.
 
-ViT and its kin, CLIP and its kin, DINO, BEiT, video and audio transformers, and the towers of vision-language models.
-docs/hosts.md lists the families that are tested.
-
-Each is reduced where its loop over layers lies (`loop.py`), so classifiers, backbones, contrastive models
-and VLMs that hold one work as they are. Hidden states are full-length. Attention maps are not given: a reduced model
-attends between groups of tokens. ViTMAE reduces the patches its random masking leaves, and gives as many back. The
-chosen attention implementation runs the layers before the first reduction; after it proportional attention does.
+Each is reduced where its loop over layers lies (`loop.py`), so classifiers, backbones, contrastive models and VLMs that
+hold one work as they are. Hidden states are full-length. The chosen attention implementation runs the layers before the
+first reduction; after it proportional attention does.
 """
 
 from __future__ import annotations
@@ -59,8 +55,7 @@ class TransformersViT(Host):
             tower = tower_of(module)
         except (AttributeError, TypeError) as error:
             raise UnsupportedModelError(
-                f"agglo cannot tell from the configuration of {name} how many patches it makes ({error}); see "
-                "docs/hosts.md for how to write a host"
+                f"how many patches does {name} make ({error})? docs/hosts.md says how to write a host"
             ) from error
         for part in (module, tower.loop):
             require_no_bypass(part, ("forward",), "transformers")
@@ -68,7 +63,7 @@ class TransformersViT(Host):
         if token is not None:
             raise UnsupportedModelError(
                 f"{name} embeds images with a parameter {token!r} that agglo does not know: it may be tokens that must "
-                "not be merged; see docs/hosts.md for how to write a host"
+                "not be merged; see docs/hosts.md"
             )
         layers = getattr(tower.loop, tower.layers)
         for layer in layers:
@@ -105,6 +100,6 @@ class TransformersViT(Host):
                 return Head(_READERS[known[0]], reader=owner, loop=name, watched=(f"{name}.layernorm",))
         holder = f"in {type(owners[0][0]).__name__}" if owners else "by itself"
         raise UnsupportedModelError(
-            f"last_block='class_token' needs a head that reads class and distillation tokens alone: "
-            f"{', '.join(_READERS)}. {type(module).__name__} {holder} gives its patches to whoever calls it"
+            f"last_block='class_token' needs a head that reads no patches: {', '.join(_READERS)}. "
+            f"{type(module).__name__} {holder} gives its patches to whoever calls it"
         )

@@ -20,11 +20,13 @@ from agglo.hosts.common.loop import BlockLoop, Given
 from agglo.hosts.common.refusals import bound_arguments, refuse_given
 from agglo.hosts.common.sequences import Sequences, Split, block_boundaries, boundaries, packed, padded, real_tokens
 from agglo.hosts.common.swap import PassSetup, ReducedModule, Setting, StandIn, begins_pass, original_class
-from agglo.hosts.transformers.parts import TUPLES, TransformersParts, parts_for
-from agglo.hosts.transformers.positions import (
+from agglo.hosts.transformers.parts import (
+    TUPLES,
+    TransformersParts,
     append_positions,
     bias_of,
     has_tiles,
+    parts_for,
     positions_of,
     split_positions,
     table_of,
@@ -112,8 +114,10 @@ class LayerLoop(BlockLoop):
         self.points: Tensor | None = None
         self.tile_bias: Tensor | None = None
         self.waiting: list[tuple[Callable[[Tensor], None], Tensor, Tensor | None]] = []
+        self.is_packed = "Pixtral" in type(owner).__name__
+        self.is_padded = type(owner).__name__.startswith(_PADDED)
         given = bound_arguments(type(owner), args, kwargs)
-        if not _is_packed(owner) and not _is_padded(owner) and not has_tiles(owner):
+        if not has_tiles(owner) and not self.is_packed and not self.is_padded:
             refuse_given(attention_mask=given.get("attention_mask"))
         refuse_given(head_mask=given.get("head_mask"))
 
@@ -160,11 +164,11 @@ class LayerLoop(BlockLoop):
         table, points, mask = table_of(given), self.points, given.get("attention_mask")
         self.table = table
         bounds, sequences, prefix = boundaries(given), None, None
-        if bounds is None and mask is not None and _is_packed(self.owner):
+        if bounds is None and mask is not None and self.is_packed:
             bounds = block_boundaries("attention_mask", mask)
         if bounds is not None:
             sequences = packed(bounds, None if points is None else _extents(points, bounds))
-        elif mask is not None and _is_padded(self.owner):
+        elif mask is not None and self.is_padded:
             sequences = padded(real_tokens("attention_mask", mask).expand(x.shape[0], -1))
         elif has_tiles(self.owner):
             order, prefix = tile_order(self.owner.config, x)
@@ -247,14 +251,6 @@ def _grid_of_pixels(owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return None
     height, width = pair(side)
     return int(image.shape[-2]) // height, int(image.shape[-1]) // width  # type: ignore[union-attr]
-
-
-def _is_packed(owner: Any) -> bool:
-    return "Pixtral" in type(owner).__name__
-
-
-def _is_padded(owner: Any) -> bool:
-    return type(owner).__name__.startswith(_PADDED)
 
 
 def _extents(points: Tensor, bounds: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ of the embedding; one that has a parameter agglo does not know is refused rather
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt, prod
 from typing import Any
@@ -15,7 +14,7 @@ from torch import nn
 
 from agglo.hosts.common.base import Layout, matrix_entries
 from agglo.hosts.common.layers import Structure
-from agglo.hosts.transformers.positions import has_tiles, tile_lengths
+from agglo.hosts.transformers.parts import has_tiles, tile_lengths
 from agglo.methods import Grid
 
 PACKAGES = ("transformers", "transformers_modules")
@@ -32,32 +31,27 @@ _NOMINAL_SIDE = 16  # patches, for towers that take every size and name none
 
 @dataclass(frozen=True)
 class Tower:
-    """A vision tower, and where its parts are.
-
-    Args:
-        loop: The module that loops over its layers, `layers` being their name in it.
-        prefix: Tokens in front that are never merged; suffix: those at the end.
-        grid: (rows, columns) of the patches at the tower's own input size, if they are in such an order.
-        patches: How many there are.
-    """
+    """A vision tower, and where its parts are."""
 
     module: Any
-    loop: Any
-    layers: str
+    loop: Any  # the module that loops over its layers
+    layers: str  # their name in it
     embeddings: Any
-    prefix: int
-    suffix: int
-    grid: Grid | None
-    patches: int
+    prefix: int  # tokens in front that are never merged
+    suffix: int  # those at the end
+    grid: Grid | None  # (rows, columns) of the patches at the tower's own input size, if they are in such an order
+    patches: int  # how many there are
 
     def layout(self) -> Layout:
         layers = list(getattr(self.loop, self.layers))
+        convolutions = [part for part in self.embeddings.modules() if isinstance(part, _CONVOLUTIONS)]
+        linears = _patch_linears(self.embeddings)
         embedded = int(self.patches / (1 - getattr(self.module.config, "mask_ratio", 0.0)))
         return Layout(
             depth=len(layers),
             prefix=self.prefix + self.suffix,
             patches=self.patches,
-            embedding_weights=_patch_weights(self.embeddings) * embedded // self.patches,
+            embedding_weights=matrix_entries(*(convolutions[-1:] or linears[:1])) * embedded // self.patches,
             head_madds=_head_madds(self.module, self.patches),
             grid=self.grid,
             suffix=self.suffix,
@@ -102,8 +96,11 @@ def tower_of(module: Any) -> Tower:
     found, embeddings = loop_of(module), embeddings_of(module)
     assert found is not None
     assert embeddings is not None
-    holders = [embeddings, *([module] if module._parameters else [])]
-    prefix, suffix = (sum(_count(holder, names) for holder in holders) for names in (_FRONT, _BACK))
+    owned: list[tuple[str, Any]] = [*embeddings._parameters.items(), *module._parameters.items()]
+    prefix, suffix = (
+        sum(prod(value.shape[:-1]) for name, value in owned if name in names and value is not None)  # ([1,] [n,] C)
+        for names in (_FRONT, _BACK)
+    )
     grid, patches = _patches(module.config, embeddings)
     if has_tiles(found[0]):
         patches, kept = tile_lengths(module.config)
@@ -122,21 +119,9 @@ def unknown_tokens(module: Any) -> str | None:
     return next((name for name, _ in owned if not any(each in name for each in known)), None)
 
 
-def _count(holder: Any, names: Sequence[str]) -> int:
-    """Count tokens among the parameters of a module: (1, n, C), (n, C) or (C)."""
-    tensors = [holder._parameters.get(name) for name in names]
-    return sum(prod(tensor.shape[:-1]) for tensor in tensors if tensor is not None)
-
-
 def _patch_linears(module: nn.Module) -> list[nn.Linear]:
     parts = [("patch", module), *module.named_modules()]
     return [part for name, part in parts if isinstance(part, nn.Linear) and "patch" in name]
-
-
-def _patch_weights(embeddings: nn.Module) -> int:
-    """Return the multiply-adds of the embedding, for each patch."""
-    convolutions = [part for part in embeddings.modules() if isinstance(part, _CONVOLUTIONS)]
-    return matrix_entries(*(convolutions[-1:] or _patch_linears(embeddings)[:1]))
 
 
 def _patches(config: Any, embeddings: Any) -> tuple[Grid | None, int]:

@@ -9,7 +9,7 @@ from torch import nn
 from agglo.checks import number
 from agglo.config import ReductionConfig
 from agglo.hosts.common.base import Host, Layout
-from agglo.hosts.common.swap import UnsupportedModelError, original_class
+from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.hosts.vlm.families import Family
 from agglo.hosts.vlm.reduction import VLMReduction, reduced_vlms, vlm_reduction_of
 from agglo.methods import Method
@@ -28,8 +28,7 @@ def late_reduction(model: nn.Module, family: Family, config: ReductionConfig, me
     _require_known_count(method, plan)
     shrink = family.shrink(model) if config.output == "smaller_image" else None
     by, each = _at_connector(method) if shrink is None else Pooling(), family.side(model) ** 2
-    owner = original_class(model)
-    return _tried(VLMReduction(config, owner, family.dense(model), plan, 1, None, by, None, each, shrink))
+    return VLMReduction(config, family.dense(model), plan, 1, None, by, None, each, shrink)
 
 
 def tower_reduction(
@@ -40,19 +39,19 @@ def tower_reduction(
     The tower's groups pass a pointwise connector; the outputs of others are merged to the same fraction.
     """
     _require_known_count(method, plan)
-    owner, dense = original_class(model), family.dense(model)
+    dense = family.dense(model)
     if not family.pointwise:
         by, each = _at_connector(method), family.side(model) ** 2
-        return plan, _tried(VLMReduction(config, owner, dense, plan, layout.depth, None, by, method, each))
+        return plan, VLMReduction(config, dense, plan, layout.depth, None, by, method, each)
     if not host.may_stay_merged:
         raise UnsupportedModelError(
-            f"the tower of this {type(model).__name__} is none of transformers' own, which alone can hand on merged "
-            "tokens: output='merged_late' merges them afterwards"
+            f"the tower of this {type(model).__name__}, none of transformers' own, cannot hand on merged tokens: use "
+            "output='merged_late'"
         )
     plan = replace(plan, merged=True, read_blocks=family.read_blocks(model, layout.depth))
     left = plan.counts(method, layout.patches, layout.depth, layout.grid)[max(plan.read_blocks)]
     handed_on = layout.prefix + left - family.left_out(model)
-    return plan, VLMReduction(config, owner, dense, plan, layout.depth, handed_on)
+    return plan, VLMReduction(config, dense, plan, layout.depth, handed_on)
 
 
 def image_tokens(model: nn.Module, dense: int | None = None) -> int:
@@ -70,13 +69,6 @@ def image_tokens(model: nn.Module, dense: int | None = None) -> int:
     if None not in (dense, reduction.dense) and dense != reduction.dense:
         raise ValueError(f"dense={dense!r}: every image of this model takes {reduction.dense} tokens without reduction")
     return reduction.count(dense)
-
-
-def _tried(reduction: VLMReduction) -> VLMReduction:
-    """Raise ValueError for an impossible request, where the model says how many tokens it makes."""
-    if reduction.dense is not None:
-        reduction.count(strict=True)
-    return reduction
 
 
 def _at_connector(method: Method) -> Method:
@@ -100,10 +92,8 @@ def _require_known_count(method: Method, plan: Plan) -> None:
     """Raise ValueError unless every image keeps the same number of tokens, known before it is seen."""
     if plan.schedule is None:
         raise ValueError(
-            f"threshold={plan.threshold!r} leaves another number of tokens of every image, and a prompt is written "
-            "before it is seen: give keep_rate or schedule"
+            f"threshold={plan.threshold!r} leaves another number of tokens of every image, and a prompt needs to know "
+            "it: give keep_rate or schedule"
         )
     if method.varies != "no" or method.tokens_return != "never":
-        raise ValueError(
-            f"{method.name} does not leave a number of tokens that is known beforehand, which a prompt needs"
-        )
+        raise ValueError(f"{method.name} leaves a number of tokens that is not known beforehand, as a prompt needs it")

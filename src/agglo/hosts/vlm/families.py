@@ -19,33 +19,19 @@ Number = Callable[[Any], int]
 
 @dataclass(frozen=True)
 class Family:
-    """A family of vision-language models, all functions but the last two being of a model.
+    """A family of vision-language models."""
 
-    Attributes:
-        models: The classes whose `get_image_features` runs tower and connector, as transformers names them.
-        processors: The classes that prepare their prompts.
-        dense: Return the tokens that an image, or tile of one, takes without reduction; None where images differ.
-        side: Return the side of the square of patches that the connector makes one token of.
-        pointwise: Whether the connector acts on each token alone; the tower's groups may then pass it.
-        states: Return the states of the tower that a pointwise connector reads, counted from the embedding.
-        left_out: Return the number of tokens in front that a pointwise connector does not read.
-        takes_one_size: Why images cannot be made smaller, if so.
-        mixin: The overrides of the model.
-        placeholder: Return the text that stands in a processor's prompt once for every token of an image.
-        grid: Return (rows, columns) of the dense tokens of a processed image, given the processor, all images and the
-            number of this one; None where they are a square.
-    """
-
-    models: tuple[str, ...]
-    processors: tuple[str, ...]
-    dense: Callable[[Any], int | None]
-    side: Number = lambda model: 1
-    pointwise: bool = False
-    states: Callable[[Any], int | Sequence[int]] = lambda model: -1
-    left_out: Number = lambda model: 0
-    takes_one_size: str | None = None
+    models: tuple[str, ...]  # classes whose `get_image_features` runs tower and connector, as transformers names them
+    processors: tuple[str, ...]  # classes that prepare their prompts
+    dense: Callable[[Any], int | None]  # tokens of an image or tile without reduction; None where images differ
+    side: Number = lambda model: 1  # of the square of patches that the connector makes one token of
+    pointwise: bool = False  # whether the connector acts on each token alone; the tower's groups may then pass it
+    states: Callable[[Any], int | Sequence[int]] = lambda model: -1  # of the tower, that a pointwise connector reads
+    left_out: Number = lambda model: 0  # tokens in front that it does not read
+    takes_one_size: str | None = None  # why images cannot be made smaller, if so
     mixin: type[ReducedModule] = ReducedVLM
-    placeholder: Callable[[Any], str] = lambda processor: str(processor.image_token)
+    placeholder: Callable[[Any], str] = lambda processor: str(processor.image_token)  # one for every token of an image
+    # (rows, columns) of the dense tokens of an image, given the processor, all images and the number of this one
     grid: Callable[[Any, Mapping[str, Any], int], Grid] | None = None
 
     def read_blocks(self, model: Any, depth: int) -> tuple[int, ...]:
@@ -55,8 +41,7 @@ class Family:
         blocks = tuple(state - 1 if state >= 0 else state + depth for state in numbers)
         if min(blocks) < 0:
             raise UnsupportedModelError(
-                f"{type(model).__name__} reads the states {states!r} of its tower, one of them from before the first "
-                "block, where nothing is merged"
+                f"{type(model).__name__} reads states {states!r} of its tower: before the first block nothing is merged"
             )
         return blocks
 
@@ -91,9 +76,7 @@ def _n_patches(model: Any) -> int:
 def _llava_dense(model: Any) -> int | None:
     tower = model.config.vision_config.model_type
     if tower == "pixtral":
-        raise UnsupportedModelError(
-            "a LLaVA with a Pixtral tower puts marks between the rows of an image, which merged tokens do not have"
-        )
+        raise UnsupportedModelError("a LLaVA with a Pixtral tower marks rows of an image, which merged tokens have not")
     prefix = {"clip_vision_model": 1, "siglip_vision_model": 0}.get(tower)
     if prefix is None:  # as many as the processor says
         return None
@@ -115,63 +98,52 @@ def _internvl_side(model: Any) -> int:
 
 
 FAMILIES: tuple[Family, ...] = (
-    Family(  # an MLP on each token
-        ("LlavaModel",),
-        ("LlavaProcessor",),
-        _llava_dense,
-        pointwise=True,
-        states=lambda model: model.config.vision_feature_layer,
-        left_out=_llava_left_out,
+    # An MLP on each token.
+    Family(
+        ("LlavaModel",), ("LlavaProcessor",), _llava_dense, pointwise=True,
+        states=lambda model: model.config.vision_feature_layer, left_out=_llava_left_out,
     ),
-    Family(  # an MLP on several layers of the tower, one beside the other, without the class token
-        ("VipLlavaModel",),
-        ("LlavaProcessor",),
-        _n_patches,
-        pointwise=True,
-        states=lambda model: model.config.vision_feature_layers,
-        left_out=lambda model: 1,
+    # An MLP on several layers of the tower, one beside the other, without the class token.
+    Family(
+        ("VipLlavaModel",), ("LlavaProcessor",), _n_patches, pointwise=True,
+        states=lambda model: model.config.vision_feature_layers, left_out=lambda model: 1,
     ),
     Family(("PaliGemmaModel",), ("PaliGemmaProcessor",), _n_patches, pointwise=True),
-    Family(  # the connector averages squares of patches; the prompt has other marks for an image and its tokens
-        ("Gemma3Model",),
-        ("Gemma3Processor",),
-        lambda model: int(model.multi_modal_projector.tokens_per_side) ** 2,
-        side=lambda model: int(model.multi_modal_projector.kernel_size),
+    # The connector averages squares of patches; the prompt has other marks for an image and its tokens.
+    Family(
+        ("Gemma3Model",), ("Gemma3Processor",), lambda model: int(model.multi_modal_projector.tokens_per_side) ** 2,
+        side=lambda model: int(model.multi_modal_projector.kernel_size), takes_one_size="its images have one size",
         placeholder=lambda processor: str(processor.tokenizer.image_token),
-        takes_one_size="its images have one size",
     ),
-    Family(  # images are cut into tiles; the connector puts the channels of a square of patches into one token
-        ("InternVLModel",),
-        ("InternVLProcessor",),
-        lambda model: _n_patches(model) // _internvl_side(model) ** 2,
+    # Images are cut into tiles; the connector puts the channels of a square of patches into one token.
+    Family(
+        ("InternVLModel",), ("InternVLProcessor",), lambda model: _n_patches(model) // _internvl_side(model) ** 2,
         side=_internvl_side,
     ),
-    Family(  # as InternVL, with the whole image as one more tile
-        ("Idefics3Model", "SmolVLMModel"),
-        ("Idefics3Processor", "SmolVLMProcessor"),
-        lambda model: int(model.image_seq_len),
-        side=lambda model: int(model.config.scale_factor),
+    # As InternVL, with the whole image as one more tile.
+    Family(
+        ("Idefics3Model", "SmolVLMModel"), ("Idefics3Processor", "SmolVLMProcessor"),
+        lambda model: int(model.image_seq_len), side=lambda model: int(model.config.scale_factor),
     ),
-    Family(  # images of any size; the connector makes one token of 2 x 2 patches
+    # Images of any size; the connector makes one token of 2 x 2 patches.
+    Family(
         ("Qwen2VLModel", "Qwen2_5_VLModel", "Qwen3VLModel"),
         ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"),
-        lambda model: None,
-        side=lambda model: int(model.config.vision_config.spatial_merge_size),
-        takes_one_size="it takes images of any size, so give its processor another one, as in "
+        lambda model: None, side=lambda model: int(model.config.vision_config.spatial_merge_size),
+        takes_one_size="give its processor another size, as in "
         "processor(..., size={'shortest_edge': ..., 'longest_edge': ...}), both in pixels of area",
-        mixin=ReducedQwen,
-        grid=_qwen_grid,
+        mixin=ReducedQwen, grid=_qwen_grid,
     ),
-)
+)  # fmt: skip
 
 
-def find(model: nn.Module, output: str) -> tuple[nn.Module, Family]:
+def find_vlm(model: nn.Module, output: str) -> tuple[nn.Module, Family]:
     """Return the module inside a model that joins images and text, and its family."""
     found = [(module, family) for module in model.modules() for family in FAMILIES if family.recognises(module)]
     if not found:
         supported = ", ".join(name for family in FAMILIES for name in family.models)
         raise UnsupportedModelError(
-            f"output={output!r} is for vision-language models, whose prompts can have fewer placeholders, and "
-            f"{type(model).__name__} holds none that agglo knows; supported, from transformers: {supported}"
+            f"output={output!r} is for vision-language models, and {type(model).__name__} holds none that agglo knows; "
+            f"supported, from transformers: {supported}"
         )
     return found[0]

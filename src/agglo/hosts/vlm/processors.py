@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from agglo.hosts.common.swap import ReducedModule, reduced_class
-from agglo.hosts.vlm.families import FAMILIES, find
+from agglo.hosts.vlm.families import FAMILIES, find_vlm
 from agglo.hosts.vlm.reduction import VLMReduction, vlm_reduction_of
 from agglo.methods import Grid
 
@@ -44,10 +44,7 @@ def _shortened(processor: Any, text: str, grid: Grid | None = None) -> str:
         if each is None:
             return placeholder * reduction.count(n_written, grid)
         if n_written % each:
-            raise ValueError(
-                f"the processor writes {n_written} placeholders one behind the other, and an image of this model takes "
-                f"{each}: they are not made for each other"
-            )
+            raise ValueError(f"the processor writes {n_written} placeholders for images that take {each} each")
         return placeholder * (n_written // each * reduction.count())  # perhaps of several tiles
 
     return re.sub(f"(?:{re.escape(placeholder)})+", fewer, text)
@@ -55,7 +52,7 @@ def _shortened(processor: Any, text: str, grid: Grid | None = None) -> str:
 
 def adapted(processor: Any, model: nn.Module) -> Any:
     """Let a processor write as many placeholders as the model, reduced or not, gives tokens."""
-    module, family = find(model, "merged")
+    module, family = find_vlm(model, "merged")
     if not family.fits(processor):
         raise ValueError(
             f"{type(processor).__name__} is no processor of {type(module).__name__} that agglo can adapt; "

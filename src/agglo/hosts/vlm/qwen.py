@@ -12,16 +12,17 @@ seen, `at_means` puts the right ones in their place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from agglo.grouping import Grouping
 from agglo.hosts.common.refusals import bound_arguments
-from agglo.hosts.common.swap import StandIn, begins_pass
+from agglo.hosts.common.swap import StandIn, begins_pass, original_class
 from agglo.hosts.vlm.reduction import MergedImage, ReducedVLM, VLMReduction, as_asked, merged_features
 from agglo.methods import Grid
 
@@ -40,8 +41,8 @@ class ReducedQwen(ReducedVLM):
     @begins_pass
     def get_video_features(self: Any, reduction: VLMReduction, *args: Any, **kwargs: Any) -> Any:
         # Qwen3-VL's calls get_image_features.
-        whole = StandIn(self, get_image_features=partial(reduction.owner.get_image_features, self))  # type: ignore[attr-defined]
-        return reduction.owner.get_video_features(whole, *args, **kwargs)  # type: ignore[attr-defined]
+        whole = StandIn(self, get_image_features=partial(original_class(self).get_image_features, self))
+        return original_class(self).get_video_features(whole, *args, **kwargs)
 
     @begins_pass
     def get_rope_index(
@@ -53,14 +54,14 @@ class ReducedQwen(ReducedVLM):
         attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        original = partial(reduction.owner.get_rope_index, self, image_grid_thw=image_grid_thw)  # type: ignore[attr-defined]
+        original = partial(original_class(self).get_rope_index, self, image_grid_thw=image_grid_thw)
         grids = _grids(self, image_grid_thw)
         counts = [(reduction.count(rows * columns, (rows, columns)), rows * columns) for rows, columns in grids]
         return evenly_spread(original, counts, input_ids, mm_token_type_ids, attention_mask, **kwargs)
 
     @begins_pass
     def forward(self: Any, reduction: VLMReduction, *args: Any, **kwargs: Any) -> Any:
-        given = bound_arguments(reduction.owner, args, kwargs)
+        given = bound_arguments(original_class(self), args, kwargs)
         ids, encoded = given.get("input_ids"), [(given.get("mm_encoder_outputs") or {}).get("image")]
 
         def get_image_features(pixel_values: Tensor, grid_thw: Tensor | None = None, **options: Any) -> Any:
@@ -74,7 +75,7 @@ class ReducedQwen(ReducedVLM):
             return self.language_model(position_ids=position_ids, **inputs)
 
         other_self = StandIn(self, get_image_features=get_image_features, language_model=language_model)
-        return reduction.owner.forward(other_self, *args, **kwargs)
+        return original_class(self).forward(other_self, *args, **kwargs)
 
 
 def _features(
@@ -124,45 +125,31 @@ def evenly_spread(
         counts: For each image of the batch, tokens in this prompt and without reduction.
         input_ids, mm_token_type_ids, attention_mask, others: The arguments of that function.
     """
-    batch, device = len(input_ids), input_ids.device
     there = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
     rest = iter(counts)
-    rows = [_unreduced(mm_token_type_ids[row][there[row]].tolist(), rest) for row in range(batch)]
-    longest = max(len(types) for types, _ in rows)
-    types = torch.zeros(batch, longest, dtype=mm_token_type_ids.dtype, device=device)
-    ids, mask = torch.zeros(batch, longest, dtype=input_ids.dtype, device=device), torch.zeros_like(types)
-    for row, (unreduced, _) in enumerate(rows):
-        types[row, : len(unreduced)] = torch.tensor(unreduced, dtype=types.dtype, device=device)
-        mask[row, : len(unreduced)] = 1
-    dense, deltas = rope_index(ids, mm_token_type_ids=types, attention_mask=mask, **others)
-    positions = torch.zeros(3, *input_ids.shape, dtype=dense.dtype, device=device)
-    longer = []
-    for row, (unreduced, indices) in enumerate(rows):
-        positions[:, row, there[row]] = dense[:, row, torch.tensor(indices, device=device)]
-        longer.append(len(unreduced) - len(indices))
-    return positions, deltas + torch.tensor(longer, dtype=deltas.dtype, device=deltas.device).unsqueeze(1)
+    rows = [_unreduced(types[real].tolist(), rest) for types, real in zip(mm_token_type_ids, there, strict=True)]
+    types = pad_sequence([mm_token_type_ids.new_tensor(row) for row, _ in rows], batch_first=True)
+    mask = pad_sequence([input_ids.new_ones(len(row)) for row, _ in rows], batch_first=True)
+    dense, deltas = rope_index(torch.zeros_like(mask), mm_token_type_ids=types, attention_mask=mask, **others)
+    positions = dense.new_zeros(3, *input_ids.shape)
+    for row, (_, indices) in enumerate(rows):
+        positions[:, row, there[row]] = dense[:, row, indices]
+    return positions, deltas + (mask.sum(dim=1) - there.sum(dim=1)).to(deltas).unsqueeze(1)
 
 
-def _unreduced(types: list[int], counts: Any) -> tuple[list[int], list[int]]:
+def _unreduced(types: list[int], counts: Iterator[tuple[int, int]]) -> tuple[list[int], list[int]]:
     """Return the types of a prompt's tokens without reduction, and the index in them of each token of the prompt."""
-    unreduced: list[int] = []
-    indices: list[int] = []
-    done = 0
-    while done < len(types):
-        if types[done] != IMAGE:
-            indices.append(len(unreduced))
-            unreduced.append(types[done])
-            done += 1
-            continue
-        count, dense = next(counts, (0, 0))
-        if count == 0 or types[done : done + count] != [IMAGE] * count:
+    unreduced, indices = list[int](), list[int]()
+    while len(indices) < len(types):
+        done = len(indices)
+        count, dense = next(counts, (0, 0)) if types[done] == IMAGE else (1, 1)
+        if count == 0 or types[done : done + count] != [types[done]] * count:
             raise ValueError(
-                f"the prompt has {sum(kind == IMAGE for kind in types)} placeholders for images, of which this one "
-                f"takes {count or 'none'}: call agglo.adapt_processor(processor, model) before preparing prompts"
+                f"the prompt has {types.count(IMAGE)} placeholders for images, of which this one takes "
+                f"{count or 'none'}: call agglo.adapt_processor(processor, model) before preparing prompts"
             )
         indices += [len(unreduced) + token * dense // count for token in range(count)]
-        unreduced += [IMAGE] * dense
-        done += count
+        unreduced += [types[done]] * dense
     return unreduced, indices
 
 
@@ -185,10 +172,7 @@ def at_means(positions: Tensor, is_image: Tensor, images: Sequence[Tensor]) -> T
     for tokens in images:
         cells: Tensor | None = getattr(tokens, "agglo_cells", None)
         if cells is None:
-            raise ValueError(
-                "it is not known where in the image these tokens are: give the model pixels, or what its own "
-                "get_image_features returned"
-            )
+            raise ValueError("where in the image are these tokens? Give pixels, or what get_image_features returned")
         after = done + len(tokens)
         found[1:, done:after] = found[1:, done : done + 1] + cells.to(found.device)
         done = after

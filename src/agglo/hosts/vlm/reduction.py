@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.config import ReductionConfig
-from agglo.hosts.common.swap import ReducedModule, Setting, begins_pass
+from agglo.hosts.common.swap import ReducedModule, Setting, begins_pass, original_class
 from agglo.methods import Grid, Method, View
 from agglo.methods.base import square
 from agglo.plan import Plan
@@ -21,15 +21,10 @@ from agglo.tracing import Step, traces_of
 
 
 class SmallerImages(NamedTuple):
-    """The baseline of merging: images are scaled down before the tower.
+    """The baseline of merging: images are scaled down before the tower."""
 
-    Attributes:
-        pixels: Pixels along the side of one token.
-        interpolate_positions: Whether the tower must be asked to interpolate its position embeddings.
-    """
-
-    pixels: int
-    interpolate_positions: bool
+    pixels: int  # along the side of one token
+    interpolate_positions: bool  # whether the tower must be asked to interpolate its position embeddings
 
     def scale(self, side: int, given: dict[str, Any]) -> dict[str, Any]:
         """Return arguments of `get_image_features` with `side` tokens along the side of an image."""
@@ -48,32 +43,23 @@ def _scaled(images: Tensor, size: tuple[int, int], mode: str) -> Tensor:
 
 @dataclass(frozen=True)
 class VLMReduction(Setting):
-    """What `agglo.apply` put into a vision-language model that is given fewer tokens.
-
-    Attributes:
-        config: The reduction as it was asked for.
-        owner: The model's class before that.
-        dense: Tokens that an image takes without reduction; None where images differ in size.
-        plan: The plan of the tower, or of the merge after it, which then counts as a model of one block.
-        depth: Its number of blocks.
-        handed_on: Tokens that an image takes where the tower's groups pass a pointwise connector; None where the
-            connector's outputs are merged instead.
-        method: The method that merges them.
-        tower_method: The method of the tower; None where the tower runs whole.
-        patches_per_token: Patches of the tower that the connector makes one token of.
-        shrink: Makes images smaller, in place of merging; the method then says how many tokens are left.
-    """
+    """What `agglo.apply` put into a vision-language model that is given fewer tokens."""
 
     config: ReductionConfig
-    owner: type[nn.Module]
-    dense: int | None
-    plan: Plan
-    depth: int
+    dense: int | None  # tokens that an image takes without reduction; None where images differ in size
+    plan: Plan  # of the tower, or of the merge after it, which then counts as a model of one block
+    depth: int  # its number of blocks
+    # Tokens that an image takes where the tower's groups pass a pointwise connector; None where its outputs are merged.
     handed_on: int | None = None
-    method: Method | None = None
-    tower_method: Method | None = None
-    patches_per_token: int = 1
-    shrink: SmallerImages | None = None
+    method: Method | None = None  # that merges these
+    tower_method: Method | None = None  # None where the tower runs whole
+    patches_per_token: int = 1  # of the tower, that the connector makes one token of
+    shrink: SmallerImages | None = None  # in place of merging; the method then says how many tokens are left
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an impossible request, where the model says how many tokens it makes."""
+        if self.dense is not None:
+            self.count(strict=True)
 
     def count(self, dense: int | None = None, grid: Grid | None = None, *, strict: bool = False) -> int:
         """Return the tokens of an image.
@@ -87,10 +73,7 @@ class VLMReduction(Setting):
             return self.handed_on
         dense = self.dense if dense is None else dense
         if dense is None:
-            raise ValueError(
-                "how many tokens an image of this model takes depends on its size: say how many it takes without "
-                "reduction, as in agglo.image_tokens(model, 256)"
-            )
+            raise ValueError("an image's number of tokens depends on its size: agglo.image_tokens(model, 256), of 256")
         assert self.method is not None
         grid = square(dense) if grid is None else grid
         if self.tower_method is None:
@@ -102,11 +85,9 @@ class VLMReduction(Setting):
         asked = dense * left // patches
         if strict and asked < 1:
             raise ValueError(
-                f"{self.plan.schedule!r} leaves {left} of {patches} patches, which is less than one of the {dense} "
-                "tokens that the connector makes of them"
+                f"{self.plan.schedule!r} leaves {left} of {patches} patches, too few for one of {dense} tokens"
             )
-        if not strict:
-            asked = max(asked, self.method.least(dense))
+        asked = asked if strict else max(asked, self.method.least(dense))
         return dense if asked >= dense else self.method.stages(dense, [asked], grid)[0]
 
 
@@ -121,13 +102,10 @@ def reduced_vlms(model: nn.Module) -> list[nn.Module]:
 
 
 class MergedImage(NamedTuple):
-    """The tokens (K, D) of an image or tile, and the group of each output (M,) of the connector, -1 if dropped.
+    """An image or tile after the connector."""
 
-    The labels are None if nothing merged.
-    """
-
-    tokens: Tensor
-    labels: Tensor | None
+    tokens: Tensor  # (K, D)
+    labels: Tensor | None  # (M,) the group of each output of the connector, -1 if dropped; None if nothing merged
 
 
 def merge_images(
@@ -179,7 +157,7 @@ def merged_features(
 
     Also returns the images one by one, unless the tower has merged them already.
     """
-    original: Any = reduction.owner.get_image_features
+    original = original_class(model).get_image_features
     names = list(inspect.signature(original).parameters)[1:]
     given = {**dict(zip(names, args, strict=False)), **kwargs, "return_dict": True}
     if reduction.shrink is not None and reduction.count() != reduction.dense:
@@ -218,7 +196,7 @@ def _images(tensor: Tensor, dense: int | None) -> list[Tensor]:
 def explain_placeholder_mismatch(model: Any, reduction: VLMReduction, name: str, *args: Any, **kwargs: Any) -> Any:
     """Call the model's own method that looks for placeholders; where it finds another number, say what to do."""
     try:
-        return getattr(reduction.owner, name)(model, *args, **kwargs)
+        return getattr(original_class(model), name)(model, *args, **kwargs)
     except (ValueError, RuntimeError) as error:
         if torch.compiler.is_compiling() or "do not match" not in str(error):
             raise
