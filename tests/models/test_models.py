@@ -45,26 +45,18 @@ def test_every_kind_of_file_gives_the_same_weights(state: dict[str, Tensor], tmp
         assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items()), path.name
 
 
-@pytest.mark.parametrize("average_is_better", [False, True])
-def test_files_of_the_studys_trainer(state: dict[str, Tensor], tmp_path: Path, average_is_better: bool) -> None:
+def test_files_of_the_studys_trainer(state: dict[str, Tensor], tmp_path: Path) -> None:
     average = {name: value + 1 for name, value in state.items()}
     content = {
         "model": state,
         "optimizer": {"state": {}, "param_groups": [{"lr": 1e-3}]},
-        "lr_scheduler": {"t_initial": 30},
-        "epoch": 29,
         "model_ema": average,
-        "scaler": {"scale": 65536.0},
         "args": Namespace(model="deit_tiny", lr=1e-3, resume="", dataset_keep=[0.5]),
-        "ema_best": average_is_better,
     }
-    torch.save(content, tmp_path / "checkpoint.pth")
-    model = build(ModelSpec(NAME, checkpoint=tmp_path / "checkpoint.pth"))
-    expected = average if average_is_better else state
-    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
-    torch.save({**content, "model_ema": None, "ema_best": True}, tmp_path / "lost.pth")
-    with pytest.raises(ValueError, match="ema_best"):
-        build(ModelSpec(NAME, checkpoint=tmp_path / "lost.pth"))
+    for average_is_better, expected in ((False, state), (True, average)):
+        torch.save({**content, "ema_best": average_is_better}, tmp_path / "checkpoint.pth")
+        model = build(ModelSpec(NAME, checkpoint=tmp_path / "checkpoint.pth"))
+        assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
 
 
 def test_weights_tell_the_classes_and_the_pooling(tmp_path: Path) -> None:
@@ -74,7 +66,7 @@ def test_weights_tell_the_classes_and_the_pooling(tmp_path: Path) -> None:
     model = build(ModelSpec(NAME, checkpoint=tmp_path / "a.pth"))
     images = torch.rand(2, 3, 160, 160)
     torch.testing.assert_close(model(images), averaging.eval()(images))
-    with pytest.raises(ValueError, match=r"head.weight \(11, 64\) where the model has \(5, 64\)"):
+    with pytest.raises(ValueError, match=r"mismatch for head.weight"):
         build(ModelSpec(NAME, checkpoint=tmp_path / "a.pth", num_classes=5))
 
 
@@ -95,18 +87,17 @@ def test_what_a_method_learned_is_apart_from_the_model(tmp_path: Path) -> None:
     torch.testing.assert_close(model(images), reduced(images))
     with pytest.raises(ValueError, match="this method learns"):
         load_method(model, {}, "b")
-    with pytest.raises(ValueError, match="agglo_method"):
+    with pytest.raises(ValueError, match="another method"):
         load_method(model, {"agglo_method.other": torch.zeros(1)}, "b")
     load_method(agglo.remove(model), learned, "a.safetensors")
 
 
-def test_a_mismatch_lists_the_keys_and_stops(state: dict[str, Tensor], tmp_path: Path) -> None:
+def test_a_mismatch_names_the_keys_and_stops(state: dict[str, Tensor], tmp_path: Path) -> None:
     changed = {name: value for name, value in state.items() if name != "norm.bias"}
-    changed["extra"] = torch.zeros(1)
-    changed["head.bias"] = torch.zeros(7)
-    save_file(changed, tmp_path / "a.safetensors")
-    with pytest.raises(ValueError, match=r"missing: norm.bias; unexpected: extra; of another shape: head.bias \(7,\)"):
+    save_file({**changed, "extra": torch.zeros(1), "head.bias": torch.zeros(7)}, tmp_path / "a.safetensors")
+    with pytest.raises(ValueError) as caught:
         build(ModelSpec(NAME, checkpoint=tmp_path / "a.safetensors"))
+    assert all(name in str(caught.value) for name in ("norm.bias", "extra", "head.bias", "[7]"))
 
 
 def test_files_that_hold_no_tensors_are_refused_and_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,33 +133,27 @@ def test_another_image_size_resamples_positions_after_an_exact_load(state: dict[
         build(ModelSpec(NAME, image_size=(100, 160)))
 
 
-def test_names_and_classes() -> None:
+def test_names_classes_and_options() -> None:
     assert build(ModelSpec(NAME, num_classes=5)).get_classifier().out_features == 5
-    with pytest.raises(ValueError, match="mean 'test_vit'"):
-        build(ModelSpec("test_vitt"))
-    with pytest.raises(ValueError, match=r"test_vit\.bogus"):
-        build(ModelSpec("test_vit.bogus"))
+    for name, named in (("test_vitt", "mean 'test_vit'"), ("test_vit.bogus", r"test_vit\.bogus")):
+        with pytest.raises(ValueError, match=named):
+            build(ModelSpec(name))
+    for option in ({"global_pool": "foo"}, {"embed_dim": 65}, {"pooling": "avg"}):
+        ((name, value),) = option.items()
+        with pytest.raises(ValueError, match=f"num_classes=5, {name}={value!r}: .+"):
+            build(ModelSpec(NAME, num_classes=5, options=option))
 
 
-@pytest.mark.parametrize("options", [{"global_pool": "foo"}, {"embed_dim": 65}, {"pooling": "avg"}])
-def test_options_that_a_model_cannot_have(options: dict[str, Any]) -> None:
-    ((name, value),) = options.items()
-    with pytest.raises(ValueError, match=f"num_classes=5, {name}={value!r}: .+"):
-        build(ModelSpec(NAME, num_classes=5, options=options))
-
-
-@pytest.mark.parametrize("old", [False, True], ids=["today's names", "names of old files"])
-def test_torchvisions_vision_transformers_become_timms_to_the_logit(tmp_path: Path, old: bool) -> None:
+def test_torchvisions_vision_transformers_become_timms_to_the_logit(tmp_path: Path) -> None:
     vision_transformer = pytest.importorskip("torchvision.models.vision_transformer")
     torch.manual_seed(0)
-    theirs = vision_transformer.VisionTransformer(48, 16, num_layers=2, num_heads=12, hidden_dim=768, mlp_dim=3072)
-    theirs.eval()
+    theirs = vision_transformer.VisionTransformer(48, 16, num_layers=2, num_heads=3, hidden_dim=192, mlp_dim=768)
     torch.nn.init.normal_(theirs.heads.head.weight)  # all zero otherwise, and every logit with it
-    state = theirs.state_dict()
-    if old:
-        state = {n.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): v for n, v in state.items()}
-    torch.save(state, tmp_path / "swag.pth")
-    ours = build(ModelSpec("vit_base_patch16_224", tmp_path / "swag.pth", options={"img_size": 48, "depth": 2}))
+    new = theirs.eval().state_dict()
+    old = {n.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): v for n, v in new.items()}
     pixels = torch.randn(2, 3, 48, 48)
-    with torch.inference_mode():
-        assert torch.allclose(ours(pixels), theirs(pixels), atol=1e-4)
+    for state in (new, old):  # today's names, and those of old files
+        torch.save(state, tmp_path / "swag.pth")
+        ours = build(ModelSpec("vit_tiny_patch16_224", tmp_path / "swag.pth", options={"img_size": 48, "depth": 2}))
+        with torch.inference_mode():
+            assert torch.allclose(ours(pixels), theirs(pixels), atol=1e-4)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import re
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_SHOWN = 6
+_SHOWN = 400  # letters of a reason
 _NESTED_UNDER = ("state_dict", "model")
 _AVERAGE, _AVERAGE_IS_BETTER = "model_ema", "ema_best"
 _OF_METHOD = "agglo_method"
@@ -103,9 +104,7 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
     Averaged weights are taken where the file says that they are the better ones, as the study's files do.
     """
     if isinstance(content, Mapping) and content.get(_AVERAGE_IS_BETTER):
-        if not isinstance(content.get(_AVERAGE), Mapping):
-            raise ValueError(f"checkpoint={str(path)!r} says {_AVERAGE_IS_BETTER} but holds no {_AVERAGE}")
-        content = content[_AVERAGE]
+        content = content.get(_AVERAGE)
     for key in _NESTED_UNDER:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -120,11 +119,12 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
 
 
 def load_exactly(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Load a state dict whose names and shapes are exactly the model's; ValueError otherwise, before any change."""
-    own = model.state_dict()
-    if differences := _differences(own, state):
-        raise ValueError(f"checkpoint={source!r} does not fit {type(model).__name__}: {differences}")
-    model.load_state_dict(state)
+    """Load a state dict whose names and shapes are exactly the model's; ValueError otherwise."""
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        reason = shorten(str(error), _SHOWN)
+        raise ValueError(f"checkpoint={source!r} does not fit {type(model).__name__}: {reason}") from error
 
 
 def split_method(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -138,30 +138,14 @@ def load_method(model: nn.Module, learned: Mapping[str, Tensor], source: str) ->
     _, own = split_method(model.state_dict())
     if own and not learned:
         raise ValueError(f"this method learns, and {source} holds no weights of it")
-    if own and (differences := _differences(own, learned)):
-        other = "weights of another method, or of this one at another keep rate"
-        raise ValueError(f"{source} holds {other}: {differences}")
+    if own and {n: v.shape for n, v in own.items()} != {n: v.shape for n, v in learned.items()}:
+        raise ValueError(f"{source} holds weights of another method, or of this one at another keep rate")
     model.load_state_dict({name: learned[name] for name in own}, strict=False)
 
 
-def _differences(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
-    """Describe how a state dict differs from the model's own; empty if names and shapes are the same."""
-    problems = {
-        "missing": [name for name in own if name not in state],
-        "unexpected": [name for name in state if name not in own],
-        "of another shape": [
-            f"{name} {tuple(state[name].shape)} where the model has {tuple(own[name].shape)}"
-            for name in own
-            if name in state and state[name].shape != own[name].shape
-        ],
-    }
-    return "; ".join(f"{what}: {listed(names)}" for what, names in problems.items() if names)
-
-
-def listed(names: Sequence[Any]) -> str:
-    """Return the first names, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(str(name) for name in names[:_SHOWN]) + more
+def listed(names: Iterable[Any]) -> str:
+    """Return names in one line, the first ones of many."""
+    return shorten(", ".join(map(str, names)), _SHOWN)
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:

@@ -78,14 +78,15 @@ def evaluation_transform(inputs: Inputs, *, normalise: bool = True) -> Transform
     return transform
 
 
+@dataclass(frozen=True)
 class Normalise:
     """Turn bytes (B, C, H, W) on any device into what `evaluation_transform` gives with normalise=True."""
 
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        self._mean, self._std = mean, std
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        mean, std = (torch.tensor(values, device=pixels.device).view(-1, 1, 1) for values in (self._mean, self._std))
+        mean, std = (torch.tensor(values, device=pixels.device).view(-1, 1, 1) for values in (self.mean, self.std))
         return (pixels.float() / 255 - mean) / std
 
 

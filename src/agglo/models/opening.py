@@ -9,19 +9,13 @@ open_clip:NAME, open_clip:NAME:TAG          open_clip, likewise; open_clip:local
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 from torch import nn
 
 from agglo.models.checkpoints import Checkpoint
-from agglo.models.libraries import LIBRARIES, split_name
+from agglo.models.libraries import split_name
 from agglo.models.libraries.base import ModelSpec
 
-__all__ = ["ACCEPTED", "ModelSpec", "build"]
-
-ACCEPTED = "; ".join(library.accepts for library in LIBRARIES)
-_PREFIX = re.compile(r"^([A-Za-z_-]+):")
+__all__ = ["ModelSpec", "build"]
 
 
 def build(spec: ModelSpec, checkpoint: Checkpoint | None = None) -> nn.Module:
@@ -37,7 +31,6 @@ def build(spec: ModelSpec, checkpoint: Checkpoint | None = None) -> nn.Module:
     if spec.pretrained and spec.checkpoint is not None:
         raise ValueError(f"give either pretrained weights or checkpoint={str(spec.checkpoint)!r}, not both")
     library, name = split_name(spec.name)
-    _require_spelling(spec.name)
     if spec.prompts is not None and library.package not in ("transformers", "open_clip"):
         raise ValueError(
             f"model={spec.name!r}: zero-shot is for models of images and texts: hf:PATH of a CLIP or SigLIP, or "
@@ -54,19 +47,3 @@ def build(spec: ModelSpec, checkpoint: Checkpoint | None = None) -> nn.Module:
         options = {"num_classes": spec.num_classes, **spec.options}
         given = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
         raise ValueError(f"model={spec.name!r} cannot be built{given and f' with {given}'}: {reason}") from error
-
-
-def _require_spelling(name: str) -> None:
-    """Raise ValueError for a folder, a file or a name of the hub without a library's prefix, with what to write."""
-    if any(name.startswith(prefix) for library in LIBRARIES for prefix in library.prefixes):
-        return
-    if found := _PREFIX.match(name):
-        raise ValueError(f"model={name!r}: {found[1]!r} is not known; accepted: {ACCEPTED}")
-    if Path(name).expanduser().is_file():
-        raise ValueError(f"model={name!r} is a file: name the model, and give the file as --checkpoint")
-    if "/" in name or Path(name).is_dir():
-        source = "local-dir" if Path(name).expanduser().is_dir() else "hf-hub"
-        raise ValueError(
-            f"model={name!r} needs a library in front: hf:{name} (transformers), {source}:{name} (timm) or "
-            f"open_clip:{source}:{name}"
-        )

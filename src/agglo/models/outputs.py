@@ -19,7 +19,7 @@ def call(model: Any, inputs: Any) -> Any:
 
 
 def named_tensors(answer: Any) -> tuple[str | None, Tensor | list[Tensor]]:
-    """Return the name of the output, None where it has none, and its tensor or tensors."""
+    """Return the library's name of the output, None where it has none, and its tensor or tensors."""
     if isinstance(answer, Tensor):
         return None, answer
     for name in _NAMES:

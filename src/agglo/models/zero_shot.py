@@ -16,8 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agglo.utils.progress import progress
-
 TEMPLATE = "a photo of a {}."
 OPENAI = "openai"  # the word for the names and templates that open_clip has of CLIP's authors
 _TEXTS = 256  # embedded at a time
@@ -25,7 +23,7 @@ _TEXTS = 256  # embedded at a time
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts. class_names: in the order of the labels; None is those of the data. templates: with {} for the name."""
+    """Class names in the order of the labels (None: those of the data), and templates with {} for a name."""
 
     class_names: tuple[str, ...] | None = None
     templates: tuple[str, ...] = (TEMPLATE,)
@@ -68,12 +66,7 @@ def imagenet_names() -> list[str]:
 
 
 class ZeroShot(nn.Module):
-    """A classifier of images (B, 3, H, W) by their similarity to class embeddings: logits (B, classes).
-
-    Args:
-        model: Of images and texts; its text tower is not run any more.
-        embeddings: (classes, C), normalised.
-    """
+    """A classifier of images (B, 3, H, W) by their similarity to normalised class embeddings (classes, C)."""
 
     def __init__(self, model: nn.Module, embeddings: Tensor) -> None:
         super().__init__()
@@ -84,8 +77,9 @@ class ZeroShot(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         model: Any = self.model
-        found = F.normalize(_image_features(model, images), dim=-1)
-        logits = model.logit_scale.exp() * found @ self.embeddings.T
+        own = hasattr(model, "encode_image")
+        found = _pooled(model.encode_image(images) if own else model.get_image_features(pixel_values=images))
+        logits = model.logit_scale.exp() * F.normalize(found, dim=-1) @ self.embeddings.T
         bias = getattr(model, "logit_bias", None)
         return logits if bias is None else logits + bias
 
@@ -119,28 +113,19 @@ def zero_shot(
         raise ValueError(f"{type(model).__name__} does not compare images with texts: a CLIP-like model is needed")
     assert prompts.class_names is not None
     texts = [template.format(name) for name in prompts.class_names for template in prompts.templates]
-    found: list[Tensor] = []
     was_training = model.training
     model.eval()
-    starts = range(0, len(texts), _TEXTS)
-    with torch.no_grad(), progress(len(starts), "prompts", every_seconds=10, quiet=len(starts) == 1) as advance:
-        for start in starts:
-            found.append(F.normalize(_text_features(model, tokenizer, texts[start : start + _TEXTS]), dim=-1))
-            advance("")
+    with torch.no_grad():
+        parts = [_text_features(model, tokenizer, texts[n : n + _TEXTS]) for n in range(0, len(texts), _TEXTS)]
     model.train(was_training)
-    each = torch.cat(found).unflatten(0, (len(prompts.class_names), len(prompts.templates))).mean(dim=1)
-    return ZeroShot(model, F.normalize(each, dim=-1))
+    each = F.normalize(torch.cat(parts), dim=-1).unflatten(0, (len(prompts.class_names), len(prompts.templates)))
+    return ZeroShot(model, F.normalize(each.mean(dim=1), dim=-1))
 
 
 def is_contrastive(model: Any) -> bool:
     """Return whether a model embeds images and texts."""
     has_texts = hasattr(model, "encode_text") or hasattr(model, "get_text_features")
     return has_texts and hasattr(model, "logit_scale")
-
-
-def _image_features(model: Any, images: Tensor) -> Tensor:
-    own = hasattr(model, "encode_image")
-    return _pooled(model.encode_image(images) if own else model.get_image_features(pixel_values=images))
 
 
 def _text_features(model: Any, tokenizer: Any, texts: list[str]) -> Tensor:

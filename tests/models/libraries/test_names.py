@@ -90,13 +90,9 @@ def test_a_tower_whose_pooler_nobody_trained_has_none(tmp_path: Path) -> None:
 def test_a_model_of_torchvision() -> None:
     assert ModelSpec("torchvision:vit_b_32").has_random_weights
     assert not ModelSpec("torchvision:vit_b_32:IMAGENET1K_V1").has_random_weights
-    torch.manual_seed(0)
-    model = build(ModelSpec("torchvision:vit_b_32"))
-    torch.manual_seed(0)
-    own = torchvision.models.vit_b_32().eval()
-    assert torch.equal(model(images(224)), own(images(224)))
-    names = class_names(model)
-    assert names is not None and names[:2] == ["tench", "goldfish"] and class_count(model) == 1000
+    with torch.device("meta"):
+        names = class_names(build(ModelSpec("torchvision:vit_b_32")))
+    assert names is not None and len(names) == 1000 and names[:2] == ["tench", "goldfish"]
 
 
 def test_open_clip_by_name_and_in_a_folder(folders: dict[str, Path]) -> None:
@@ -159,22 +155,13 @@ def test_open_clip_at_another_size(folders: dict[str, Path], tmp_path: Path) -> 
         assert "image_size=(96, 96)" in refused(name, image_size=(96, 96))
 
 
-def test_folders_files_and_names_of_other_libraries_get_their_spelling(tmp_path: Path) -> None:
-    assert f"hf:{tmp_path}" in refused(str(tmp_path)) and f"local-dir:{tmp_path}" in refused(str(tmp_path))
-    assert "torchvision:NAME" in refused("vit_b_16") and "open_clip:NAME" in refused("ViT-B-32")
-    assert "hf:google/vit-base-patch16-224" in refused("google/vit-base-patch16-224")
-    (tmp_path / "weights.pth").write_bytes(b"x")
-    assert "--checkpoint" in refused(str(tmp_path / "weights.pth"))
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("clip:ViT-B-32", "'clip' is not known"),
+        ("google/vit-base-patch16-224", "hf-hub:NAME .* hf:PATH"),
         ("hf:/nowhere", "hf:/nowhere"),
         ("local-dir:/nowhere", "/nowhere/config.json"),
         ("torchvision:vit_b_17", "mean .*'vit_b_16'"),
-        ("torchvision:fasterrcnn_resnet50_fpn", "fasterrcnn_resnet50_fpn"),
         ("torchvision:vit_b_16:V9", "'V9' .*accepted: 'IMAGENET1K_V1'"),
         ("open_clip:ViT-B-33", "mean .*'ViT-B-32'"),
         ("open_clip:ViT-B-32:best", "'best' .*accepted: 'openai'"),

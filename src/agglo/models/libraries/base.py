@@ -77,12 +77,10 @@ class Library(ABC):
 
     Attributes:
         prefixes: Of the names of its models; timm's plain names need none.
-        accepts: How its names are written, for messages.
         package: The Python package of its classes.
     """
 
     prefixes: ClassVar[tuple[str, ...]]
-    accepts: ClassVar[str]
     package: ClassVar[str]
 
     @abstractmethod

@@ -37,7 +37,6 @@ class ImageTower(nn.Module):
 
 class OpenClip(Library):
     prefixes: ClassVar[tuple[str, ...]] = ("open_clip:",)
-    accepts: ClassVar[str] = "open_clip:ViT-B-32, open_clip:ViT-B-32:openai, open_clip:local-dir:PATH"
     package: ClassVar[str] = "open_clip"
 
     def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:

@@ -18,7 +18,6 @@ OWN_SPELLINGS = ("hf-hub:", "hf_hub:", "local-dir:")  # whose rest is timm's to 
 
 class Timm(Library):
     prefixes: ClassVar[tuple[str, ...]] = ("timm:", *OWN_SPELLINGS)
-    accepts: ClassVar[str] = "deit_tiny_patch16_224, hf-hub:timm/NAME, local-dir:PATH (timm)"
     package: ClassVar[str] = "timm"
 
     def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
@@ -27,7 +26,7 @@ class Timm(Library):
         import agglo.embedded.classifier  # noqa: F401 from here on timm knows the model that comes with agglo
 
         if not name.startswith(OWN_SPELLINGS) and not timm.is_model(name):
-            others = "; of other libraries torchvision:NAME, open_clip:NAME and hf:PATH"
+            others = "; hf-hub:NAME and local-dir:PATH; of other libraries torchvision:NAME, open_clip:NAME and hf:PATH"
             choice("timm's model", name, timm.list_models(), also=others)
         state = None if checkpoint is None else checkpoint.model
         options = {} if state is None or spec.new_head else _options_of(state)

@@ -17,7 +17,6 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of all
 
 class Torchvision(Library):
     prefixes: ClassVar[tuple[str, ...]] = ("torchvision:",)
-    accepts: ClassVar[str] = "torchvision:vit_b_16, torchvision:vit_b_16:IMAGENET1K_SWAG_E2E_V1"
     package: ClassVar[str] = "torchvision"
 
     def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:

@@ -34,7 +34,6 @@ _TOWER = "vision_model."  # of a model of images and texts
 
 class Transformers(Library):
     prefixes: ClassVar[tuple[str, ...]] = ("hf:",)
-    accepts: ClassVar[str] = "hf:PATH, hf:google/vit-base-patch16-224 (transformers)"
     package: ClassVar[str] = "transformers"
 
     def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:

@@ -195,9 +195,9 @@ def test_svits_gates_and_epsilon_come_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "said"),
     [
-        ("roi_head.bbox_head.fc_cls.weight", (91, 1024), r"roi\.box\.classes\.weight \(91, 1024\)"),
-        ("backbone.blocks.3.attn.rel_pos", (4,), r"unexpected: backbone\.blocks\.3\.attn\.rel_pos"),
-        ("rpn_head.rpn_reg.bias", None, r"missing: rpn\.differences\.bias"),
+        ("roi_head.bbox_head.fc_cls.weight", (91, 1024), r"roi\.box\.classes\.weight"),
+        ("backbone.blocks.3.attn.rel_pos", (4,), r"backbone\.blocks\.3\.attn\.rel_pos"),
+        ("rpn_head.rpn_reg.bias", None, r"rpn\.differences\.bias"),
     ],
 )
 def test_what_does_not_fit_is_named(name: str, shape: Shape | None, said: str) -> None:
