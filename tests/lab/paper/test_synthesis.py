@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-import agglo
 from agglo.embedded import classifier as embedded
 from agglo.lab.paper import printed
 from agglo.lab.paper.classifiers import FASHION
 from agglo.lab.paper.items.diffusion_fid import DIFFUSION_FID, printed_name
 from agglo.lab.paper.items.diffusion_samples import DIFFUSION_SAMPLES, SHOWN, shown
-from agglo.lab.paper.output import read_results, write_output
+from agglo.lab.paper.output import write_output
 from agglo.lab.paper.paths import find_weights
 from agglo.lab.paper.runner import run
 from agglo.lab.paper.study import Settings
@@ -33,9 +29,7 @@ from agglo.lab.paper.synthesis import (
 )
 from agglo.lab.tasks.classification.data import Files, Listing
 from agglo.lab.tasks.synthesis.evaluation.features import ClassifierFeatures
-from agglo.utils.randomness import generator as random_generator
-from studies import diffusion, studies, terrain_model
-from tests.support.data import data_path
+from studies import diffusion, studies
 from tests.support.diffusion import save_dit_pipeline
 
 pytest.importorskip("diffusers")
@@ -50,10 +44,9 @@ def settings(tmp_path: Path) -> Settings:
 
 def test_every_reduction_is_at_every_keep_rate() -> None:
     assert len(FULL.reductions) == 1 + 6 * 7
-    for options in (diffusion.KEPT, diffusion.SUCCESSIVE):
-        cells = reductions(options, [0.7, 0.5])
-        assert len({cell.config for cell in cells.values()}) == len(cells) == 2 * len(options)
-        assert all(cell.config is not None and cell.config.keep_rate == rate for (_, rate), cell in cells.items())
+    cells = reductions(diffusion.KEPT, [0.7, 0.5])
+    assert len({cell.config for cell in cells.values()}) == len(cells) == 2 * len(diffusion.KEPT)
+    assert all(cell.config is not None and cell.config.keep_rate == rate for (_, rate), cell in cells.items())
 
 
 def test_the_papers_protocol() -> None:
@@ -166,75 +159,3 @@ def test_options_from_end_to_end(settings: Settings, monkeypatch: pytest.MonkeyP
     assert len(results["prediction", "tome"]["by_level"]) == 3
     page = (settings.folder(item.name) / "tables.md").read_text()
     assert f"| pool | {100 * results['prediction', 'pool']['error']:.1f} |" in page
-
-
-def test_steps_of_the_terrain_unet() -> None:
-    """Of random weights: the path is the dense model's, and clusterings are counted as options say."""
-    torch.manual_seed(0)
-    model = terrain_model.Terrain().eval()
-    clean, difficulty = torch.rand(1, 1, 64, 64) - 0.5, torch.tensor([0.5])
-    sigmas = diffusion.karras_sigmas(80.0, 0.002)
-    assert len(sigmas) == 50 and sigmas[0] == pytest.approx(80) and sigmas[-1] == pytest.approx(0.002)
-    assert sigmas == sorted(sigmas, reverse=True)
-    path = diffusion.successive(model, clean, difficulty, sigmas[25:27])
-    cells = reductions(diffusion.SUCCESSIVE, [0.5])
-    wanted = {
-        "": 9.0,
-        ", shared by the blocks": 1.0,
-        ", kept for 5 steps": 4.5,
-        ", kept until they drift by 0.05": None,
-    }
-    for name, clusterings in wanted.items():
-        found = diffusion.error_over_steps(model, cells[f"atc-average{name}", 0.5], [path])
-        assert agglo.report(model) is None and found["error"] > 0
-        assert found["clusterings"] == clusterings or (clusterings is None and 4.5 <= found["clusterings"] <= 9)
-    with torch.no_grad():
-        sigma = torch.tensor([sigmas[25]])
-        noisy = clean + sigmas[25] * torch.randn(clean.shape, generator=random_generator("terrain steps", sigmas[25]))
-        denoised = model(noisy, sigma, difficulty)
-        second = denoised + sigmas[26] / sigmas[25] * (noisy - denoised)
-        assert torch.allclose(path[1](), model.predict(second, torch.tensor([sigmas[26]]), difficulty), atol=1e-5)
-
-
-def test_every_weight_of_the_terrain_unet_has_one_name() -> None:
-    own = terrain_model.Terrain().state_dict()
-    names = set()
-    for name, theirs in terrain_model.layer_names().items():
-        layers = [f"{name}.to_{which}" for which in "qkv"] if theirs.endswith("qkv") else [name]
-        names.update(f"{layer}.{end}" for layer in layers for end in ("weight", "bias") if f"{layer}.{end}" in own)
-    assert names == set(own)
-    theirs = list(terrain_model.layer_names().values())
-    assert len(set(theirs)) == len(theirs)
-
-
-def test_the_terrain_unet_is_that_of_its_file() -> None:
-    pytest.importorskip("onnxruntime")
-    path = data_path("terrain/terrain_consistency_unet_difficulty100.onnx")
-    assert terrain_model.difference_to_onnx(terrain_model.load(path), path) < 1e-4
-
-
-def test_terrain_from_end_to_end(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With random weights in place of the file's; what that file gives is the test above."""
-    torch.manual_seed(0)
-    monkeypatch.setattr(diffusion, "load", lambda path: terrain_model.Terrain().eval())
-    monkeypatch.setattr(diffusion, "difference_to_onnx", lambda model, path: 0.0)
-    monkeypatch.setattr(diffusion, "SIGMAS", (1.0,))
-    monkeypatch.setattr(diffusion, "STEPS", 2)
-    monkeypatch.setattr(diffusion, "IMAGES", 1)
-    item = studies()["terrain"]
-    item = replace(item, full=item.full._replace(keep_rates=(0.5,)))
-    full = replace(settings, miniature=False, weights={diffusion.WEIGHTS: tmp_path / "file.onnx"})
-    asked: Sequence[Any] = ("tome", "atc-average")
-    few = [cell for cell in item.cells(full) if cell.about["method"] in asked]
-    item = replace(item, axes=lambda scale, settings: few)
-    results = run(item, full).results
-    assert [(r["part"], r["method"]) for r in results] == [
-        ("one call", "tome"), ("one call", "atc-average"), ("successive steps", "atc-average"),
-    ]  # fmt: skip
-    assert all(r["error"] > 0 for r in results) and results[2]["clusterings"] == 9
-    assert read_results(full.folder(item.name)) == list(results)
-    page = (full.folder(item.name) / "tables.md").read_text()
-    assert f"| atc-average | {100 * results[2]['error']:.2f} (9.0) |" in page
-    monkeypatch.setattr(diffusion, "difference_to_onnx", lambda model, path: 0.5)
-    with pytest.raises(ValueError, match=r"0\.5 apart from ONNX Runtime"):
-        item.open(full)
