@@ -17,8 +17,8 @@ from agglo.embedded import generator as embedded
 from agglo.lab.data.fashion_mnist import read_split
 from agglo.lab.paper.classifiers import FASHION, data_need
 from agglo.lab.paper.compare import by_rate, grouped
+from agglo.lab.paper.items.diffusion import OWN, PAPER, Reductions, reductions
 from agglo.lab.paper.study import Result, RunCell, Section, Settings, StudyCell
-from agglo.lab.paper.synthesis import OWN, PAPER, Reductions, reductions
 from agglo.lab.tasks.synthesis.data.requests import fashion_requests
 from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell
 from agglo.lab.tasks.synthesis.evaluation.errors import prediction_errors, relative_errors

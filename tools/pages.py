@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from agglo.lab.paper.listing import table as items_table
 from agglo.lab.paper.output import MARKDOWN, pages_of, read_results, replace_between_marks, tables_of
-from agglo.lab.paper.registry import BENCHMARKS, Benchmark, items
-from agglo.lab.paper.study import Settings
-from agglo.utils.tables import Column, Table
+from agglo.lab.paper.registry import BENCHMARKS, GPU_HOURS, Benchmark, benchmarks, described, items, overview
+from agglo.lab.paper.study import Settings, Study
 from studies import studies
 from tools import choosing, ready_made
 
@@ -34,17 +32,17 @@ def _of(name: str, settings: Settings) -> Callable[[], str]:
     return lambda: tables_of(ALL[name], settings)
 
 
+def _listed(listed: Mapping[str, Study]) -> str:
+    every = listed.values()
+    return f"{overview(every, RESULTS).markdown()}\n\n{GPU_HOURS}\n\n{described(every).markdown()}"
+
+
 def _timed(benchmark: Benchmark) -> Callable[[], str]:
     def text() -> str:
         found: str = benchmark.load().describe(choosing.record(f"bench/{benchmark.name}.json"))
         return f"`make bench-{benchmark.name}`: {found}"
 
     return text
-
-
-def benchmark_table() -> str:
-    columns = [Column("benchmark", left=True), Column("what is timed", left=True)]
-    return Table(columns, [[f"`agglo bench {each.name}`", each.about] for each in BENCHMARKS]).markdown()
 
 
 MORE = (
@@ -66,9 +64,9 @@ def more_items() -> str:
 
 # Page, name of its marks, what stands between them.
 PAGES: tuple[tuple[str, str, Callable[[], str]], ...] = (
-    ("docs/reproduce.md", "items", lambda: items_table(items().values(), RESULTS)),
-    ("docs/reproduce.md", "studies", lambda: items_table(studies().values(), RESULTS)),
-    ("docs/reproduce.md", "benchmarks", benchmark_table),
+    ("docs/reproduce.md", "items", lambda: _listed(items())),
+    ("docs/reproduce.md", "studies", lambda: _listed(studies())),
+    ("docs/reproduce.md", "benchmarks", lambda: benchmarks(RESULTS).markdown()),
     ("docs/reproduce.md", "rank", _of("rank", FULL)),
     ("docs/reproduce.md", "difference", _of("difference", FULL)),
     ("docs/off-the-shelf.md", "accuracy", _of("off-the-shelf", FULL)),

@@ -13,9 +13,8 @@ import pytest
 from agglo.embedded import classifier as embedded
 from agglo.lab.data.fashion_mnist import find_idx, read_idx, write_idx
 from agglo.lab.paper.classifiers import ALL, FASHION, PAPER
-from agglo.lab.paper.listing import listing, table
 from agglo.lab.paper.output import read_results, write_output
-from agglo.lab.paper.registry import item_named, items
+from agglo.lab.paper.registry import item_named, items, overview
 from agglo.lab.paper.runner import attempt
 from agglo.lab.paper.study import CannotRunError, Settings, Study
 from studies import studies
@@ -72,10 +71,7 @@ def test_every_method_takes_part() -> None:
 
 
 def test_lists(tmp_path: Path) -> None:
-    markdown = table(items().values(), tmp_path)
-    assert all(f"| `{name}` |" in markdown for name in items())
-    lines = listing(items().values(), Settings(miniature=True)).splitlines()
-    assert {line.split()[0] for line in lines[1:]} == set(items())
+    assert [row[0] for row in overview(items().values(), tmp_path, Settings()).rows] == list(items())
     with pytest.raises(ValueError, match=r"item='fine-tune' .* mean 'fine-tuned'"):
         item_named("fine-tune")
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from agglo.lab.paper.listing import listing
 from agglo.lab.paper.output import in_order, open_journal, read_results
 from agglo.lab.paper.paths import find_data, find_weights
+from agglo.lab.paper.registry import overview
 from agglo.lab.paper.runner import attempt, run
 from agglo.lab.paper.study import Settings, StudyCell
 from tests.lab.paper.toy import Ran, toy
@@ -103,13 +103,12 @@ def test_cells_whose_needs_are_absent_are_left_out(settings: Settings, tmp_path:
     assert full.folder("toy") == tmp_path / "toy"
 
 
-def test_listing(settings: Settings, tmp_path: Path) -> None:
+def test_overview(settings: Settings, tmp_path: Path) -> None:
     full = replace(settings, miniature=False)
-    line = listing([toy()], full).splitlines()[1].split()
-    assert line == ["toy", "table", "of", "toys", "0.2", "0/9", "-toys", "-bear"]
+    assert overview([toy()], tmp_path, full).rows == [["toy", "table of toys", "0/5", "0.2", "0/5", "-toys, -bear"]]
     run(toy(), replace(full, data={"toys": tmp_path}))
-    line = listing([toy()], replace(full, data={"toys": tmp_path})).splitlines()[1].split()
-    assert line[-3:] == ["8/9", "toys", "-bear"]
+    [row] = overview([toy()], tmp_path, replace(full, data={"toys": tmp_path})).rows
+    assert row[2:] == ["4/5", "0.2", "0/5", "toys, -bear"]
 
 
 def test_tables_have_all_seeds_of_the_record_in_the_order_of_cells(settings: Settings) -> None:

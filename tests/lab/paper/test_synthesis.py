@@ -13,20 +13,22 @@ from PIL import Image
 from agglo.embedded import classifier as embedded
 from agglo.lab.paper import printed
 from agglo.lab.paper.classifiers import FASHION
-from agglo.lab.paper.items.diffusion_fid import DIFFUSION_FID, printed_name
-from agglo.lab.paper.items.diffusion_samples import DIFFUSION_SAMPLES, SHOWN, shown
+from agglo.lab.paper.items.diffusion import (
+    DIFFUSION_FID,
+    DIFFUSION_SAMPLES,
+    FULL,
+    PIPELINE,
+    SHOWN,
+    GeneratorScale,
+    first_of_each_class,
+    printed_name,
+    real_images,
+    reductions,
+)
 from agglo.lab.paper.output import write_output
 from agglo.lab.paper.paths import find_weights
 from agglo.lab.paper.runner import run
 from agglo.lab.paper.study import Settings
-from agglo.lab.paper.synthesis import (
-    FULL,
-    PIPELINE,
-    GeneratorScale,
-    first_of_each_class,
-    real_images,
-    reductions,
-)
 from agglo.lab.tasks.classification.data import Files, Listing
 from agglo.lab.tasks.synthesis.evaluation.features import ClassifierFeatures
 from studies import diffusion, studies
@@ -59,7 +61,7 @@ def test_the_papers_protocol() -> None:
     requests = FULL.requests(0)
     assert len(requests) == 2000 and (FULL.steps, FULL.guidance, FULL.reference) == (50, 7.5, 5000)
     assert {request.name: request.seed for request in requests}["18_1"] == 181
-    pictures = shown(FULL)
+    pictures = FULL.shown()
     assert [picture.name for picture in pictures] == list(SHOWN)
     assert [picture.seed for picture in pictures] == [181, 4121, 7751, 9690]
     assert "magpie" in pictures[0].prompt and "eggnog" in pictures[3].prompt
@@ -130,7 +132,7 @@ def test_samples_from_end_to_end(miniature: bool, settings: Settings, tmp_path: 
     images = settings.run_folder(item.name)
     for method in ("tome", "atc-single-paper", "atc-average"):
         errors = []
-        for picture in shown(item.scale(settings.miniature)):
+        for picture in item.scale(settings.miniature).shown():
             ours, dense = (
                 np.asarray(Image.open(images / name / f"{picture.name}.png"), dtype=float)
                 for name in (f"{method}_keep0.5", "dense")
@@ -139,7 +141,7 @@ def test_samples_from_end_to_end(miniature: bool, settings: Settings, tmp_path: 
         assert results[method, 0.5]["error"] == pytest.approx(np.mean(errors), rel=1e-4) and np.mean(errors) > 0
     folder = settings.folder(item.name)
     sheets = sorted(path.name for path in folder.glob("*.png"))
-    names = sorted(picture.name for picture in shown(item.scale(settings.miniature)))
+    names = sorted(picture.name for picture in item.scale(settings.miniature).shown())
     assert sheets == [*(f"samples-{name}.png" for name in names), "samples.png"]
     side = 112 if miniature else 96
     assert Image.open(folder / "samples.png").size[0] > 8 * side, "dense and seven ways side by side"

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agglo.lab.options import AtLeastOne, device_or_best, option
-from agglo.lab.paper.listing import benchmarks, listing
 from agglo.lab.paper.output import read_results, write_output
 from agglo.lab.paper.paths import find_data, find_weights
-from agglo.lab.paper.registry import BENCHMARKS, item_named, items
+from agglo.lab.paper.registry import GPU_HOURS, benchmarks, item_named, items, overview
 from agglo.lab.paper.runner import run as run_item
 from agglo.lab.paper.runner import runnable_cells
 from agglo.lab.paper.study import Settings, Study, StudyCell
@@ -58,7 +57,7 @@ def run(options: Options) -> None:
     chosen = None if options.item in (None, "all") else item_named(str(options.item))
     run_items(options, list(items().values()), chosen)
     if options.item is None:
-        print(f"\n{benchmarks(BENCHMARKS, options.output)}")
+        print(f"\n{benchmarks(options.output).text()}")
 
 
 def run_items(options: Options, items: Sequence[Study], one: Study | None) -> None:
@@ -81,7 +80,7 @@ def run_items(options: Options, items: Sequence[Study], one: Study | None) -> No
         device=device_or_best(options.device) if is_measured else "cpu",
     )
     if options.item is None:
-        print(listing(chosen, settings))
+        print(f"{overview(chosen, options.output, settings).text()}\n\n{GPU_HOURS}")
         return
     for item in chosen:
         if len(chosen) > 1 and item.cells(settings) and not runnable_cells(item, settings):

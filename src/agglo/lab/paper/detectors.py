@@ -6,8 +6,8 @@ difference between two cells are drawn: the r-th resample has the same images in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -48,15 +48,15 @@ def entries(*names: str) -> tuple[Entry, ...]:
 class DetectorScale:
     """Models, methods, keep rates and trainings of a study of detectors.
 
-    In miniature every detector has a class token, so that one detector serves all methods; it must lose a third of its
-    AP with a single token; and the dense detector is trained on as long as the methods are. In full there is a second
-    dense detector for the methods that ask a class token.
+    In miniature every detector has a class token, so that one detector serves all methods, and the dense detector is
+    trained on as long as the methods are. In full there is a second dense detector for the methods that need a class
+    token.
 
     Attributes:
         methods: Off the shelf come those that learn nothing.
         shelf_rates, tuned_rates: Keep rates, the most telling first.
         dense, tuned: Recipe and choices of training.
-        validation: Number of validation images; None is all.
+        validation: Number of validation scenes in miniature.
     """
 
     models: tuple[str, ...]
@@ -68,7 +68,7 @@ class DetectorScale:
     tuned_seeds: int = 1
     dense: tuple[str, Mapping[str, Any]] = ("dense", {})
     tuned: tuple[str, Mapping[str, Any]] = ("finetune", {})
-    validation: int | None = None
+    validation: int = 1000
     resamples: int = 200
     batch_size: int = 1
     workers: int = 2
@@ -79,16 +79,13 @@ class DetectorScale:
 
     @property
     def reduced(self) -> list[tuple[str, float, Entry]]:
-        """Every training, keep rate and method.
-
-        DPC-KNN with equal weights stands in off the shelf for the one that learns.
-        """
+        """Every training, keep rate and method; off the shelf, DPC-KNN has equal weights in place of learned ones."""
         shelf = [(SHELF, rate, each) for rate in self.shelf_rates for each in self.methods if not each.learns]
         tuned = [(TUNED, rate, each) for rate in self.tuned_rates for each in self.methods]
         return shelf + [case for case in tuned if case[2].name != "dpc_knn equal"]
 
     def asks(self, name: str) -> bool:
-        """Return whether a method or dense detector is reduced from a detector of its own, with a class token."""
+        """Return whether a method or dense detector needs a dense detector of its own, with a class token."""
         entry = named(self.methods, name)
         return not self.is_miniature and (name == DENSE_WITH_TOKEN or (entry is not None and entry.method in ASKING))
 
@@ -113,8 +110,7 @@ class DetectorScale:
             choices |= training_choices(entry)
         if entry is not None:
             choices["keep_rate"] = about["keep_rate"]
-        settings, _ = RECIPES.load(recipe).resolve(choices)
-        return settings
+        return RECIPES.load(recipe).resolve(choices)[0]
 
 
 _PAPER = entries("atc average", "atc complete", "atc single", "tome")
@@ -133,7 +129,6 @@ MINIATURE = DetectorScale(
     dense=("miniature", {}),
     # A fifth of the rate that the dense detector starts with, and one drop.
     tuned=("miniature", {"scenes": 800, "lr": 1e-4, "warmup_steps": 20, **_SHORT}),
-    validation=1000,
     resamples=500,
     batch_size=8,
 )
@@ -149,15 +144,15 @@ def start(model: str) -> str:
     return f"deit_{model}_patch16_224"
 
 
-@dataclass
 class Judge:
     """Trains what is missing and evaluates one cell after the other."""
 
-    settings: Settings
-    scale: DetectorScale
-    item: str
-    _images: dict[int | None, DetectionBatches] = field(default_factory=dict)
-    _trained: set[Path] = field(default_factory=set)
+    def __init__(self, settings: Settings, scale: DetectorScale, item: str) -> None:
+        self.settings, self.scale, self.item = settings, scale, item
+        self.trained: set[Path] = set()
+        self.opened_images = cache(self.images)
+        accelerator = one_of_several(settings.device)
+        self.is_main = accelerator is None or accelerator.is_main_process
 
     def __call__(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """Return AP, tokens left and GFLOPs of a cell; its match tables go into its folder."""
@@ -168,34 +163,21 @@ class Judge:
         if about["training"] == TUNED:
             weights = self.train(self.scale.training(about, dense, entry=entry), folder / "run")
         detector = opened(weights)
-        found = judged(detector, config, self.images(detector.spec.image_size), folder, self.settings)
+        found = judged(detector, config, self.opened_images(detector.spec.image_size), folder, self.settings)
         found["weights_with_token" if self.scale.asks(about["method"]) else "weights"] = _fingerprint(dense)
         if self.is_main:
             resampled = self.samples(about)
             found |= {f"{kind}_error": float(np.nanstd(resampled[kind], ddof=1)) for kind in BOX_AND_MASK}
         return found
 
-    @cached_property
-    def is_main(self) -> bool:
-        accelerator = one_of_several(self.settings.device)
-        return accelerator is None or accelerator.is_main_process
-
     def images(self, side: int | None) -> DetectionBatches:
-        """Return the validation images, the same ones for every seed of training.
-
-        They are resized to squares of this side; None is the paper's way.
-        """
-        if side not in self._images:
-            root, scale = self.settings.data[self.scale.data], self.scale
-            transform, size = transforms_for(side)[1], self.settings.batch_size or scale.batch_size
-            if scale.is_miniature:
-                scenes = make_scenes(root, scale.validation or 1000, 0, "val")
-                self._images[side] = HeldImages(scenes, transform, batch_size=size)
-            else:
-                data = open_coco(root, "val").spread(scale.validation)
-                how: dict[str, Any] = {"accelerator": one_of_several(self.settings.device), "workers": scale.workers}
-                self._images[side] = DetectionBatches(data, transform, batch_size=size, **how)
-        return self._images[side]
+        """Return the validation images, the same ones for every cell, resized to squares; None is the paper's way."""
+        root, scale, transform = self.settings.data[self.scale.data], self.scale, transforms_for(side)[1]
+        size = self.settings.batch_size or scale.batch_size
+        if scale.is_miniature:
+            return HeldImages(make_scenes(root, scale.validation, 0, "val"), transform, batch_size=size)
+        how: dict[str, Any] = {"accelerator": one_of_several(self.settings.device), "workers": scale.workers}
+        return DetectionBatches(open_coco(root, "val"), transform, batch_size=size, **how)
 
     def dense_weights(self, about: Mapping[str, Any]) -> Path:
         """Return the weights that were given, or those of a training that goes on where it was stopped."""
@@ -208,9 +190,9 @@ class Judge:
 
     def train(self, chosen: DetectionSettings, run: Path) -> Path:
         """Return the last weights of a training, not the best, so that validation images choose nothing."""
-        if run not in self._trained:
+        if run not in self.trained:
             train_detector(chosen, self.settings.data[self.scale.data], run, cpu=self.settings.on_cpu)
-            self._trained.add(run)
+            self.trained.add(run)
         return run / "last" / "model.safetensors"
 
     def folder(self, about: Mapping[str, Any]) -> Path:
@@ -244,26 +226,21 @@ def judged(
     detector: Opened, config: ReductionConfig | None, images: DetectionBatches, folder: Path, settings: Settings
 ) -> dict[str, Any]:
     """Return AP, tokens left and GFLOPs of a reduced detector; its match tables go into a folder."""
-    reducible = Reducible(detector.model, detector.learned, f"checkpoint {detector.weights}")
-    [about] = reducible.cells({} if config is None else {config: config.method}, dense=config is None)
-    reducible.apply(config)
-    accelerator = one_of_several(settings.device)
-    detector.model.to(settings.device if accelerator is None else accelerator.device)
-    found = evaluate(detector.model, images, accelerator=accelerator, keep=keeping(images, folder))
-    names = [f"{kind}_{name}" for kind in BOX_AND_MASK for name in ("AP", "AP50", "AP75")]
-    counted = {"tokens": about.about["counts"][-1], "gflops": about.about["gflops"], "images": found["images"]}
-    return {**{name: found[name] for name in names}, **counted}
-
-
-def keeping(images: DetectionBatches, folder: Path) -> Callable[[list[dict[str, Any]]], None]:
-    """Return what writes the match tables of all detections to a folder."""
 
     def keep(results: list[dict[str, Any]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for kind, name in KINDS.items():
             match(images.data.ground_truth, results, kind).save(folder / f"{name}.npz")
 
-    return keep
+    reducible = Reducible(detector.model, detector.learned, f"checkpoint {detector.weights}")
+    [about] = reducible.cells({} if config is None else {config: config.method}, dense=config is None)
+    reducible.apply(config)
+    accelerator = one_of_several(settings.device)
+    detector.model.to(settings.device if accelerator is None else accelerator.device)
+    found = evaluate(detector.model, images, accelerator=accelerator, keep=keep)
+    names = [f"{kind}_{name}" for kind in BOX_AND_MASK for name in ("AP", "AP50", "AP75")]
+    counted = {"tokens": about.about["counts"][-1], "gflops": about.about["gflops"], "images": found["images"]}
+    return {**{name: found[name] for name in names}, **counted}
 
 
 def is_kept(folder: Path) -> bool:

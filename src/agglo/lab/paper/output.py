@@ -70,19 +70,16 @@ def pages_of(
     return {MARKDOWN: "\n\n".join(parts) + "\n", LATEX: "\n\n".join(tables) + "\n"}
 
 
-def tables_of(study: Study, settings: Settings, *, level: str = "**{}**") -> str:
+def tables_of(study: Study, settings: Settings) -> str:
     """Return what a study's record says, for a page of the documentation: where it ran, then its tables."""
     results = in_order(study, read_results(settings.folder(study.name)), settings)
-    parts = [f"({head(study, results, settings)})", *_parts(study.sections(results, settings), level)]
+    parts = [f"({head(study, results, settings)})", *_parts(study.sections(results, settings), "**{}**")]
     return "\n\n".join(parts)
 
 
-def _parts(sections: Sequence[Section], level: str) -> list[str]:
-    parts = []
-    for section in sections:
-        parts.append(level.format(section.title))
-        parts += [part for part in (section.text, section.table and section.table.markdown()) if part]
-    return parts
+def _parts(sections: Sequence[Section], title: str) -> list[str]:
+    texts = [(title.format(s.title), s.text, s.table and s.table.markdown()) for s in sections]
+    return [part for of_section in texts for part in of_section if part]
 
 
 def head(study: Study, results: Sequence[Result], settings: Settings) -> str:

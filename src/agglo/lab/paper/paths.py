@@ -45,12 +45,11 @@ def _find(
             raise ValueError(f"--{kind} {text!r}: {name!r} is not needed; accepted: {accepted}")
         if not path.exists():
             raise ValueError(f"--{kind} {text!r}: {str(path)!r} does not exist")
+        files = {f"{name}{ending}": name for name in names for ending in reversed(endings)}
+        here = {files[path.name]: path} if path.name in files else {}
+        here = here or {name: path / file for file, name in files.items() if (path / file).exists()}
         if equals:
             here = {name: path}
-        else:
-            here = {name: path for name in names for ending in endings if path.name == f"{name}{ending}"}
-            inside = [(name, path / f"{name}{ending}") for name in names for ending in reversed(endings)]
-            here = here or {name: file for name, file in inside if file.exists()}
         if not here:
             raise ValueError(f"--{kind} {text!r} is and holds none of {accepted}; NAME=PATH says what it is")
         found |= here

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -76,9 +75,7 @@ def attempt(run_cell: RunCell, cell: StudyCell) -> dict[str, object]:
         out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
         if not out_of_memory and not any(word in reason.lower() for word in ("alloc", "out of memory")):
             raise
-    # What the failed cell held is let go before the next one starts.
-    gc.collect()
+    gc.collect()  # what the failed cell held is let go before the next one starts
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    print(f"agglo: {cell.title}: out of memory", file=sys.stderr)
     return {"cannot": f"out of memory: {reason.partition(chr(10))[0]}"}

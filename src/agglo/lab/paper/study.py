@@ -1,7 +1,7 @@
 """A study: a table or a figure of the paper, measured cell by cell.
 
 A full run and one in miniature go through the same code; what differs is one value, the scale: models, data sets, keep
-rates, seeds. Everything a study finds is in its record, and its tables and figures are made of that alone.
+rates, seeds. Tables and figures are made of a study's record and nothing else.
 """
 
 from __future__ import annotations
@@ -72,11 +72,9 @@ class Settings:
 
 
 class StudyCell(NamedTuple):
-    """One value to be measured, once.
+    """One value to be measured, once. Without its needs it is left out.
 
-    Attributes:
-        about: What distinguishes it from the other cells of its study: plain values, which are written to the record.
-        needs: Without them it is left out.
+    `about` distinguishes it from the other cells of its study: plain values, which are written to the record.
     """
 
     about: Mapping[str, Any]
@@ -107,12 +105,12 @@ class Study:
         shows: The table or figure, as the paper calls it.
         about: What it measures.
         full, miniature: The scale of a run: whatever value its functions read. None where there is no such run.
-        axes: From a scale and settings to all cells, whether they can be run here or not; light enough for a listing.
+        axes: From a scale and settings to all cells, whether they can be run here or not.
         run: From a scale and settings to what measures one cell after the other, in the order of `axes`; it may keep a
             model or images open between them, and raises CannotRunError for a cell that cannot be measured.
-        table: From results and a scale to the tables of what was measured so far, beside what is printed.
+        table: From results and a scale to tables of what was measured so far.
         draw: From results, a scale, settings and a folder to the paths of the figures it wrote there.
-        gpu_hours: An estimate for the full run; `listing.GPU_HOURS` says how it is made.
+        gpu_hours: An estimate for the full run; `registry.GPU_HOURS` says how it is made.
         stands_in: What stands in for what in miniature.
         optional: Needs that no cell has, but which change how cells are measured.
         borrow: From settings to results of other studies, which `table` and `draw` get before this study's own.

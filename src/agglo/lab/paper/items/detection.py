@@ -1,7 +1,7 @@
 """AP of detectors with fewer tokens, off the shelf and fine-tuned: the paper's two tables of COCO.
 
-Beside AP there are differences between cells: of each method to dense, and of what the paper's tables say of who is
-ahead of whom.
+Apart from AP there are differences between cells: of each method to dense, and of what the paper's tables say of which
+method is ahead of which.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from agglo.lab.paper import compare, printed
 from agglo.lab.paper.classifiers import FASHION, SHELF, TUNED, data_need
-from agglo.lab.paper.compare import DENSE, Value
+from agglo.lab.paper.compare import DENSE
 from agglo.lab.paper.detectors import (
     BOX_AND_MASK,
     COCO,
@@ -55,25 +55,24 @@ def ahead(training: str, better: str, worse: str, rate: float) -> Difference:
 
 
 # Above 0 in the paper's table for both of its detectors, for boxes and for masks.
-CLAIMS = (
-    ahead(SHELF, "atc average", "tome", 0.5),
-    ahead(SHELF, "atc complete", "tome", 0.5),
-    ahead(SHELF, "tome", "atc single", 0.5),
-    ahead(SHELF, "atc average", "atc single", 0.5),
-    ahead(SHELF, "atc average", "atc single", 0.25),
-    ahead(SHELF, "atc complete", "atc average", 0.25),
-    ahead(TUNED, "atc average", "tome", 0.5),
-    ahead(TUNED, "atc complete", "tome", 0.5),
-    ahead(TUNED, "atc average", "atc single", 0.5),
-    ahead(TUNED, "atc average", "atc single", 0.25),
+CLAIMS = tuple(
+    ahead(*case)
+    for case in (
+        (SHELF, "atc average", "tome", 0.5),
+        (SHELF, "atc complete", "tome", 0.5),
+        (SHELF, "tome", "atc single", 0.5),
+        (SHELF, "atc average", "atc single", 0.5),
+        (SHELF, "atc average", "atc single", 0.25),
+        (SHELF, "atc complete", "atc average", 0.25),
+        (TUNED, "atc average", "tome", 0.5),
+        (TUNED, "atc complete", "tome", 0.5),
+        (TUNED, "atc average", "atc single", 0.5),
+        (TUNED, "atc average", "atc single", 0.25),
+    )
 )
 # Against what the paper's tables do not have at these keep rates.
-FURTHER = tuple(
-    ahead(training, "atc average", other, rate)
-    for training in (SHELF, TUNED)
-    for rate in (0.25, 0.5)
-    for other in ("pool", "random", "evit")
-)
+_OTHERS = [(t, r, other) for t in (SHELF, TUNED) for r in (0.25, 0.5) for other in ("pool", "random", "evit")]
+FURTHER = tuple(ahead(training, "atc average", other, rate) for training, rate, other in _OTHERS)
 
 
 def to_dense(training: str, method: str, rate: float) -> str:
@@ -120,22 +119,17 @@ def _needs(settings: Settings, scale: DetectorScale, model: str, methods: Sequen
     if scale.is_miniature:
         return (data_need(FASHION),)
     found = [Need("data", COCO, "COCO 2017: train2017, val2017, annotations")]
-    given, asking = published(model) in settings.weights, [scale.asks(method) for method in methods]
-    if not given or any(asking):
-        found.append(Need("weights", start(model), f"DeiT {model}"))
-    if given and not all(asking):
-        found.append(_published(model))
-    return tuple(found)
+    is_given, asking = published(model) in settings.weights, [scale.asks(method) for method in methods]
+    found += [Need("weights", start(model), f"DeiT {model}")] if not is_given or any(asking) else []
+    return (*found, _published(model)) if is_given and not all(asking) else tuple(found)
 
 
 def _run(scale: DetectorScale, settings: Settings) -> RunCell:
     judge = Judge(settings, scale, "detection")
     pairs = {name: pair for name, *pair in differences_of(scale)}
-
-    def run(about: Mapping[str, Any]) -> dict[str, Any]:
-        return _difference(judge, pairs[about["difference"]], about) if "difference" in about else judge(about)
-
-    return run
+    return lambda about: (
+        _difference(judge, pairs[about["difference"]], about) if "difference" in about else judge(about)
+    )
 
 
 def _difference(judge: Judge, pair: Sequence[Case], about: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,17 +161,20 @@ def _table(results: Sequence[Result], scale: DetectorScale) -> list[Section]:
         prefix = "" if len(scale.models) == 1 else f"{model}, "
         differences = {result["difference"]: result for result in here if "difference" in result}
         for training, cases in ((SHELF, (SHELF, GATE)), (TUNED, (TUNED,))):
-            if measured := [result for result in here if result.get("training") in cases]:
-                name = f"{prefix}{training}"
-                found += [_average_precision(measured, kind, training, name, scale) for kind in BOX_AND_MASK]
-                apart = [
-                    {**differences[to_dense(*case)], "method": case[1], "keep_rate": case[2]}
-                    for case in dict.fromkeys((r["training"], r["method"], r["keep_rate"]) for r in measured)
-                    if case[2] is not None and to_dense(*case) in differences
-                ]
-                text = "Box and mask AP, with 95 % intervals over resampled images."
-                found.append(Section(f"{name}: difference to dense", compare.by_rate(apart, _intervals), text))
-            if measured and training == SHELF:
+            measured = [result for result in here if result.get("training") in cases]
+            if not measured:
+                continue
+            name = f"{prefix}{training}"
+            found += [_average_precision(measured, kind, training, name, scale) for kind in BOX_AND_MASK]
+            once = dict.fromkeys((result["method"], result["keep_rate"]) for result in measured)
+            apart = [
+                {**differences[to_dense(training, method, rate)], "method": method, "keep_rate": rate}
+                for method, rate in once
+                if rate is not None and to_dense(training, method, rate) in differences
+            ]
+            text = "Box and mask AP, with 95 % intervals over resampled images."
+            found.append(Section(f"{name}: difference to dense", compare.by_rate(apart, _intervals), text))
+            if training == SHELF:
                 dense = next((f"Dense: {r['gflops']:.3f}." for r in measured if r["method"] == DENSE), "")
                 table = compare.by_rate(measured, lambda result: result["gflops"], ".3f")
                 found.append(Section(f"{prefix}GFLOPs of the backbone", table, dense))
@@ -186,28 +183,28 @@ def _table(results: Sequence[Result], scale: DetectorScale) -> list[Section]:
 
 
 def _average_precision(results: Sequence[Result], kind: str, training: str, name: str, scale: DetectorScale) -> Section:
-    """Return measured AP beside the printed one; what is not reduced stands above the table."""
+    """Return a table of measured and printed AP; what is not reduced stands above it."""
     model = "tiny" if scale.is_miniature else results[0]["model"]
-
-    def expected(row: str, rate: float) -> Value | None:
-        return compare.printed_value("detection", model, training, row, rate, kind)
-
     reduced = [result for result in results if result["method"] not in _UNREDUCED]
-    comparable = not scale.is_miniature
-    found = compare.by_method(reduced, "keep_rate", f"{kind}_AP", expected=expected, comparable=comparable)
+    found = compare.by_method(
+        reduced,
+        "keep_rate",
+        f"{kind}_AP",
+        expected=lambda row, rate: compare.printed_value("detection", model, training, row, rate, kind),
+        comparable=not scale.is_miniature,
+    )
     parts = []
     for method in _UNREDUCED:
         value = compare.over_seeds([result for result in results if result["method"] == method], f"{kind}_AP")
-        number = printed.value("detection", model, training, method, kind) if comparable else None
-        beside = "" if number is None else f" (printed: {number:.1f})"
-        parts += [] if value is None else [f"{method.capitalize()}: {value}{beside}."]
+        number = printed.value("detection", model, training, method, kind) if found.comparable else None
+        as_printed = "" if number is None else f" (printed: {number:.1f})"
+        parts += [] if value is None else [f"{method.capitalize()}: {value}{as_printed}."]
     seeds = len({result["seed"] for result in results})
     over = f"Mean over {seeds} seeds of training, in brackets the standard deviation."
     parts.append("One seed: nothing is known about the spread between trainings." if seeds == 1 else over)
-    if comparable:
-        remarks = "; ".join(printed.table("detection")["remarks"])
-        parts += ["+- is one standard error, of our images and seeds.", f"Of the printed numbers: {remarks}."]
-        parts.append(found.remarks())
+    if found.comparable:
+        remarks = f"Of the printed numbers: {'; '.join(printed.table('detection')['remarks'])}."
+        parts += ["+- is one standard error, of our images and seeds.", remarks, found.remarks()]
     else:
         parts.append("Printed numbers are of ViT-Adapter-T on COCO: they cannot stand beside these.")
     text = f"{' '.join(parts)}\n\n{compare.reasons(results) if kind == BOX_AND_MASK[-1] else ''}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 from scipy.stats import rankdata
 
@@ -21,16 +21,7 @@ from agglo.lab.paper.output import read_results
 from agglo.lab.paper.study import Result, Section, Settings, Study
 from agglo.utils.tables import Column, Table
 
-
-class Setting(NamedTuple):
-    """One column of a table of accuracies."""
-
-    model: str
-    data: str
-    keep_rate: float
-
-
-Accuracies = dict[Setting, dict[str, float]]  # by setting, then by method; one that cannot is absent
+Accuracies = dict[tuple[str, str, float], dict[str, float]]  # by model, data and keep rate, then by method
 
 # What ATC is compared with: methods that merge hard; and all that merge.
 PRIOR = {False: HARD, True: (*HARD, *SOFT)}
@@ -40,48 +31,48 @@ ALL = tuple(entry.name for entry in PAPER)
 
 def printed_accuracies(names: Sequence[str] = ALL) -> Accuracies:
     """Return the paper's fine-tuned table, of some methods."""
-    found: Accuracies = {}
-    for model, by_data in printed.table("fine-tuned")["values"].items():
-        for data, by_method in by_data.items():
-            for rate in RATES:
-                row = {name: by_method[name][str(rate)] for name in names}
-                found[Setting(model, data, rate)] = {name: value for name, value in row.items() if value is not None}
-    return found
+    return {
+        (model, data, rate): {name: by_method[name][str(rate)] for name in names if by_method[name][str(rate)]}
+        for model, by_data in printed.table("fine-tuned")["values"].items()
+        for data, by_method in by_data.items()
+        for rate in RATES
+    }
 
 
 def by_seed(results: Sequence[Result], names: Sequence[str]) -> dict[int, Accuracies]:
     """Return what was measured of some methods, by seed.
 
-    In each setting only those seeds count that all methods have which were run there.
+    For each model, data and keep rate only those seeds count that all methods have which were run there.
     """
     chosen = [r for r in results if r["keep_rate"] is not None and r["method"] in names]
     found: dict[int, Accuracies] = {}
-    for setting, here in compare.grouped(chosen, "model", "data", "keep_rate").items():
+    for (model, data, rate), here in compare.grouped(chosen, "model", "data", "keep_rate").items():
         metric = compare.metric_of(here)
         done = [result for result in here if metric in result]
         seeds = [{result["seed"] for result in of} for of in compare.grouped(done, "method").values()]
         for seed in sorted(set.intersection(*seeds)) if seeds else ():
             row = {result["method"]: result[metric] for result in done if result["seed"] == seed}
-            found.setdefault(seed, {})[Setting(*setting)] = row
+            found.setdefault(seed, {})[model, data, rate] = row
     return found
 
 
 def measured_accuracies(results: Sequence[Result], names: Sequence[str]) -> Accuracies:
     """Return means over the seeds that methods have in common."""
-    every = by_seed(results, names).values()
-    settings = dict.fromkeys(setting for one in every for setting in one)
-    rows = {setting: [one[setting] for one in every if setting in one] for setting in settings}
-    return {setting: {name: fmean(row[name] for row in of) for name in of[0]} for setting, of in rows.items()}
+    rows: dict[tuple[str, str, float], list[dict[str, float]]] = {}
+    for table in by_seed(results, names).values():
+        for key, row in table.items():
+            rows.setdefault(key, []).append(row)
+    return {key: {name: fmean(row[name] for row in of) for name in of[0]} for key, of in rows.items()}
 
 
 def mean_ranks(table: Accuracies, keep_rate: float | None = None) -> dict[str, tuple[float, float]]:
-    """Return mean and deviation of each method's ranks, over all settings or those of one keep rate; best first.
+    """Return mean and deviation of each method's ranks, best first; of one keep rate or of all.
 
     1 is the best; equals share the mean of their ranks.
     """
     found: dict[str, list[float]] = {}
-    for setting, row in table.items():
-        if keep_rate in (None, setting.keep_rate):
+    for (_, _, rate), row in table.items():
+        if keep_rate in (None, rate):
             for name, rank in zip(row, rankdata([-number for number in row.values()]), strict=True):
                 found.setdefault(name, []).append(float(rank))
     means = {name: (fmean(values), pstdev(values)) for name, values in found.items()}
@@ -89,16 +80,16 @@ def mean_ranks(table: Accuracies, keep_rate: float | None = None) -> dict[str, t
 
 
 def differences(table: Accuracies, *, soft: bool = False) -> dict[str, dict[float, float]]:
-    """Return how far each linkage of ATC is above the best prior method that merges hard, or hard or soft.
+    """Return the points by which each linkage of ATC is ahead of the best prior method, at each keep rate.
 
-    The mean over models and data sets at each keep rate.
+    The mean over models and data sets. Prior methods merge hard, or hard or soft.
     """
     found: dict[str, dict[float, list[float]]] = {name: {} for name in OURS}
-    for setting, row in table.items():
+    for (_, _, rate), row in table.items():
         before = [row[name] for name in PRIOR[soft] if name in row]
         for name in OURS:
             if before and name in row:
-                found[name].setdefault(setting.keep_rate, []).append(row[name] - max(before))
+                found[name].setdefault(rate, []).append(row[name] - max(before))
     return {name: {rate: fmean(values) for rate, values in sorted(of.items())} for name, of in found.items()}
 
 
@@ -110,15 +101,13 @@ def _sources(results: Sequence[Result], names: Sequence[str]) -> dict[str, Accur
 
 def _rates(sources: Mapping[str, Accuracies]) -> list[float]:
     """Return the keep rates of which all sources have numbers."""
-    return [rate for rate in RATES if all(any(key.keep_rate == rate for key in of) for of in sources.values())]
+    return [rate for rate in RATES if all(any(rate in key for key in of) for of in sources.values())]
 
 
 def _rank_table(results: Sequence[Result], scale: Any) -> list[Section]:
     figure = {name: tuple(value) for name, value in printed.statement("rank").items()}
-    sources: dict[str, Mapping[str, tuple[float, float]]] = {
-        **{source: mean_ranks(table) for source, table in _sources(results, HARD_MERGING).items()},
-        "as the paper's figure has it": figure,
-    }
+    sources = {source: mean_ranks(table) for source, table in _sources(results, HARD_MERGING).items()}
+    sources["as the paper's figure has it"] = figure
     rows = [
         [name, *(f"{of[name][0]:.2f} +- {of[name][1]:.2f}" if name in of else None for of in sources.values())]
         for name in sorted(figure, key=lambda name: figure[name][0])
@@ -167,10 +156,10 @@ def _draw_accuracy(results: Sequence[Result], scale: Any, settings: Settings, fo
     if settings.miniature:
         return paths
     as_measured: list[Result] = []
-    for setting, row in printed_accuracies().items():
-        images = printed.IMAGES.get(setting.data)
-        numbers = {DENSE: printed.value("fine-tuned", setting.model, setting.data, DENSE), **row}
-        about = {**setting._asdict(), "images": images}
+    for (model, data, rate), row in printed_accuracies().items():
+        images = printed.IMAGES.get(data)
+        about = {"model": model, "data": data, "keep_rate": rate, "images": images}
+        numbers = {DENSE: printed.value("fine-tuned", model, data, DENSE), **row}
         metric = "mAP" if images is None else "top1"
         as_measured += [{**about, "method": name, metric: number} for name, number in numbers.items()]
     file = folder / "as-printed.png"
