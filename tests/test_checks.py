@@ -74,11 +74,8 @@ def test_a_number_is_a_number_within_its_bounds(value: Any, whole: bool) -> None
                 number("option", value, whole=whole, **bounds)
 
 
-@pytest.mark.parametrize(("value", "plain"), [(np.int64(3), 3), (np.float32(0.5), 0.5)])
-def test_numbers_of_numpy_become_pythons(value: Any, plain: float) -> None:
-    found = number("option", value)
-    assert found == plain
-    assert type(found) is type(plain)
+def test_numbers_of_numpy_become_pythons() -> None:
+    assert type(number("option", np.int64(3))) is int and type(number("option", np.float32(0.5))) is float
 
 
 @given(ANYTHING, st.sampled_from([None, 1, 2]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,8 +64,13 @@ def room_of(module: str) -> str:
     return next((room for room in inside if room in FLOOR), parts[0] if parts else ROOT)
 
 
-def imports(package: Path) -> Iterator[Import]:
+@cache
+def imports(package: Path) -> list[Import]:
     """Every import of one room by another, in functions and behind TYPE_CHECKING too."""
+    return list(_imports(package))
+
+
+def _imports(package: Path) -> Iterator[Import]:
     rooms = {path.stem if path.suffix == ".py" else path.name for path in package.iterdir()}
     for path in sorted(package.rglob("*.py")):
         name = ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
@@ -140,7 +146,6 @@ def test_a_module_never_shares_its_name_with_a_folder() -> None:
             "lab.tasks.detection",
         ),
         ("models", "from agglo import tuning", "tuning"),
-        ("hosts", "from agglo.lab.tasks import detection", "lab"),
     ],
 )
 def test_a_wrong_import_is_found_with_its_line(tmp_path: Path, room: str, text: str, imported: str) -> None:
@@ -154,11 +159,10 @@ def test_a_wrong_import_is_found_with_its_line(tmp_path: Path, room: str, text: 
     assert str(found[0]).startswith(f"agglo/{room}/file.py:")
 
 
-@pytest.mark.parametrize(
-    "text", ["from agglo.grouping import Grouping", "from agglo.methods import base", "import torch"]
-)
-def test_a_right_import_is_not(tmp_path: Path, text: str) -> None:
+def test_a_right_import_is_not(tmp_path: Path) -> None:
     package = tmp_path / "agglo"
     (package / "methods").mkdir(parents=True)
-    (package / "methods" / "file.py").write_text(text)
+    (package / "methods" / "file.py").write_text(
+        "import torch\nfrom agglo.grouping import Grouping\nfrom agglo.methods import base"
+    )
     assert not [entry for entry in imports(package) if wrong(entry)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from agglo.clustering import cluster, linkage
 from agglo.config import ReductionConfig
 from agglo.methods import Method, list_methods, register
-from agglo.schedule import Constant, Counts, Geometric, Linear, PerBlock, Schedule, Stages
+from agglo.schedule import Schedule, Stages
 from agglo.version import __version__
 
 if TYPE_CHECKING:
@@ -19,24 +19,14 @@ if TYPE_CHECKING:
 # Imported when they are first asked for: clustering needs no host, and running a model neither drawing nor tuning.
 _LAZY = {
     "UnsupportedModelError": "agglo.hosts",
-    "adapt_processor": "agglo.patch",
-    "apply": "agglo.patch",
     "draw": "agglo.drawing.groups",
-    "image_tokens": "agglo.patch",
     "register_host": "agglo.hosts.registry",
-    "remove": "agglo.patch",
-    "report": "agglo.patch",
-    "trace": "agglo.patch",
     "tune": "agglo.tuning",
+    **dict.fromkeys(("adapt_processor", "apply", "image_tokens", "remove", "report", "trace"), "agglo.patch"),
 }
 
 __all__ = [
-    "Constant",
-    "Counts",
-    "Geometric",
-    "Linear",
     "Method",
-    "PerBlock",
     "ReductionConfig",
     "Schedule",
     "Stages",

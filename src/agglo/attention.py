@@ -27,7 +27,6 @@ _HIDDEN = -3e4
 
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_WIDEST_HEAD = 256
-_FLASH_CAPABILITY = (8, 0)  # Ampere; on older GPUs torch has no flash kernel
 
 
 def fastest_path(device: torch.device, dtype: torch.dtype, width: int) -> Path:
@@ -39,20 +38,18 @@ def fastest_path(device: torch.device, dtype: torch.dtype, width: int) -> Path:
     """
     if device.type != "cuda" or dtype not in _FLASH_DTYPES or _padded(width) > _FLASH_WIDEST_HEAD:
         return "bias"
-    capability = _flash_capability(torch.cuda.current_device() if device.index is None else device.index)
-    return "channel" if capability is not None and capability >= _FLASH_CAPABILITY else "bias"
+    return "channel" if _has_flash(torch.cuda.current_device() if device.index is None else device.index) else "bias"
 
 
 @constant_result
-def _flash_capability(index: int) -> tuple[int, int] | None:
-    """Return the compute capability of a GPU; None where flash kernels are missing or switched off."""
-    if not (torch.backends.cuda.is_flash_attention_available() and torch.backends.cuda.flash_sdp_enabled()):
-        return None
-    return torch.cuda.get_device_capability(index)
+def _has_flash(index: int) -> bool:
+    """Return whether torch has flash kernels for a GPU (Ampere or newer) and they are not switched off."""
+    available = torch.backends.cuda.is_flash_attention_available() and torch.backends.cuda.flash_sdp_enabled()
+    return available and torch.cuda.get_device_capability(index) >= (8, 0)
 
 
 def _padded(width: int) -> int:
-    """Channels per head with at least one more, in multiples of 8 as flash kernels want them."""
+    """Return channels per head with at least one more, in multiples of 8 as flash kernels want them."""
     return width + 8 - width % 8
 
 
@@ -67,25 +64,25 @@ def proportional_attention(
     bias: Tensor | None = None,
     path: Path | None = None,
 ) -> Tensor:
-    """Attention of q (B, H, M, d) over k, v (B, H, N, d) whose tokens have sizes (B, N): (B, H, M, d).
+    """Return attention of q (B, H, M, d) over k, v (B, H, N, d), whose tokens have sizes (B, N): (B, H, M, d).
 
     sizes None is ordinary attention; scale None is 1 / sqrt(d); path None takes the fastest one, and a bias always the
     path "bias".
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if sizes is None:
-        mask = None if bias is None else bias.to(q.dtype)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
-    log_sizes = sizes.float().log()
-    if bias is not None or (path or _path_of(q)) == "bias":
-        mask = log_sizes.to(q.dtype)[:, None, None, :].expand(-1, -1, q.shape[2], -1)
-        mask = mask if bias is None else (bias.float() + log_sizes[:, None, None, :]).to(q.dtype)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
-    return _in_a_channel(q, k, v, log_sizes, scale, dropout)
+    mask = bias
+    if sizes is not None:
+        log_sizes = sizes.float().log()
+        if bias is None and (path or _path_of(q)) == "channel":
+            return _in_a_channel(q, k, v, log_sizes, scale, dropout)
+        rows = log_sizes[:, None, None, :]
+        mask = rows.to(q.dtype).expand(-1, -1, q.shape[2], -1) if bias is None else bias.float() + rows
+    mask = None if mask is None else mask.to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
 
 
 def _path_of(q: Tensor) -> Path:
-    """Autocast, where it is on, decides in which dtype scaled_dot_product_attention takes q."""
+    """Return the fastest path; autocast, where it is on, decides in which dtype attention takes q."""
     autocast = q.is_cuda and torch.is_autocast_enabled("cuda")
     return fastest_path(q.device, torch.get_autocast_dtype("cuda") if autocast else q.dtype, int(q.shape[-1]))
 
@@ -94,8 +91,8 @@ def _in_a_channel(q: Tensor, k: Tensor, v: Tensor, log_sizes: Tensor, scale: flo
     width = q.shape[-1]
     padding = _padded(width) - width  # one of these channels is ours
     carried = (log_sizes / scale).clamp(min=_HIDDEN).to(k.dtype)[:, None, :, None].expand(-1, k.shape[1], -1, -1)
-    q = torch.cat([q, q.new_ones(*q.shape[:-1], 1), q.new_zeros(*q.shape[:-1], padding - 1)], dim=-1)
-    k = torch.cat([k, carried, k.new_zeros(*k.shape[:-1], padding - 1)], dim=-1)
+    q = F.pad(F.pad(q, (0, 1), value=1.0), (0, padding - 1))
+    k = F.pad(torch.cat([k, carried], dim=-1), (0, padding - 1))
     v = F.pad(v, (0, padding))
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)[..., :width]
 
@@ -128,7 +125,7 @@ def class_attention(
 def attention_received(
     q: Tensor, k: Tensor, sizes: Tensor | None, *, scale: float | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """How much attention each key of k (B, H, N, d) gets from all queries of q (B, H, M, d), summed over heads: (B, N).
+    """Return how much attention each key (B, H, N, d) gets from all queries (B, H, M, d) of all heads: (B, N).
 
     In float32, under autocast too, and without gradient. Padding, of size 0, counts for no query. Weights are written
     out for a few images and heads at a time only.
@@ -147,16 +144,23 @@ def attention_with_received(
     dropout: float = 0.0,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`proportional_attention` and, of the same queries and keys, `attention_received`.
+    """Return `proportional_attention` and, of the same queries and keys, `attention_received`.
 
     On a CPU one pass gives both: the weights of a few images are written out, summed, and multiplied with the values
     while they are in the cache. At (64, 3, 197, 64) float32 that takes 1.3 to 1.4 times as long as attention alone,
     where a second pass for the sums takes 0.8 to 0.9 of it more.
     """
-    if _may_write_weights(q, k, v, dropout):
+    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu")
+    differentiated = torch.is_grad_enabled() and any(each.requires_grad for each in (q, k, v))
+    plain = all(type(each) is Tensor and each.dtype == torch.float32 for each in (q, k, v))
+    if q.device.type == "cpu" and plain and not (in_graph or differentiated or dropout):
         return _in_pieces(q, k, v, sizes, scale, bias)
     attended = proportional_attention(q, k, v, sizes, scale=scale, dropout=dropout, bias=bias)
     return attended, attention_received(q, k, sizes, scale=scale, bias=bias)
+
+
+_CACHE = 2 * 2**20  # bytes of attention weights at once: what stays in a core's cache
+_MEMORY = 256 * 2**20  # and on other devices, where few large steps are faster
 
 
 def _in_pieces(
@@ -169,24 +173,28 @@ def _in_pieces(
     attended = q
     if v is not None:
         attended = q.new_empty(batch, n_queries, n_heads, v.shape[-1]).transpose(1, 2)  # as blocks join the heads
-    for images, heads in _pieces(q, k):
+    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    for images, heads in [(slice(None), slice(None))] if in_graph else _pieces(q, k):
+        logits = (q[images, heads].float() * scale) @ k[images, heads].float().transpose(-2, -1)
+        if bias is not None:
+            logits += bias.expand(batch, n_heads, -1, -1)[images, heads].float()
         here = None if sizes is None else sizes[images]
-        weights = _weights(q[images, heads], k[images, heads], here, scale, _piece(bias, images, heads))
-        received[images] += _column_sums(weights, here)
+        if here is not None:
+            logits += here.float().log()[:, None, None]
+        weights = logits.softmax(dim=-1) if in_graph else torch.softmax(logits, dim=-1, out=logits)
+        rows = weights.flatten(1, 2)
+        if here is None:
+            received[images] += rows.sum(dim=1)
+        else:  # where keys have sizes, queries are the same tokens
+            received[images] += ((here > 0).float().repeat(1, weights.shape[1]).unsqueeze(1) @ rows).squeeze(1)
         if v is not None:
             attended[images, heads] = weights @ v[images, heads]
     return attended, received
 
 
-_CACHE = 2 * 2**20  # bytes of attention weights at once: what stays in a core's cache
-_MEMORY = 256 * 2**20  # and on other devices, where few large steps are faster
-
-
 def _pieces(q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
-    """Slices of images and heads whose weights in float32 fit into the cache; all at once in a graph."""
+    """Return slices of images and heads whose weights in float32 fit into the cache."""
     batch, n_heads = int(q.shape[0]), int(q.shape[1])
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return [(slice(None), slice(None))]
     at_once = max(1, (_CACHE if q.device.type == "cpu" else _MEMORY) // (4 * q.shape[2] * k.shape[2]))
     images, heads = max(1, at_once // n_heads), min(at_once, n_heads)
     return [
@@ -194,42 +202,6 @@ def _pieces(q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
         for image in range(0, batch, images)
         for head in range(0, n_heads, heads)
     ]
-
-
-def _piece(bias: Tensor | None, images: slice, heads: slice) -> Tensor | None:
-    """What a bias (B or 1, H or 1, M, N) is for some images and heads."""
-    if bias is None:
-        return None
-    return bias[images if bias.shape[0] > 1 else slice(None), heads if bias.shape[1] > 1 else slice(None)]
-
-
-def _weights(q: Tensor, k: Tensor, sizes: Tensor | None, scale: float, bias: Tensor | None) -> Tensor:
-    """Return the attention weights (B, H, M, N) in float32, without gradient."""
-    logits = (q.float() * scale) @ k.float().transpose(-2, -1)
-    if bias is not None:
-        logits += bias.float()
-    if sizes is not None:
-        logits += sizes.float().log()[:, None, None]
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return logits.softmax(dim=-1)
-    return torch.softmax(logits, dim=-1, out=logits)
-
-
-def _column_sums(weights: Tensor, sizes: Tensor | None) -> Tensor:
-    """What each key gets, (B, N), of weights (B, H, M, N). Where keys have sizes, queries are the same tokens."""
-    rows = weights.flatten(1, 2)
-    if sizes is None:
-        return rows.sum(dim=1)
-    is_query = (sizes > 0).float().repeat(1, weights.shape[1]).unsqueeze(1)
-    return (is_query @ rows).squeeze(1)
-
-
-def _may_write_weights(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
-    """Whether attention may be written out in place, as a kernel for float32 numbers in CPU memory would."""
-    graph = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu")
-    differentiated = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    plain = all(type(each) is Tensor and each.dtype == torch.float32 for each in (q, k, v))
-    return q.device.type == "cpu" and plain and not (graph or differentiated or dropout)
 
 
 def policy_attention(
@@ -242,7 +214,7 @@ def policy_attention(
     eps: float = 1e-6,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """DynamicViT's attention in training: tokens with policy 0 (B, T) are masked for all queries but their own.
+    """Return DynamicViT's attention in training: tokens with policy 0 (B, T) are masked for all queries but their own.
 
         e_ij = exp(a_ij - max_j a_ij) * (policy_j, or 1 where i = j)
         out_i = sum_j (e_ij + eps / T) / (sum_j e_ij + eps) v_j

@@ -32,9 +32,8 @@ def choice(name: str, value: object, accepted: Iterable[T], *, also: str = "") -
     names = [each for each in known if isinstance(each, str)]
     close = get_close_matches(value, names) if isinstance(value, str) else []
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
-    listed = ", ".join(map(repr, known[:_LISTED]))
-    raise ValueError(f"{name}={value!r} is not known; {hint}accepted: {listed}{more}{also}")
+    listed = ", ".join(map(repr, known[:_LISTED])) + (" and more" if len(known) > _LISTED else "")
+    raise ValueError(f"{name}={value!r} is not known; {hint}accepted: {listed}{also}")
 
 
 def one_or_each(name: str, given: Any, accepted: Sequence[T]) -> T | list[T]:
@@ -45,19 +44,14 @@ def one_or_each(name: str, given: Any, accepted: Sequence[T]) -> T | list[T]:
     >>> one_or_each("importance", ("class", "none"), (None, "class", "received"))
     ['class', None]
     """
-    if isinstance(given, (list, tuple)) and given:
-        return [choice(name, None if each == "none" and None in accepted else each, accepted) for each in given]
-    given = None if given == "none" and None in accepted else given
-    return choice(name, given, accepted, also=", or a list of them, one per reduction")
+    several = isinstance(given, (list, tuple)) and given
+    values = [None if each == "none" and None in accepted else each for each in (given if several else [given])]
+    found = [choice(name, each, accepted, also=", or a list of them, one per reduction") for each in values]
+    return found if several else found[0]
 
 
 def flag(name: str, value: object) -> bool:
-    """Return True or False; "off", 0 and None are neither.
-
-    >>> flag("probe", "off")
-    Traceback (most recent call last):
-    ValueError: probe='off' must be True or False
-    """
+    """Return True or False; "off", 0 and None are neither."""
     if not isinstance(value, bool):
         raise ValueError(f"{name}={value!r} must be True or False")
     return value
@@ -92,12 +86,7 @@ def number(
 
 
 def whole_numbers(name: str, values: Any, *, minimum: int = 0, length: int | None = None) -> tuple[int, ...]:
-    """Return a list of whole numbers as a tuple, of a length if one is given, and never empty.
-
-    >>> whole_numbers("stride", 2, minimum=1, length=2)
-    Traceback (most recent call last):
-    ValueError: stride=2 must be a list of 2 whole numbers, each at least 1
-    """
+    """Return a list of whole numbers as a tuple, of a length if one is given, and never empty."""
     is_list = isinstance(values, Sequence) and not isinstance(values, (str, bytes))
     if not is_list or not values or length not in (None, len(values)):
         many = "" if length is None else f"{length} "

@@ -17,7 +17,7 @@ from agglo.checks import choice, number, whole_numbers
 from agglo.methods import Method, create
 from agglo.methods.base import PLACES, Place
 from agglo.methods.registry import find
-from agglo.schedule import Rates, Schedule, Stages, WrittenSchedule, as_schedule
+from agglo.schedule import Rates, Schedule, Stages, as_schedule
 from agglo.text import format_call, parse_call
 
 LastBlock = Literal["all", "class_token"]
@@ -28,6 +28,8 @@ Share = Literal["block", "resolution"]
 VERSION = 1
 DOWNSAMPLES = (1, 2, 4, 8, 16, 32)  # every level of a U-Net halves rows and columns
 BUDGETS = ("keep_rate", "schedule", "threshold")
+CLASSIFIER_FIELDS = ("schedule", "threshold", "blocks", "place", "last_block", "output")  # not for diffusion models
+DIFFUSION_FIELDS = ("max_downsample", "merge", "share", "every", "drift")  # and for no other models
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -42,7 +44,7 @@ class ReductionConfig:
         blocks: 0-based blocks that reduce, for keep_rate and threshold; by default a quarter, a half and three quarters
             of the depth (3, 6, 9 of 12).
         place: Where a method that merges hard acts: "after_attention", or "before_block", which spares attention too.
-            Before a block there are no keys and values of it: atc and tome need features="tokens" there. None leaves it
+            A block's keys and values do not exist before it: atc and tome need features="tokens" there. None leaves it
             to the method.
         proportional: Whether a merged token weighs in attention as much as its members did; None leaves it to the
             method.
@@ -90,31 +92,12 @@ class ReductionConfig:
         method = create(self.method, **self.options)
         # As the method keeps them and without its defaults, so that configs of the same meaning are equal.
         kept, defaults = method.options(), method.defaults()
-        self._set(
-            "options", {name: kept[name] for name in kept if name in self.options and kept[name] != defaults[name]}
-        )
-        self._check_values()
-        self._check_budget()
-        check_with(self, method)
+        given = {name: kept[name] for name in kept if name in self.options and kept[name] != defaults[name]}
+        self._set("options", given)
+        self._check(method)
 
-    def _check_values(self) -> None:
-        choice("place", self.place, (None, *PLACES))
-        choice("proportional", self.proportional, (None, True, False))
-        choice("last_block", self.last_block, get_args(LastBlock))
-        choice("output", self.output, get_args(Output))
-        if self.max_downsample is not None:
-            choice("max_downsample", self.max_downsample, DOWNSAMPLES)
-        several = isinstance(self.merge, Iterable) and not isinstance(self.merge, str)
-        parts = tuple(self.merge) if several else (self.merge,)
-        self._set("merge", tuple(choice("merge", part, get_args(Part)) for part in parts))
-        if not parts:
-            raise ValueError("merge=() leaves nothing to merge; accepted: 'attn', 'cross', 'mlp'")
-        choice("share", self.share, get_args(Share))
-        number("every", self.every, whole=True, minimum=1)
-        if self.drift is not None:
-            self._set("drift", number("drift", self.drift, minimum=0))
-
-    def _check_budget(self) -> None:
+    def _check(self, method: Method) -> None:
+        """Raise ValueError for a value that is not accepted, or that does not go with the method or another value."""
         given = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give one of keep_rate, schedule and threshold, not {' and '.join(given) or 'none'}")
@@ -128,15 +111,62 @@ class ReductionConfig:
             self._set("schedule", as_schedule(self.schedule))
         if self.threshold is not None:
             self._set("threshold", number("threshold", self.threshold, minimum=0))
+        choice("proportional", self.proportional, (None, True, False))
+        choice("last_block", self.last_block, get_args(LastBlock))
+        choice("output", self.output, get_args(Output))
+        choice("max_downsample", self.max_downsample, (None, *DOWNSAMPLES))
+        several = isinstance(self.merge, Iterable) and not isinstance(self.merge, str) and self.merge
+        parts = self.merge if several else (self.merge,)
+        self._set("merge", tuple(choice("merge", part, get_args(Part)) for part in parts))
+        choice("share", self.share, get_args(Share))
+        number("every", self.every, whole=True, minimum=1)
+        if self.drift is not None:
+            self._set("drift", number("drift", self.drift, minimum=0))
+        self._check_place(method)
+        if self.threshold is not None and not method.takes_threshold:
+            raise ValueError(f"method {method.name!r} takes no threshold; give keep_rate or schedule")
+        if self.schedule is not None and self.schedule.returning and method.tokens_return == "never":
+            raise ValueError(f"{self.schedule!r} is for methods whose tokens return; {method.name} drops them for good")
+        if self.output in ("merged_late", "smaller_image"):
+            self.require_defaults(("blocks", "place", "last_block"), f"output={self.output!r} lets the tower run whole")
+        if self.output == "smaller_image" and (self.method != "atc" or self.options):
+            raise ValueError("output='smaller_image' merges nothing: it takes no method and no options of one")
+
+    def _check_place(self, method: Method) -> None:
+        choice("place", self.place, (None, *PLACES))
+        if self.place in (None, method.place):
+            return
+        if self.place != "before_block" or not method.may_act_before:
+            raise ValueError(f"place={self.place!r} does not go with method {method.name!r}, which acts {method.place}")
+        features = method.options().get("features", "tokens")
+        if any(each != "tokens" for each in ([features] if isinstance(features, str) else features)):
+            raise ValueError(f"features={features!r} do not exist before a block; place='before_block' needs 'tokens'")
+
+    def require_defaults(self, names: Iterable[str], reason: str) -> None:
+        """Raise ValueError, which gives the reason, for the first of the fields that was set."""
+        for name in names:
+            if getattr(self, name) != DEFAULTS[name]:
+                raise ValueError(f"{name}={getattr(self, name)!r} has no effect: {reason}")
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
     @classmethod
-    def of(cls, method: str = "atc", **arguments: Any) -> ReductionConfig:
-        """Make a config from flat arguments, as `agglo.apply` takes them: fields and options of the method by name."""
+    def of(cls, method: str | Method = "atc", **arguments: Any) -> ReductionConfig:
+        """Make a config from flat arguments, as `agglo.apply` takes them: fields and options of the method by name.
+
+        Options of a method instance are its own.
+        """
         own = {name: value for name, value in arguments.items() if name in _FIELDS}
         options = {name: value for name, value in arguments.items() if name not in _FIELDS}
+        if isinstance(method, Method):
+            if options:
+                raise ValueError(f"option {min(options)!r} goes with a method's name, not with the instance {method!r}")
+            config = object.__new__(cls)  # no name to look up: the instance need not be registered
+            for name, value in {**DEFAULTS, "options": {}, **own, "method": method.name}.items():
+                config._set(name, value)
+            config._check(method)
+            return config
         accepted = find(method).defaults()
         for name in options:
             choice(f"argument of method {method!r}", name, [*accepted, *sorted(_FIELDS)])
@@ -162,9 +192,7 @@ class ReductionConfig:
             ValueError: The version is another, or a key is unknown.
         """
         arguments = dict(content)
-        version = arguments.pop("version", None)
-        if version != VERSION:
-            raise ValueError(f"version={version!r} of a reduction config is not known; accepted: {VERSION}")
+        choice("version", arguments.pop("version", None), (VERSION,))
         return cls.of(**arguments)
 
     def to_dict(self) -> dict[str, Any]:
@@ -173,12 +201,8 @@ class ReductionConfig:
 
     def given(self) -> dict[str, Any]:
         """Return what differs from the defaults, as the flat arguments of `agglo.apply`, without the method."""
-        own = {
-            each.name: getattr(self, each.name)
-            for each in fields(self)
-            if each.name in _FIELDS and getattr(self, each.name) != each.default
-        }
-        return {**own, **self.options}
+        own = {name: getattr(self, name) for name in DEFAULTS if name in _FIELDS}
+        return {name: value for name, value in own.items() if value != DEFAULTS[name]} | dict(self.options)
 
     def create_method(self) -> Method:
         """Create the method with its options."""
@@ -196,67 +220,19 @@ class ReductionConfig:
         return format_call(self.method, (), self.given())
 
     def __repr__(self) -> str:
-        given = {name: value for name, value in self.given().items() if name not in self.options}
+        given = {name: value for name, value in self.given().items() if name in _FIELDS}
         given |= {"options": dict(self.options)} if self.options else {}
         return f"ReductionConfig({', '.join([repr(self.method), *(f'{k}={v!r}' for k, v in given.items())])})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ReductionConfig) and self._key() == other._key()
+        return isinstance(other, ReductionConfig) and (self.method, self.given()) == (other.method, other.given())
 
     def __hash__(self) -> int:
-        return hash(self._key())
-
-    def _key(self) -> Any:
-        return _hashable({**self.given(), "method": self.method})
+        return hash((self.method, self.budget))
 
 
 _FIELDS = frozenset(each.name for each in fields(ReductionConfig)) - {"method", "options"}
-DIFFUSION_FIELDS = ("max_downsample", "merge", "share", "every", "drift")
 DEFAULTS = {each.name: each.default for each in fields(ReductionConfig) if each.default is not MISSING}
-
-
-def config_for(method: Method, **arguments: Any) -> ReductionConfig:
-    """Return the config of a method instance, whose options are the instance's own."""
-    if unknown := sorted(set(arguments) - _FIELDS):
-        raise ValueError(f"option {unknown[0]!r} goes with a method's name, not with the instance {method!r}")
-    config = object.__new__(ReductionConfig)  # no name to look up: the instance need not be registered
-    for name, value in {**DEFAULTS, "options": {}, **arguments, "method": method.name}.items():
-        config._set(name, value)
-    config._check_values()
-    config._check_budget()
-    check_with(config, method)
-    return config
-
-
-def check_with(config: ReductionConfig, method: Method) -> None:
-    """Raise a ValueError for what does not go with the method."""
-    if config.threshold is not None and not method.takes_threshold:
-        raise ValueError(f"method {method.name!r} takes no threshold; give keep_rate or schedule")
-    if config.schedule is not None and config.schedule.returning and method.tokens_return == "never":
-        raise ValueError(f"{config.schedule!r} is for methods whose tokens return; {method.name} drops them for good")
-    if config.output in ("merged_late", "smaller_image"):
-        for name in ("blocks", "place", "last_block"):
-            if getattr(config, name) != DEFAULTS[name]:
-                raise ValueError(
-                    f"{name}={getattr(config, name)!r} is for a tower that runs reduced; with output={config.output!r} "
-                    "it runs whole"
-                )
-    if config.output == "smaller_image" and (config.method != "atc" or config.options):
-        raise ValueError("output='smaller_image' merges nothing: it takes no method and no options of one")
-    _check_place(config.place, method)
-
-
-def _check_place(place: Place | None, method: Method) -> None:
-    if place is None or place == method.place:
-        return
-    if place != "before_block" or not method.may_act_before:
-        raise ValueError(f"place={place!r} does not go with method {method.name!r}, which acts {method.place!r}")
-    features = method.options().get("features", "tokens")
-    if any(each != "tokens" for each in ([features] if isinstance(features, str) else features)):
-        raise ValueError(
-            f"features={features!r} do not exist before a block, whose keys and values are made in it; "
-            "place='before_block' goes with features='tokens'"
-        )
 
 
 def _plain(value: Any) -> Any:
@@ -264,12 +240,4 @@ def _plain(value: Any) -> Any:
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]
-    if isinstance(value, Schedule) and not isinstance(value, WrittenSchedule):
-        raise ValueError(f"{value!r} is a schedule of its own kind, which files and commands cannot hold")
     return str(value) if isinstance(value, Schedule) else value
-
-
-def _hashable(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return tuple(sorted((name, _hashable(each)) for name, each in value.items()))
-    return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value

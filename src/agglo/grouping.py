@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from agglo.checks import choice
@@ -65,9 +66,8 @@ class Grouping:
         _require("weights", weights, (batch, prefix + n_patches))
         _require("counts", counts, (batch,))
         device = patch_labels.device
-        prefix_labels = torch.arange(prefix, device=device).expand(batch, prefix)
         shifted = torch.where(patch_labels < 0, -1, patch_labels + prefix) if drops else patch_labels + prefix
-        labels = torch.cat([prefix_labels, shifted], dim=1)
+        labels = torch.cat([torch.arange(prefix, device=device).expand(batch, prefix), shifted], dim=1)
         added = torch.ones(batch, prefix + n_patches, device=device) if weights is None else weights
         added = added * (labels >= 0) if drops else added
         target = labels.clamp(min=0) if drops else labels
@@ -95,25 +95,22 @@ class Grouping:
         _require("weights", weights, (batch, prefix + n_patches))
         _require("counts", counts, (batch,))
         device, total = positions.device, prefix + n_patches
-        in_front = torch.arange(prefix, device=device).expand(batch, prefix)
-        chosen = torch.cat([in_front, positions + prefix], dim=1)
+        chosen = torch.cat([torch.arange(prefix, device=device).expand(batch, prefix), positions + prefix], dim=1)
         numbers = torch.arange(prefix + n_kept, device=device).expand(batch, -1)
-        ones = torch.ones(batch, prefix + n_kept, device=device)
-        sizes = ones if weights is None else weights.gather(1, chosen)
+        sizes = torch.ones(batch, prefix + n_kept, device=device) if weights is None else weights.gather(1, chosen)
         target = chosen
         if counts is not None:
             padding = numbers >= prefix + counts.unsqueeze(1)
             sizes = sizes.masked_fill(padding, 0)
             target = chosen.masked_fill(padding, total)  # one column beyond the tokens, cut off below
         labels = torch.full((batch, total + 1), -1, dtype=torch.int64, device=device).scatter(1, target, numbers)
-        labels = labels[:, :total]
-        return Grouping(labels, sizes, prefix, weights, counts, drops=True, chosen=chosen)
+        return Grouping(labels[:, :total], sizes, prefix, weights, counts, drops=True, chosen=chosen)
 
     @staticmethod
-    def identity(batch: int, n_tokens: int, prefix: int = 0, device: torch.device | None = None) -> Grouping:
-        """Return the grouping in which every token is a group."""
-        labels = torch.arange(n_tokens, device=device).expand(batch, n_tokens)
-        return Grouping(labels, torch.ones(batch, n_tokens, device=device), prefix)
+    def identity(tokens: Tensor, prefix: int = 0) -> Grouping:
+        """Return the grouping of tokens (B, T, C) in which every token is a group."""
+        labels = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
+        return Grouping(labels, torch.ones(tokens.shape[:2], device=tokens.device), prefix)
 
     @property
     def n_groups(self) -> int:
@@ -134,7 +131,8 @@ class Grouping:
         >>> grouping.merge(x), grouping.merge(x, "preserve_norm")
         (tensor([[[1., 1.]]]), tensor([[[1.4142, 1.4142]]]))
         """
-        choice("mean", mean, MEANS)
+        if mean not in MEANS:
+            choice("mean", mean, MEANS)
         _require("x", x, (*self.labels.shape, None))
         if self.chosen is not None:
             kept = x.gather(1, self.chosen.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
@@ -146,7 +144,7 @@ class Grouping:
         return means.to(x.dtype)
 
     def _means(self, x: Tensor) -> Tensor:
-        """Size-weighted means (B, G, C) of float32 x (B, T, C)."""
+        """Return the size-weighted means (B, G, C) of float32 x (B, T, C)."""
         weighted = x if self.weights is None else x * self.weights.unsqueeze(-1)
         labels = torch.where(self.labels < 0, self.n_groups, self.labels) if self.drops else self.labels
         # int: TorchScript cannot add a bool to a count that it traces.
@@ -154,11 +152,10 @@ class Grouping:
         return sums.div_(self.sizes.clamp(min=1).unsqueeze(-1))
 
     def _stretch(self, x: Tensor, means: Tensor) -> Tensor:
-        """How much longer (B, G, 1) than the means (B, G, C) their members in x (B, T, C) are; 1 for prefix tokens."""
+        """Return how much longer (B, G, 1) than the means their members in x (B, T, C) are; 1 for prefix tokens."""
         lengths = self._means(torch.linalg.vector_norm(x, dim=-1, keepdim=True))[:, self.prefix :]
         reached = torch.linalg.vector_norm(means, dim=-1, keepdim=True)[:, self.prefix :]
-        stretch = lengths / torch.where(reached > 0, reached, 1.0)
-        return torch.cat([stretch.new_ones(stretch.shape[0], self.prefix, 1), stretch], dim=1)
+        return F.pad(lengths / torch.where(reached > 0, reached, 1.0), (0, 0, self.prefix, 0), value=1.0)
 
     def unmerge(self, y: Tensor, dropped: Tensor | None = None) -> Tensor:
         """Return one token per original position, (B, G, C) -> (B, T, C), every member a copy of its group.
@@ -184,12 +181,9 @@ class Grouping:
         _require("labels of the later grouping", later.labels, tuple(self.sizes.shape))
         if later.prefix != self.prefix:
             raise ValueError(f"the later grouping has prefix={later.prefix}; needed: {self.prefix}, as before")
-        drops = self.drops or later.drops
-        if self.drops:
-            labels = later.labels.gather(1, self.labels.clamp(min=0)).where(self.labels >= 0, -1)
-        else:
-            labels = later.labels.gather(1, self.labels)
-        return Grouping(labels, later.sizes, self.prefix, self.weights, later.counts, drops)
+        labels = later.labels.gather(1, self.labels.clamp(min=0) if self.drops else self.labels)
+        labels = labels.where(self.labels >= 0, -1) if self.drops else labels
+        return Grouping(labels, later.sizes, self.prefix, self.weights, later.counts, self.drops or later.drops)
 
     def with_more_prefix_tokens(self, n_more: int) -> Grouping:
         """Return the same with so many more prefix tokens before all others.
@@ -219,8 +213,7 @@ def _require(name: str, tensor: Tensor | None, shape: tuple[int | None, ...], dt
     if tensor is None or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return
     found = tuple(tensor.shape)
-    fits = [wanted in (None, there) for wanted, there in zip(shape, found, strict=False)]
-    if len(found) != len(shape) or not all(fits):
+    if len(found) != len(shape) or any(wanted not in (None, n) for wanted, n in zip(shape, found, strict=True)):
         needed = ", ".join("any" if length is None else str(length) for length in shape)
         raise ValueError(f"{name} has the shape {found}; needed: ({needed})")
     if dtype not in (None, tensor.dtype):
@@ -228,11 +221,10 @@ def _require(name: str, tensor: Tensor | None, shape: tuple[int | None, ...], dt
 
 
 def _sums_of_groups(x: Tensor, labels: Tensor, n_groups: int) -> Tensor:
-    """The sum of x (B, T, C) over the members of each group, (B, G, C).
+    """Return the sums (B, G, C) of x (B, T, C) over the members of each group.
 
-    index_add_ over the flattened batch: at (64, 196, 192) on two CPU threads 0.8 ms (1.2 with weights), against 1.8 for
-    a one-hot matmul and 2.9 for scatter_add, whose index is as large as x; ONNX has only the last of them. In place on
-    fresh zeros, since out of place it copies them first and takes 3 ms.
+    index_add_ over the flattened batch: at (64, 196, 192) on two CPU threads 0.8 ms, against 1.8 for a one-hot matmul
+    and 2.9 for scatter_add, whose index is as large as x; ONNX has only the last of them.
     """
     batch, _, channels = x.shape
     if torch.onnx.is_in_onnx_export():

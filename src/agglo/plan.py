@@ -1,4 +1,4 @@
-"""What `apply` settled on: when to reduce, to how many tokens, and how attention treats the merged ones."""
+"""What `apply` settles for a model: when to reduce, to how many tokens, and how attention treats the merged ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Plan:
         blocks: Where the threshold acts; None means a quarter, a half and three quarters of the depth.
         proportional: Whether log(size) is added to the attention logits.
         grid: (rows, columns) of the patches at the model's own input size, for hosts whose loop sees tokens alone.
-        place: Where the method acts; None means at its own place.
+        place: Where the method acts.
         reads: How many tokens in front the last block computes, since the model's head reads no others; None means all.
         merged: Whether merged tokens leave the model, one per group, instead of one for every position.
         read_blocks: With `merged`, the blocks whose states the surrounding model reads, if several, concatenated.
@@ -33,15 +33,11 @@ class Plan:
     blocks: tuple[int, ...] | None = None
     proportional: bool = True
     grid: Grid | None = None
-    place: Place | None = None
+    place: Place = "after_attention"
     reads: int | None = None
     merged: bool = False
     read_blocks: tuple[int, ...] = ()
     ends: tuple[int, int] = (0, 0)
-
-    def acts_before_block(self, method: Method) -> bool:
-        """Return whether the method acts before a block, or else between its attention and its MLP."""
-        return (self.place or method.place) == "before_block"
 
     def front(self, method: Method, last_target: int | None, traced: bool = False) -> int | None:
         """Return for how many tokens in front alone the last block may run; None where it runs for all.
@@ -52,7 +48,7 @@ class Plan:
         Args:
             last_target: Tokens that are to be left at the last block; None where the method is not called there.
         """
-        decides = last_target is not None and not self.acts_before_block(method)
+        decides = last_target is not None and self.place == "after_attention"
         return None if decides and (traced or isinstance(method, nn.Module)) else self.reads
 
     def targets(
@@ -72,29 +68,15 @@ class Plan:
                 raise ValueError(f"blocks={blocks} do not fit a model of depth {depth}: 0 to {depth - 1} exist")
             return [0 if block in blocks else None for block in range(depth)]
         asked = self.schedule.counts(n_tokens, depth, strict=strict)
-        reducing = self._reducing(method, n_tokens, asked)
-        wanted = [asked[block] for block in reducing]
-        if not strict:
-            wanted = _within_reach(method, n_tokens, wanted)
+        reducing = _reducing(self.schedule, method, n_tokens, asked)
+        wanted, left = [], n_tokens
+        for block in reducing:
+            wanted.append(asked[block] if strict else max(asked[block], method.least(left)))
+            left = wanted[-1] if strict else method.reachable(left, wanted[-1])
         targets: list[int | None] = [None] * depth
-        reached = method.stages(n_tokens, wanted, grid)
-        for block, count in zip(reducing, reached, strict=True):
+        for block, count in zip(reducing, method.stages(n_tokens, wanted, grid), strict=True):
             targets[block] = count
         return targets
-
-    def _reducing(self, method: Method, n_tokens: int, asked: list[int]) -> list[int]:
-        """Return the blocks at which the method is called, given the counts asked for after each block."""
-        assert self.schedule is not None
-        before = [n_tokens, *asked]
-        if method.tokens_return == "after_block":
-            return [block for block, count in enumerate(asked) if count < n_tokens]
-        if method.tokens_return == "after_stage":
-            starts = self.schedule.starts(n_tokens, len(asked))
-            # A stage of all tokens after one of fewer is where they return.
-            return [block for block in starts if min(asked[block], before[block]) < n_tokens]
-        # Compared with what was asked before, not with what was reached: a rounding is not made up for later, at a
-        # block that was to stay untouched.
-        return [block for block, count in enumerate(asked) if count < before[block]]
 
     def counts(self, method: Method, n_tokens: int, depth: int, grid: Grid | None = None) -> list[int]:
         """Return the patch tokens really left after each block, or processed by it where they return.
@@ -108,10 +90,14 @@ class Plan:
         return counts
 
 
-def _within_reach(method: Method, n_tokens: int, asked: list[int]) -> list[int]:
-    """Return the counts nearest to those asked for that the method does not refuse."""
-    counts = []
-    for count in asked:
-        counts.append(max(count, method.least(n_tokens)))
-        n_tokens = method.reachable(n_tokens, counts[-1])
-    return counts
+def _reducing(schedule: Schedule, method: Method, n_tokens: int, asked: list[int]) -> list[int]:
+    """Return the blocks at which the method is called, given the counts asked for after each block."""
+    before = [n_tokens, *asked]
+    if method.tokens_return == "after_block":
+        return [block for block, count in enumerate(asked) if count < n_tokens]
+    if method.tokens_return == "after_stage":
+        # A stage of all tokens after one of fewer is where they return.
+        return [b for b in schedule.starts(n_tokens, len(asked)) if min(asked[b], before[b]) < n_tokens]
+    # Compared with what was asked before, not with what was reached: a rounding is not made up for later, at a block
+    # that was to stay untouched.
+    return [block for block, count in enumerate(asked) if count < before[block]]

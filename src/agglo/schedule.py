@@ -1,8 +1,5 @@
 """How many patch tokens are left after each block. Prefix tokens are never counted.
 
-A schedule is a value: two of the same kind with the same numbers are equal and hash alike, `repr` is the Python that
-makes it, and `str` is the text that commands, records and `parse_schedule` take.
-
 All arithmetic is on integers: a rate is a ratio of two, so that 0.7 of 100 tokens twice is 49, not the 48 that floating
 point makes of it, and torch.compile can follow.
 """
@@ -21,32 +18,34 @@ from agglo.text import format_call, parse_call
 
 Rates = float | Sequence[float]
 Ratio = tuple[int, int]
+_set = object.__setattr__  # what a frozen dataclass may do to itself while it is being made
 
 
 class Schedule(ABC):
-    """A plan for any number of tokens and any depth.
+    """Counts of patch tokens for any number of tokens and any depth; the base class of all kinds.
+
+    A schedule is a value, a frozen dataclass: `repr` is the Python that makes it, and `str` is the text that commands
+    and records take.
 
     returning: whether counts may rise again, for methods whose tokens return.
 
-    >>> class Halfway(agglo.Schedule):
-    ...     def _wanted(self, n_tokens, depth):
-    ...         return [n_tokens] * (depth // 2) + [n_tokens // 2] * (depth - depth // 2)
-    >>> Halfway().counts(196, 4)
-    [196, 196, 98, 98]
+    >>> str(agglo.schedule.Constant(14, start=3))
+    'constant:14,start=3'
     """
 
+    example: ClassVar[str]  # a text of this kind, which begins with its name
     returning: bool = False
 
     @abstractmethod
     def _wanted(self, n_tokens: int, depth: int) -> list[int]:
-        """Patch tokens left after each block, unchecked."""
+        """Return the patch tokens left after each block, unchecked."""
 
     def counts(self, n_tokens: int, depth: int, *, strict: bool = True) -> list[int]:
         """Return the patch tokens left after each of `depth` blocks, starting from n_tokens.
 
         Args:
             strict: False takes the nearest possible count where the schedule asks for none or for more than there are.
-                Forward passes do, so that no image and no window is too small for a model that runs.
+                Forward passes do so, for no image and no window is too small for a model that runs.
 
         Raises:
             ValueError: If strict, such a count is asked for.
@@ -67,15 +66,9 @@ class Schedule(ABC):
         return counts
 
     def starts(self, n_tokens: int, depth: int) -> list[int]:
-        """Blocks at which a stage begins: where the count changes, unless the schedule has stages of its own."""
+        """Return the blocks at which a stage begins: where the count changes, unless there are stages."""
         counts = [n_tokens, *self.counts(n_tokens, depth, strict=False)]
         return [block for block in range(depth) if counts[block + 1] != counts[block]]
-
-
-class WrittenSchedule(Schedule):
-    """A schedule that is a frozen dataclass of numbers, and can therefore be written down."""
-
-    example: ClassVar[str]  # a text of this kind, which begins with its name
 
     def __repr__(self) -> str:
         first, others = self._given()
@@ -87,20 +80,20 @@ class WrittenSchedule(Schedule):
         return format_call(self.example.partition(":")[0], values, others)
 
     def _given(self) -> tuple[Any, dict[str, Any]]:
-        """Return the value of its first field, and the others that differ from their defaults."""
+        """Return the value of the first field, and the others that differ from their defaults."""
         first, *others = (each for each in fields(self) if each.init)  # type: ignore[arg-type]  # a dataclass
         given = {each.name: getattr(self, each.name) for each in others if getattr(self, each.name) != each.default}
         return getattr(self, first.name), given
 
 
-class _AtStages(WrittenSchedule):
-    """Reduces at a few blocks, each the start of a stage."""
+class _AtStages(Schedule):
+    """Reduce at a few blocks, each the start of a stage."""
 
     blocks: Sequence[int] | None
 
     @abstractmethod
     def _after_stages(self, n_tokens: int, n_stages: int) -> list[int]:
-        """Patch tokens left after each stage."""
+        """Return the patch tokens left after each stage."""
 
     def starts(self, n_tokens: int, depth: int) -> list[int]:
         return list(default_blocks(depth, 3 if self.returning else 4) if self.blocks is None else self.blocks)
@@ -110,16 +103,19 @@ class _AtStages(WrittenSchedule):
         if blocks[-1] >= depth:
             raise ValueError(f"blocks={blocks} do not fit a model of depth {depth}: 0 to {depth - 1} exist")
         after_stage = [n_tokens, *self._after_stages(n_tokens, len(blocks))]
+        if len(after_stage) != 1 + len(blocks):
+            raise ValueError(f"{self!r} needs {len(blocks)} values, one per stage")
         return [after_stage[sum(start <= block for start in blocks)] for block in range(depth)]
 
-    def _check_blocks(self, n_stages: int | None) -> None:
-        """n_stages: how many the schedule has numbers for; None for any number of them."""
+    def _check(self, n_stages: int | None) -> None:
+        """Check blocks and returning, given for how many stages there are numbers; None is for any number of them."""
+        flag("returning", self.returning)
         if self.blocks is None:
             return
         blocks = whole_numbers("blocks", self.blocks)
         if any(a >= b for a, b in pairwise(blocks)):
             raise ValueError(f"blocks={blocks} must increase")
-        if n_stages is not None and n_stages != len(blocks):
+        if n_stages not in (None, len(blocks)):
             raise ValueError(f"{n_stages} stages do not fit blocks={blocks}: give one value per block")
         _set(self, "blocks", blocks)
 
@@ -135,8 +131,6 @@ class Stages(_AtStages):
     returning: every stage takes int(N r) of all tokens, by default at a third and two thirds of the depth (4, 8 of 12),
         for methods whose tokens return after a stage.
 
-    >>> Stages(0.5).counts(196, 12)
-    [196, 196, 196, 98, 98, 98, 49, 49, 49, 24, 24, 24]
     >>> Stages((0.9, 0.7), blocks=(2, 4)).counts(100, 6)
     [100, 100, 90, 90, 63, 63]
     """
@@ -153,26 +147,17 @@ class Stages(_AtStages):
         rates: Any = (self.keep_rate,) if is_one else tuple(self.keep_rate)  # type: ignore[arg-type]
         if not rates:
             raise ValueError(f"keep_rate={self.keep_rate!r} must be a keep rate, or one per stage")
-        _set(self, "_ratios", tuple(as_ratio("keep_rate", rate) for rate in rates))
+        _set(self, "_ratios", tuple(map(_as_ratio, rates)))
         _set(self, "keep_rate", float(rates[0]) if is_one else tuple(map(float, rates)))
-        self._check_blocks(None if is_one else len(rates))
-        flag("nested", self.nested)
-        flag("returning", self.returning)
-        if self.nested and self.returning:
+        self._check(None if is_one else len(rates))
+        if flag("nested", self.nested) and self.returning:
             raise ValueError("nested takes rates of the current count and returning of all tokens: give one of them")
 
     def _after_stages(self, n_tokens: int, n_stages: int) -> list[int]:
         ratios = self._ratios * n_stages if isinstance(self.keep_rate, float) else self._ratios
-        if len(ratios) != n_stages:
-            raise ValueError(f"keep_rate={self.keep_rate} needs {n_stages} values, one per stage")
         if self.returning:
             return [n_tokens * top // bottom for top, bottom in ratios]
-        if self.nested:
-            counts = [n_tokens]
-            for top, bottom in ratios:
-                counts.append(counts[-1] * top // bottom)
-            return counts[1:]
-        return _products(n_tokens, ratios)
+        return _products(n_tokens, ratios, self.nested)
 
 
 @dataclass(frozen=True, repr=False)
@@ -193,21 +178,18 @@ class Counts(_AtStages):
 
     def __post_init__(self) -> None:
         _set(self, "left", whole_numbers("left", self.left, minimum=1))
-        self._check_blocks(len(self.left))
-        flag("returning", self.returning)
+        self._check(len(self.left))
 
     def _after_stages(self, n_tokens: int, n_stages: int) -> list[int]:
-        if len(self.left) != n_stages:
-            raise ValueError(f"left={self.left} needs {n_stages} values, one per stage")
         return list(self.left)
 
 
-class _Removing(WrittenSchedule):
-    """Removes a number of patch tokens at every block."""
+class _Removing(Schedule):
+    """Remove a number of patch tokens at every block."""
 
     @abstractmethod
     def removals(self, depth: int) -> list[int]:
-        """Patch tokens removed at each of `depth` blocks."""
+        """Return the patch tokens removed at each of `depth` blocks."""
 
     def _wanted(self, n_tokens: int, depth: int) -> list[int]:
         removed = self.removals(depth)
@@ -251,8 +233,7 @@ class Constant(_Removing):
         number("start", self.start, whole=True, minimum=0)
 
     def removals(self, depth: int) -> list[int]:
-        _require_start(self, self.start, depth)
-        return [self.t if block >= self.start else 0 for block in range(depth)]
+        return [0] * self.start + [self.t] * _blocks_from(self.start, depth)
 
 
 @dataclass(frozen=True, repr=False)
@@ -275,7 +256,7 @@ class Linear(_Removing):
 
 
 @dataclass(frozen=True, repr=False)
-class Geometric(WrittenSchedule):
+class Geometric(Schedule):
     """The same fraction stays at every block from `start` on: int(N r^m) after the m-th of them.
 
     >>> Geometric(0.5, start=1).counts(100, 4)
@@ -288,94 +269,83 @@ class Geometric(WrittenSchedule):
     _ratio: Ratio = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        _set(self, "_ratio", as_ratio("keep_rate", self.keep_rate))
+        _set(self, "_ratio", _as_ratio(self.keep_rate))
         _set(self, "keep_rate", float(self.keep_rate))
         number("start", self.start, whole=True, minimum=0)
 
     def _wanted(self, n_tokens: int, depth: int) -> list[int]:
-        _require_start(self, self.start, depth)
-        return [n_tokens] * self.start + _products(n_tokens, [self._ratio] * (depth - self.start))
+        ratios = [self._ratio] * _blocks_from(self.start, depth)
+        return [n_tokens] * self.start + _products(n_tokens, ratios)
 
 
-def _products(n_tokens: int, ratios: Iterable[Ratio]) -> list[int]:
-    """Return int(N r1), int(N r1 r2), ... exactly."""
-    counts = []
-    numerator, denominator = n_tokens, 1
+def _products(n_tokens: int, ratios: Iterable[Ratio], nested: bool = False) -> list[int]:
+    """Return int(N r1), int(N r1 r2), ... exactly; nested rounds before every further rate."""
+    counts, numerator, denominator = [], n_tokens, 1
     for top, bottom in ratios:
         numerator, denominator = numerator * top, denominator * bottom
         counts.append(numerator // denominator)
+        if nested:
+            numerator, denominator = counts[-1], 1
     return counts
 
 
-_set = object.__setattr__  # what a frozen dataclass may do to itself while it is being made
-
-
-def _require_start(schedule: WrittenSchedule, start: int, depth: int) -> None:
+def _blocks_from(start: int, depth: int) -> int:
+    """Return how many blocks there are from `start` on."""
     if start >= depth:
-        raise ValueError(f"{schedule!r} would start at block {start} of a model of depth {depth}: it would do nothing")
+        raise ValueError(f"start={start} is block {start} of a model of depth {depth}: nothing would be reduced")
+    return depth - start
 
 
-_ALL: tuple[type[WrittenSchedule], ...] = (Stages, Counts, Constant, Linear, Geometric, PerBlock)
-_KINDS: dict[str, Any] = {kind.example.partition(":")[0]: kind for kind in _ALL}
+_KINDS: dict[str, type[Any]] = {
+    kind.example.partition(":")[0]: kind for kind in (Stages, Counts, Constant, Linear, Geometric, PerBlock)
+}
 EXAMPLES = ", ".join(kind.example for kind in _KINDS.values())
 
 
-def parse_schedule(text: str) -> Schedule:
-    """Parse the text of a schedule, `kind:values,option=value`, with the arguments of its class.
+def as_schedule(schedule: Schedule | str | Sequence[int]) -> Schedule:
+    """Return a schedule as it is, from its text, or from a list of tokens removed at each block.
+
+    The text is `kind:values,option=value`, with the arguments of the kind's class.
 
     Raises:
         ValueError: There is no such kind of schedule, or it does not take these values.
 
-    >>> parse_schedule("stages:0.5,blocks=[3,6,9]"), parse_schedule("stages:0.7,nested=true")
-    (Stages(0.5, blocks=(3, 6, 9)), Stages(0.7, nested=True))
+    >>> as_schedule("stages:0.5,blocks=[3,6,9]"), as_schedule([0, 30])
+    (Stages(0.5, blocks=(3, 6, 9)), PerBlock((0, 30)))
     """
-    try:
-        name, values, options = parse_call(text)
-    except ValueError as error:
-        raise ValueError(f"schedule={text!r}: {error}; accepted are such as {EXAMPLES}") from None
-    kind = _KINDS[choice("schedule kind", name, _KINDS)]
-    accepted = [field.name for field in fields(kind) if field.init]
-    first: Any = values[0] if len(values) == 1 else values
-    if accepted[0] in ("left", "removed") and len(values) == 1 and not isinstance(first, list):
-        first = values
-    try:
-        for option in options:
-            choice("option", option, accepted[1:])
-        if not values:
-            raise ValueError(f"{name} needs {accepted[0]}")
-        return kind(first, **options)
-    except ValueError as error:
-        raise ValueError(f"schedule={text!r}: {error}; write it as {kind.example}") from None
-
-
-def as_schedule(schedule: Schedule | str | Sequence[int]) -> Schedule:
-    """Return a schedule as it is, from its text, or a list of tokens removed at each block as a `PerBlock`."""
     if isinstance(schedule, Schedule):
         return schedule
-    if isinstance(schedule, str):
-        return parse_schedule(schedule)
-    if not isinstance(schedule, Sequence):
-        accepted = f"a Schedule, its text ({EXAMPLES}) or a list of tokens removed at each block"
-        raise ValueError(f"schedule={schedule!r} must be {accepted}")
     try:
-        return PerBlock(schedule)  # type: ignore[arg-type]  # no text any more
+        if not isinstance(schedule, str):
+            return PerBlock(schedule)
+        name, values, options = parse_call(schedule)
+        kind = _KINDS[choice("kind", name, _KINDS)]
+        first, *others = (each.name for each in fields(kind) if each.init)
+        for option in options:
+            choice("option", option, others)
+        if not values:
+            raise ValueError(f"{name} needs {first}")
+        takes_list = first in ("left", "removed") and not isinstance(values[0], list)
+        made: Schedule = kind(values if takes_list or len(values) > 1 else values[0], **options)
+        return made
     except ValueError as error:
-        raise ValueError(f"schedule={schedule!r}: {error}") from None
+        accepted = f"accepted are such as {EXAMPLES}, or a list of tokens removed at each block"
+        raise ValueError(f"schedule={schedule!r}: {error}; {accepted}") from None
 
 
-def as_ratio(name: str, rate: float) -> Ratio:
-    """A keep rate as numerator and denominator: 0.7 is 7/10 and 1/3 is 1/3, whatever their binary expansion."""
+def _as_ratio(rate: float) -> Ratio:
+    """Return a keep rate as numerator and denominator: 0.7 is 7/10 and 1/3 is 1/3, whatever their binary expansion."""
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 1:
         percent = isinstance(rate, (int, float)) and 1 < rate <= 100
         hint = f"; did you mean {rate / 100:g}?" if percent else ""
         raise ValueError(
-            f"{name}={rate!r} is not a keep rate: the fraction of tokens that stays, above 0 and up to 1{hint}"
+            f"keep_rate={rate!r} is not a keep rate: the fraction of tokens that stays, above 0 and up to 1{hint}"
         )
     return Fraction(rate).limit_denominator(10**9).as_integer_ratio()
 
 
 def default_blocks(depth: int, parts: int = 4) -> tuple[int, ...]:
-    """The paper's blocks 3, 6 and 9 of 12, at the same fractions of any depth; 4 and 8 if it is cut in three parts.
+    """Return the paper's blocks 3, 6 and 9 of 12, at the same fractions of any depth; 4 and 8 with three parts.
 
     >>> default_blocks(12), default_blocks(24), default_blocks(12, 3)
     ((3, 6, 9), (6, 12, 18), (4, 8))

@@ -75,8 +75,7 @@ class TakenApart(Method):
         return n_tokens
 
     def reduce(self, view: View) -> Outcome:
-        batch, n_tokens, _ = view.tokens.shape
-        return Outcome(Grouping.identity(batch, n_tokens, view.prefix, view.tokens.device))
+        return Outcome(Grouping.identity(view.tokens, view.prefix))
 
 
 class HostContract:

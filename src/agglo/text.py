@@ -35,17 +35,13 @@ def parse_call(text: str) -> Call:
     name, colon, rest = text.strip().partition(":")
     if not name or (colon and not rest.strip()):
         raise ValueError(f"{text!r} is incomplete; accepted: name, or name:value,key=value")
-    values: list[Any] = []
-    options: dict[str, Any] = {}
-    for item in split_items(rest, text):
-        if "=" not in item and not options:
-            values.append(parse_value(item))
-            continue
-        key, value = _parse_option(item)
-        if key in options:
-            raise ValueError(f"{text!r} gives {key!r} twice")
-        options[key] = value
-    return Call(name.strip(), tuple(values), options)
+    items = _split(rest, text)
+    first = next((index for index, item in enumerate(items) if "=" in item), len(items))
+    options = parse_options(items[first:])
+    if len(options) < len(items) - first:
+        keys = [item.partition("=")[0].strip() for item in items[first:]]
+        raise ValueError(f"{text!r} gives {next(key for key in keys if keys.count(key) > 1)!r} twice")
+    return Call(name.strip(), tuple(map(parse_value, items[:first])), options)
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:
@@ -54,14 +50,13 @@ def parse_options(texts: Sequence[str]) -> dict[str, Any]:
     >>> parse_options(["linkage=single", "exponent=0.5"])
     {'linkage': 'single', 'exponent': 0.5}
     """
-    return dict(_parse_option(text) for text in texts)
-
-
-def _parse_option(text: str) -> tuple[str, Any]:
-    key, equals, value = (part.strip() for part in text.partition("="))
-    if not (key and equals and value):
-        raise ValueError(f"{text!r} is not understood; accepted: key=value")
-    return key, parse_value(value)
+    options = {}
+    for text in texts:
+        key, _, value = (part.strip() for part in text.partition("="))
+        if not (key and value):
+            raise ValueError(f"{text!r} is not understood; accepted: key=value")
+        options[key] = parse_value(value)
+    return options
 
 
 def format_call(name: str, values: Sequence[Any] = (), options: Mapping[str, Any] | None = None) -> str:
@@ -86,7 +81,7 @@ def parse_value(text: str) -> Any:
         if not text.endswith(_BRACKETS[text[0]]):
             raise ValueError(f"{text!r} has no closing {_BRACKETS[text[0]]!r}")
         inner = text[1:-1].strip()
-        return inner if text[0] == "(" else [parse_value(item) for item in split_items(inner, text)]
+        return inner if text[0] == "(" else [parse_value(item) for item in _split(inner, text)]
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:
@@ -104,39 +99,33 @@ def format_value(value: Any) -> str:
     """
     if value is None or isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return repr(value).removesuffix(".0")
     if isinstance(value, (int, float)):
-        return repr(value)
+        return repr(value).removesuffix(".0")
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(format_value, value))}]"
     text = str(value)
     for written in (text, f"({text})"):
-        if _reads_back(written, text):
-            return written
+        try:
+            if _split(written, written) == [written] and parse_value(written) == text and written[:1] != "=":
+                return written
+        except ValueError:
+            continue
     raise ValueError(f"{value!r} cannot be written in a text; JSON can hold it")
 
 
-def _reads_back(written: str, text: str) -> bool:
-    try:
-        return split_items(written, written) == [written] and parse_value(written) == text and "=" not in written[:1]
-    except ValueError:
-        return False
-
-
-def split_items(text: str, whole: str) -> list[str]:
+def _split(text: str, whole: str) -> list[str]:
     """Split a text at its commas, except those inside brackets and parentheses."""
-    items, start, open_brackets = [], 0, []
-    for position, character in enumerate(text):
+    items, closing = [""], ""
+    for character in text:
+        if character == "," and not closing:
+            items.append("")
+            continue
+        items[-1] += character
         if character in _BRACKETS:
-            open_brackets.append(_BRACKETS[character])
-        elif open_brackets and character == open_brackets[-1]:
-            open_brackets.pop()
-        elif character == "," and not open_brackets:
-            items.append(text[start:position].strip())
-            start = position + 1
-    items.append(text[start:].strip())
-    if open_brackets or (len(items) > 1 and "" in items):
-        problem = f"has no closing {open_brackets[-1]!r}" if open_brackets else "has nothing between two commas"
-        raise ValueError(f"{whole!r} {problem}")
+            closing = _BRACKETS[character] + closing
+        elif character == closing[:1]:
+            closing = closing[1:]
+    items = [item.strip() for item in items]
+    if closing or (len(items) > 1 and "" in items):
+        raise ValueError(f"{whole!r} has {f'no closing {closing[0]!r}' if closing else 'nothing between two commas'}")
     return [item for item in items if item]

@@ -1,9 +1,9 @@
 """A look at what was merged where: `with agglo.trace(model) as t: model(x)`.
 
-A trace belongs to the context that opened it (`contextvars`: a thread, or an asyncio task). It sees the passes that run
-in this context: two threads that trace one model get their own passes each. Threads started inside the `with` have
-contexts of their own, and so have the threads in which DataParallel runs its replicas on several devices: a trace does
-not see them. `asyncio.to_thread` and `contextvars.copy_context().run` hand the context on, and the trace with it.
+A trace belongs to the context that opened it (`contextvars`: a thread, or an asyncio task), and sees the passes that
+run in this context. Threads started inside the `with` have contexts of their own, and so have the threads in which
+DataParallel runs its replicas on several devices: a trace does not see them. `asyncio.to_thread` and
+`contextvars.copy_context().run` hand the context on, and the trace with it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from agglo.grouping import Grouping
 from agglo.methods import Outcome
+
+T = TypeVar("T", Grouping, Outcome)
 
 
 @dataclass(frozen=True)
@@ -47,22 +49,18 @@ class Trace:
     `steps`, `groupings` and `loss` are of the latest pass. Only there do losses and masks carry gradients; everything
     else is detached, so that a trace around an epoch holds no graph but the latest.
 
-    Args:
-        passes: To start with, oldest first.
-        limit: How many passes are kept.
+    limit: how many passes are kept.
     """
 
-    def __init__(self, passes: Sequence[Sequence[Step]] = (), limit: int | None = None) -> None:
-        limit = max(1, len(passes)) if limit is None else limit
+    def __init__(self, limit: int = 1) -> None:
         self._kept = [_Kept() for _ in range(limit)]
         self._latest: list[Step] | None = None
-        for steps in passes:
-            self.record(steps)
 
     def record(self, steps: Sequence[Step]) -> None:
         """Add a pass, at the end of its loop over blocks."""
-        self._latest = [_detached(step, keep_masks=True) for step in steps]
-        self._kept.append(_Kept([_detached(step, keep_masks=False) for step in steps]))
+        self._latest = [_detached(step, "tokens", "weights") for step in steps]
+        without = [_detached(step, "tokens", "weights", "loss", "policy", "processed") for step in steps]
+        self._kept.append(_Kept(without))
         del self._kept[0]
 
     @property
@@ -92,20 +90,16 @@ class Trace:
         return sum(losses[1:], start=losses[0]) if losses else None
 
 
-def _detached(step: Step, *, keep_masks: bool) -> Step:
-    """Return the step without the graph behind it, except, if asked for, that of its loss and masks."""
-    names = ("tokens", "weights") if keep_masks else ("tokens", "weights", "loss", "policy", "processed")
-    tensors: dict[str, Any] = {name: _numbers(getattr(step.outcome, name)) for name in names}
-    outcome = replace(step.outcome, grouping=_detached_grouping(step.outcome.grouping), **tensors)
-    return replace(step, outcome=outcome, total=_detached_grouping(step.total))
+def _detached(step: Step, *names: str) -> Step:
+    """Return the step without the graph behind its groupings, and behind the named tensors of its outcome."""
+    outcome = _without_graph(step.outcome, *names)
+    outcome = replace(outcome, grouping=_without_graph(outcome.grouping, "sizes", "weights"))
+    return replace(step, outcome=outcome, total=_without_graph(step.total, "sizes", "weights"))
 
 
-def _detached_grouping(grouping: Grouping) -> Grouping:
-    return replace(grouping, sizes=grouping.sizes.detach(), weights=_numbers(grouping.weights))
-
-
-def _numbers(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()
+def _without_graph(value: T, *names: str) -> T:
+    tensors: dict[str, Any] = {name: getattr(value, name) for name in names}
+    return replace(value, **{name: tensor.detach() for name, tensor in tensors.items() if tensor is not None})
 
 
 _open_here: ContextVar[tuple[tuple[Trace, tuple[nn.Module, ...]], ...]] = ContextVar("agglo_traces", default=())

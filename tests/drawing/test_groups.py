@@ -28,7 +28,9 @@ def two_stages(prefix: int) -> Trace:
     """Six patches, then four groups, then two, numbered in no particular order."""
     first = Grouping.of(torch.tensor([[3, 0, 0, 1, 2, 3]]), 4, prefix)
     second = Grouping.of(torch.tensor([[1, 0, 1, 0]]), 2, prefix, first.sizes)
-    return Trace([[Step(3, Outcome(first), first), Step(6, Outcome(second), first.then(second))]])
+    trace = Trace()
+    trace.record([Step(3, Outcome(first), first), Step(6, Outcome(second), first.then(second))])
+    return trace
 
 
 def small_model(**options: object) -> nn.Module:

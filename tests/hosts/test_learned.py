@@ -145,8 +145,7 @@ class Half(agglo.methods.LearnedMethod):
         self.late = nn.Parameter(torch.ones(setting.width))
 
     def reduce(self, view: agglo.methods.View) -> agglo.methods.Outcome:
-        batch, n_tokens, _ = view.tokens.shape
-        grouping = agglo.grouping.Grouping.identity(batch, n_tokens, view.prefix, view.tokens.device)
+        grouping = agglo.grouping.Grouping.identity(view.tokens, view.prefix)
         return agglo.methods.Outcome(grouping, view.tokens * self.early * self.late)
 
 

@@ -96,7 +96,7 @@ def as_timm(model: Any) -> nn.Module:
     "request_",
     [
         {"keep_rate": 0.5},
-        {"schedule": agglo.Linear(4), "proportional": False, "linkage": "single", "features": "tokens"},
+        {"schedule": agglo.schedule.Linear(4), "proportional": False, "linkage": "single", "features": "tokens"},
         {"threshold": 0.2},
     ],
     ids=str,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import agglo
-from tests.support.reductions import STAGES, images, lively_vit
+from agglo.methods import Outcome, create
+from tests.support.reductions import STAGES, built, images, lively_vit, view
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((info.name, {"seed": 0} if info.name == "random" else {}) for info in agglo.list_methods()),
@@ -110,13 +113,18 @@ UNCOMPILED = ("ats", "svit", "random", "l1", "linf", "dynamicvit_prsv")
 
 
 @pytest.mark.parametrize("name", [info.name for info in agglo.list_methods() if info.name not in UNCOMPILED])
-@torch.no_grad()
-def test_a_reduced_model_is_one_graph(name: str) -> None:
-    options = {"iterations": 1} if name in ("kmedoids", "sinkhorn") else {}
-    model, x = applied(name, {**options, "blocks": (1,)}, lively_vit(16, 2)), images(2, (16, 16))
+def test_a_decision_is_one_graph(name: str) -> None:
+    """That of a whole model: test_validation.py."""
+    method = built(create(name, **({"iterations": 1} if name in ("kmedoids", "sinkhorn") else {})), n=16, target=8)
+    shown = view(n=16, target=8 if name != "pool" else 9, grid=(4, 4), memory=torch.rand(2, 17))
+
+    def reduced(tokens: Tensor) -> Tensor:
+        outcome: Outcome = method.reduce(replace(shown, tokens=tokens))
+        return outcome.new_tokens(tokens)
+
     torch._dynamo.reset()
-    compiled = torch.compile(model.forward_features, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), model.forward_features(x))
+    compiled = torch.compile(reduced, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(shown.tokens), reduced(shown.tokens))
 
 
 @every_method

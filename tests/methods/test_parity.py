@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import agglo
-from agglo.methods import ats, kmedoids
+from agglo.methods import class_attention, kmedoids
 from tests.support.data import data_path
 
 TOLERANCE = 3e-4
@@ -55,7 +55,7 @@ def requests() -> dict[str, dict[str, Any]]:
         asked[f"kmed_equal_keep{rate}"] = {**asked[f"kmedoids_keep{rate}"], "weights": "equal"}
     asked["dpc_equal_keep0.5"] = {"method": "dpc_knn", "weights": "equal", "keep_rate": 0.5}
     # Where ToMe cannot go to a quarter it goes as far as it can: 98, 61 and 52 tokens.
-    capped = agglo.Counts((98, 61, 52), (3, 6, 9))
+    capped = agglo.schedule.Counts((98, 61, 52), (3, 6, 9))
     asked["tome_keep0.25_proportional_on"] = {"method": "tome", "schedule": capped}
     for name, (t, inflection) in INFLECTIONS.items():
         for switch, proportional in SWITCH.items():
@@ -86,12 +86,12 @@ def deit() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def images() -> Tensor:
-    """(16, 3, 224, 224), the centres of images whose shorter side is 256 already."""
+    """(6, 3, 224, 224), the centres of images whose shorter side is 256 already, of 16 that there are logits of."""
     image = pytest.importorskip("PIL.Image")
     safetensors = pytest.importorskip("safetensors")
     with safetensors.safe_open(data_path("released-logits.safetensors"), "pt") as file:
         names = json.loads(file.metadata()["images"])
-    opened = [image.open(data_path("imagenet-val-2k") / name).convert("RGB") for name in names]
+    opened = [image.open(data_path("imagenet-val-2k") / name).convert("RGB") for name in names[:6]]
     pixels = torch.from_numpy(np.stack([np.asarray(one)[16:240, 16:240] for one in opened])).permute(0, 3, 1, 2)
     mean, deviation = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, None, :, None, None]
     return (pixels / 255 - mean) / deviation
@@ -100,7 +100,7 @@ def images() -> Tensor:
 def errors(model: nn.Module, images: Tensor, expected: Tensor) -> Tensor:
     """The greatest difference of any logit, for each image."""
     with torch.no_grad():
-        difference: Tensor = (model(images) - expected).abs().amax(dim=1)
+        difference: Tensor = (model(images) - expected[: len(images)]).abs().amax(dim=1)
     return difference
 
 
@@ -127,7 +127,7 @@ def test_ats_up_to_its_rounding(
     """The released code finds the nearest of the cumulative sums by |u|^2 + |c|^2 - 2uc in float32, whose last digit is
     6e-8. Where two patches are as near up to that, it takes either; elsewhere it takes ours."""
     closest: list[Tensor] = []
-    sample = ats.sample
+    sample = class_attention.sample
 
     def watched(weights: Tensor, n_samples: int, counts: Tensor | None = None) -> Tensor:
         cumulative = (weights.double() / (weights.double().sum(1, keepdim=True) + 1e-6)).cumsum(1)
@@ -138,11 +138,11 @@ def test_ats_up_to_its_rounding(
         closest.append((squares[..., 1] - squares[..., 0]).amin(dim=1))
         return sample(weights, n_samples, counts)
 
-    monkeypatch.setattr(ats, "sample", watched)
+    monkeypatch.setattr(class_attention, "sample", watched)
     agglo.apply(deit, "ats", keep_rate=float(rate))
     agree = errors(deit, images, released[f"ats_keep{rate}"]) < TOLERANCE
     assert (torch.stack(closest).amin(dim=0)[~agree] < 6e-8).all()
-    assert agree.sum() > 10
+    assert agree.sum() > 3
 
 
 def closest_costs(distances: Tensor, medoids: Tensor) -> Tensor:
@@ -178,4 +178,4 @@ def test_kmedoids_with_equal_weights_up_to_its_rounding(
     agglo.apply(deit, **REQUESTS[f"kmed_equal_keep{rate}"])
     agree = errors(deit, images, released[f"kmed_equal_keep{rate}"]) < TOLERANCE
     assert (torch.stack(closest).amin(dim=0)[~agree] < 5e-6).all()
-    assert agree.sum() > 13
+    assert agree.sum() > 4

@@ -17,9 +17,9 @@ from torch import Tensor
 import agglo
 from agglo.attention import policy_attention
 from agglo.methods import ModelShape, create
-from agglo.methods.ats import sample
+from agglo.methods.baselines import _cells
+from agglo.methods.class_attention import sample
 from agglo.methods.dynamic_vit import DynamicViT, distillation_loss
-from agglo.methods.pooling import _cells
 from tests.support.reductions import images, lively_vit, view
 
 # The slow model: one image, tokens as rows, a method as a function that says what becomes of the rows.

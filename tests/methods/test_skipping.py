@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import agglo
-from agglo.methods.evo_vit import EvoViT
+from agglo.methods.class_attention import EvoViT
 from agglo.methods.svit import SViT
 from agglo.plan import Plan
 from tests.methods.test_contract import applied
@@ -211,14 +211,6 @@ def test_gates_may_let_everything_pass_or_nothing(class_token: bool) -> None:
         assert all(p.grad is None or p.grad.isfinite().all() for p in mode.parameters())
 
 
-@torch.no_grad()
-def test_sampling_at_inference_is_an_option() -> None:
-    model, x = agglo.apply(vit(), "svit", keep_rate=0.6), images()
-    assert torch.equal(model(x), model(x))
-    agglo.apply(model, "svit", keep_rate=0.6, sample=True)
-    assert not torch.equal(model(x), model(x))
-
-
 def test_counts_and_multiply_adds_are_honest() -> None:
     deit = timm.create_model("deit_tiny_patch16_224")
     for name, options, expected in [
@@ -246,20 +238,19 @@ def test_any_schedule_says_how_many_are_processed() -> None:
     assert Plan(rising).targets(EvoViT(), 40, 6) == [None, 10, None, 20, None, 40]
     assert Plan(rising).targets(EvoViT(per_block=True), 40, 6) == [None, 10, 10, 20, 20, None]
     assert Plan(rising).counts(EvoViT(per_block=True), 40, 6) == [40, 10, 10, 20, 20, 40]
-    assert Plan(agglo.Linear(3)).targets(SViT(), 40, 4) == [34, 30, 28, 28]
-    assert Plan(agglo.Linear(3)).targets(EvoViT(), 40, 4) == [34, 30, 28, None]
+    assert Plan(agglo.schedule.Linear(3)).targets(SViT(), 40, 4) == [34, 30, 28, 28]
+    assert Plan(agglo.schedule.Linear(3)).targets(EvoViT(), 40, 4) == [34, 30, 28, None]
     model = agglo.apply(vit(), "evovit", schedule=rising)
     with torch.no_grad(), agglo.trace(model) as trace:
         model(images())
     assert [step.total.n_groups - 1 for step in trace.steps] == [16, 32, 64]
-    assert repr(rising) == "Stages((0.25, 0.5, 1.0), blocks=(1, 3, 5), returning=True)"
 
 
 def test_what_cannot_be_is_refused_before_anything_changes() -> None:
     model = vit()
     for request, complaint in [
-        ({"method": "evovit", "keep_rate": 0.5, "blocks": (0, 2)}, "evovit ranks patches.*block 0"),
-        ({"method": "kmedoids", "keep_rate": 0.5, "blocks": (0, 2)}, "kmedoids weighs.*weights='equal'"),
+        ({"method": "evovit", "keep_rate": 0.5, "blocks": (0, 2)}, "EvoViT.*block 0"),
+        ({"method": "kmedoids", "keep_rate": 0.5, "blocks": (0, 2)}, "KMedoids.*block 0"),
         ({"method": "atc", "schedule": agglo.Stages(0.5, returning=True)}, "returning=True.*atc drops"),
         ({"method": "evovit", "keep_rate": 0.5, "momentum": 0.0}, r"momentum=0\.0"),
         ({"method": "svit", "threshold": 0.5}, "svit.*takes no threshold"),
@@ -267,8 +258,6 @@ def test_what_cannot_be_is_refused_before_anything_changes() -> None:
         with pytest.raises(ValueError, match=complaint):
             agglo.apply(model, **request)
     assert type(model) is VisionTransformer
-    with pytest.raises(ValueError, match="give one of them"):
-        agglo.Stages(0.5, nested=True, returning=True)
     with pytest.raises(ValueError, match="evovit asks what the class token"):
         agglo.apply(vit(class_token=False, global_pool="avg"), "evovit", keep_rate=0.5)
     agglo.apply(model, "kmedoids", keep_rate=0.5, blocks=(0, 2), weights="equal")

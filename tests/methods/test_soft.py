@@ -14,10 +14,7 @@ from scipy.special import erf, logsumexp
 from torch import Tensor, nn
 
 from agglo.methods import create
-from agglo.methods.patch_merger import QueryMixer
-from agglo.methods.sinkhorn import TransportMixer, transport_plan
-from agglo.methods.sit import TokenSlimming
-from agglo.methods.soft import Mixer, SoftMethod
+from agglo.methods.soft import Mixer, QueryMixer, SoftMethod, TokenSlimming, TransportMixer, transport_plan
 from tests.support.reductions import built, view
 
 NAMES = ["sit", "patch_merger", "sinkhorn"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agglo.config import ReductionConfig
-from agglo.schedule import Constant, Geometric, Linear, Stages, parse_schedule
+from agglo.schedule import Constant, Geometric, Linear, Stages, as_schedule
 from agglo.tuning import space as searched
 from agglo.tuning.space import Space, schedule_of, space_of
 
@@ -79,7 +79,7 @@ def test_tokens_fall_to_the_amount(curve: str, start: int, length: int, stride: 
     schedule = schedule_of(curve, start, start + length, stride, amount)
     left = schedule.counts(1000, 16)
     assert left[:start] == [1000] * start and left[-1] == pytest.approx(1000 * amount, abs=2)
-    assert parse_schedule(str(schedule)) == schedule
+    assert as_schedule(str(schedule)) == schedule
 
 
 def test_impossible_shapes_are_refused() -> None:

@@ -1,6 +1,6 @@
-"""Token-reduction methods, one file each, by name. A new file with a class marked `@register` is a new method.
+"""Token-reduction methods, by name. A new file with a class marked `@register` is a new method.
 
-`base` is their interface, `validation` the rules for what they return, `soft` the base of those that mix tokens.
+`base` is their interface, `validation` the rules for what they return.
 """
 
 from importlib import import_module

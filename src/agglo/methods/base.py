@@ -1,10 +1,7 @@
 """The interface of every token-reduction method.
 
-A method is called once per reducing block. It returns a `Grouping` of the tokens in its `View` (which may drop some of
-them), wrapped in an `Outcome` that may also carry new tokens, masks for the blocks that follow, and an extra loss.
-Methods without parameters are plain objects and add nothing to `state_dict`. Methods that learn inherit from
-`LearnedMethod`; they are registered under the model they are applied to, so that optimisers and checkpoints see them.
-No method keeps anything of a forward pass on itself: what it remembers from block to block travels with the pass.
+A method is called once per reducing block, with a `View` of the tokens, and answers with an `Outcome`. No method keeps
+anything of a forward pass on itself: two threads may run one model.
 """
 
 from __future__ import annotations
@@ -13,6 +10,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import isqrt
 from typing import Any, ClassVar, Literal
 
@@ -22,7 +20,7 @@ from torch import Tensor, nn
 
 from agglo.compiling import constant_result
 from agglo.grouping import Grouping, Mean
-from agglo.methods.validation import is_readable, require_valid
+from agglo.methods.validation import require_valid
 from agglo.schedule import Rates, Schedule, Stages
 from agglo.text import format_call
 
@@ -100,12 +98,12 @@ class View:
 
     @property
     def patches(self) -> Tensor:
-        """The tokens (B, T - prefix, C) that may be reduced."""
+        """Return the tokens (B, T - prefix, C) that may be reduced."""
         return self.tokens[:, self.prefix :]
 
     @property
     def class_scores(self) -> Tensor:
-        """The class token's attention to each patch, averaged over heads: (B, N)."""
+        """Return the class token's attention to each patch, averaged over heads: (B, N)."""
         assert self.class_attention is not None
         return self.class_attention.mean(dim=1)[:, self.prefix :]
 
@@ -125,15 +123,13 @@ class View:
             return F.normalize(patches, dim=-1).transpose(1, 2).flatten(2)
         # Head by head takes half the time of mean(dim=1), which strides through memory.
         first, *others = patches.unbind(dim=1)
-        if not others:
-            return first
-        total = first + others[0]
-        for head in others[1:]:
+        total = first.clone()
+        for head in others:
             total += head
         return total.div_(patches.shape[1])
 
     def group(self, labels: Tensor, counts: Tensor | None = None, *, n_groups: int | None = None) -> Grouping:
-        """Return the grouping of patch labels (B, N), numbered from 0; n_groups None means the target."""
+        """Return the grouping of patch labels (B, N), numbered from 0, in n_groups; None means the target."""
         n_groups = self.target if n_groups is None else n_groups
         assert n_groups is not None
         return Grouping.of(labels, n_groups, self.prefix, self.sizes, counts)
@@ -184,7 +180,7 @@ class Outcome:
     mean: Mean = "plain"
 
     def new_tokens(self, tokens: Tensor) -> Tensor:
-        """What the tokens (B, T, C) of the view become: (B, G, C), prefix tokens first."""
+        """Return what the tokens (B, T, C) of the view become: (B, G, C), prefix tokens first."""
         return self.grouping.merge(tokens, self.mean) if self.tokens is None else self.tokens
 
 
@@ -208,6 +204,10 @@ class Method(ABC):
     remembers: whether `remember` carries a number for every token from block to block, which its views then hold.
     kind, reach, reference: for `agglo.list_methods()`; the description is the first sentence of the class's docstring.
 
+    reads_grid: whether it needs to know where patches are.
+    listed: whether `list_methods` shows it: a benchmark's ceiling is no method to use.
+    for_diffusion: whether it is for the self-attention of diffusion models alone.
+
     `agglo.register` shows how one is written.
 
     >>> print(agglo.methods.parse_method("tome:features=tokens"))
@@ -219,9 +219,9 @@ class Method(ABC):
     needs_class_attention: bool = False
     needs_attention_received: bool = False
     takes_threshold: ClassVar[bool] = False
-    reads_grid: bool = False  # whether it goes by where patches are
-    listed: ClassVar[bool] = True  # whether `list_methods` shows it: a benchmark's ceiling is no method to use
-    for_diffusion: ClassVar[bool] = False  # whether it is for the self-attention of diffusion models alone
+    reads_grid: bool = False
+    listed: ClassVar[bool] = True
+    for_diffusion: ClassVar[bool] = False
     proportional: bool = True
     varies: ClassVar[Varies] = "no"
     tokens_return: ClassVar[Return] = "never"
@@ -242,7 +242,7 @@ class Method(ABC):
         return self.kind == "merges hard"
 
     def reachable(self, n_tokens: int, target: int) -> int:
-        """How many of n_tokens patch tokens are really left when target are asked for; ValueError if out of reach."""
+        """Return how many of n_tokens patch tokens are left when target are asked for; ValueError if out of reach."""
         return target
 
     def least(self, n_tokens: int) -> int:
@@ -253,30 +253,30 @@ class Method(ABC):
         return 1
 
     def stages(self, n_tokens: int, asked: Sequence[int], grid: Grid | None) -> list[int]:
-        """Patch tokens really left after each reduction, starting from n_tokens, when `asked` are asked for."""
-        reached = []
-        for target in asked:
-            n_tokens = self.reachable(n_tokens, target)
-            reached.append(n_tokens)
-        return reached
+        """Return the patch tokens left after each reduction, starting from n_tokens, when `asked` are asked for."""
+        return list(accumulate(asked, self.reachable, initial=n_tokens))[1:]
 
     def schedule(self, keep_rate: Rates, blocks: Sequence[int] | None) -> Schedule:
-        """What a keep rate means to this method."""
+        """Return what a keep rate means to this method."""
         return Stages(keep_rate, blocks)
 
     def check(self, shape: ModelShape) -> None:
-        """ValueError for what the method cannot do. Called by `agglo.apply` before anything changes."""
+        """Raise ValueError for what the method cannot do; called by `agglo.apply` before anything changes."""
         if (self.needs_class_attention or self.remembers) and shape.prefix == 0:
             raise ValueError(
                 f"{self.name} asks what the class token attends to, and this model has none; a detector's backbone "
                 "(ViTAdapter) gets one by class_token=True"
             )
+        needs_attention = self.needs_class_attention or self.needs_attention_received or self.remembers
+        if needs_attention and shape.place == "before_block" and 0 in shape.blocks:
+            raise ValueError(
+                f"{self!r} goes by the attention of the block before, and block 0 has none: reduce at a later block"
+            )
         for name, entries in self.lists().items():
             if len(entries) != len(shape.blocks):
-                blocks = ", ".join(map(str, shape.blocks)) or "none"
                 raise ValueError(
                     f"{name}={entries!r} of {self.name} has {len(entries)} entries; needed: {len(shape.blocks)}, one "
-                    f"for each block that reduces ({blocks})"
+                    f"for each block that reduces {shape.blocks}"
                 )
 
     def build(self, shape: ModelShape) -> None:  # noqa: B027 most have nothing to build
@@ -293,15 +293,12 @@ class Method(ABC):
             TypeError, ValueError: The outcome breaks a rule, which the message names.
         """
         outcome = self.reduce(view)
-        if not torch.compiler.is_compiling() and not torch.jit.is_tracing():
-            checked: set[Any] = self.__dict__.setdefault("_checked", set())
-            asked = (view.stage, view.training, view.tokens.shape[1], view.target)
-            if asked not in checked:
-                if not isinstance(outcome, Outcome) or not isinstance(outcome.grouping, Grouping):
-                    raise TypeError(f"method {self.name!r} must return an Outcome of a Grouping, not {outcome!r}")
-                if is_readable(outcome.grouping.labels):
-                    require_valid(self, view, outcome)
-                    checked.add(asked)
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return outcome
+        checked: set[Any] = self.__dict__.setdefault("_checked", set())
+        asked = (view.stage, view.training, view.tokens.shape[1], view.target)
+        if asked not in checked and require_valid(self, view, outcome):
+            checked.add(asked)
         return outcome
 
     def remember(self, class_attention: Tensor, memory: Tensor | None) -> Tensor:
@@ -328,18 +325,15 @@ class Method(ABC):
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """The options and what they are unless given; `inspect.Parameter.empty` where one must be."""
+        """Return the options and their defaults; `inspect.Parameter.empty` where one must be given."""
         parameters = inspect.signature(cls).parameters.items()
         return {name: parameter.default for name, parameter in parameters if parameter.kind not in _CATCH_ALL}
 
     def options(self) -> dict[str, Any]:
-        """The options of this instance: the attributes that are called like the constructor's arguments."""
+        """Return the options of this instance: the attributes that are called like the constructor's arguments."""
         missing = [name for name in self.defaults() if not hasattr(self, name)]
         if missing:
-            raise TypeError(
-                f"{type(self).__name__} takes {missing[0]!r} and has no attribute of that name, so that its options "
-                f"are unknown: keep it as self.{missing[0]}, or override options()"
-            )
+            raise TypeError(f"{type(self).__name__} takes {missing[0]!r}, which must be kept as self.{missing[0]}")
         return {name: getattr(self, name) for name in self.defaults()}
 
     def __eq__(self, other: object) -> bool:
@@ -349,9 +343,7 @@ class Method(ABC):
         return self.options() == other.options()
 
     def __hash__(self) -> int:
-        if isinstance(self, nn.Module):
-            return object.__hash__(self)
-        return hash((type(self), tuple(sorted((name, _hashable(value)) for name, value in self.options().items()))))
+        return object.__hash__(self) if isinstance(self, nn.Module) else hash(type(self))
 
     def __str__(self) -> str:
         """Return the text that `parse_method` reads: the name, and the options that are not the defaults."""
@@ -359,12 +351,8 @@ class Method(ABC):
         return format_call(self.name, (), options)
 
     def __repr__(self) -> str:
-        """The call that makes an equal one."""
+        """Return the call that makes an equal one."""
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.options().items())})"
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 class LearnedMethod(Method, nn.Module):
@@ -396,7 +384,7 @@ def require_grid(method: Method, grid: Grid | None, n_tokens: int) -> Grid:
 
 @constant_result
 def _is_exporting_onnx() -> bool:
-    """Asked outside the graph, where torch.compile takes it for False, since the exporter tries that road too."""
+    """Ask outside the graph, where torch.compile takes it for False, since the exporter compiles first."""
     return torch.onnx.is_in_onnx_export()
 
 

@@ -48,10 +48,9 @@ class DPCKNN(LearnedMethod):
         squares = euclidean_distances(view.patches, squared=True)
         _, labels = density_peaks(squares, view.target, self.neighbours, width=view.patches.shape[-1])
         grouping = view.group(labels)
+        scores = torch.zeros_like(grouping.labels, dtype=torch.float32)
         if self.weights == "learned":
             scores = self.scorers[view.stage](view.tokens).squeeze(-1).float()
-        else:
-            scores = torch.zeros_like(grouping.labels, dtype=torch.float32)
         weights = softmax_within(scores, grouping.labels, grouping.n_groups)
         means = Grouping(grouping.labels, torch.ones_like(grouping.sizes), view.prefix, weights)
         return Outcome(grouping, means.merge(view.tokens))
@@ -59,9 +58,8 @@ class DPCKNN(LearnedMethod):
 
 def softmax_within(scores: Tensor, labels: Tensor, n_groups: int) -> Tensor:
     """Return weights (B, T): the softmax of scores (B, T) over the members of every group of labels (B, T)."""
-    batch = len(scores)
-    lowest = scores.new_full((batch, n_groups), -torch.inf)
+    lowest = scores.new_full((len(scores), n_groups), -torch.inf)
     top = lowest.scatter_reduce(1, labels, scores.detach(), "amax")
     exponentials = (scores - top.gather(1, labels)).exp()
-    sums = scores.new_zeros(batch, n_groups).scatter_add(1, labels, exponentials)
+    sums = torch.zeros_like(top).scatter_add(1, labels, exponentials)
     return exponentials / sums.gather(1, labels)

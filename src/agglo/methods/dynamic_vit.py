@@ -31,13 +31,9 @@ class Predictor(nn.Module):
         super().__init__()
         self.n_local = width // 2
         self.embed = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
-        self.decide = nn.Sequential(
-            nn.Linear(width, width // 2),
-            nn.GELU(),
-            nn.Linear(width // 2, width // 4),
-            nn.GELU(),
-            nn.Linear(width // 4, 2),
-        )
+        half, quarter = width // 2, width // 4
+        layers = [nn.Linear(width, half), nn.GELU(), nn.Linear(half, quarter), nn.GELU(), nn.Linear(quarter, 2)]
+        self.decide = nn.Sequential(*layers)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         x = self.embed(x)
@@ -79,11 +75,10 @@ class DynamicViT(LearnedMethod):
         if not view.training:
             return Outcome(view.keep_best(decided[..., 0]))
         mask = F.gumbel_softmax(decided, tau=1.0, hard=True)[..., 0] * before
-        batch, n_tokens = view.tokens.shape[:2]
-        policy = torch.cat([mask.new_ones(batch, view.prefix), mask], dim=1)
+        policy = F.pad(mask, (view.prefix, 0), value=1.0)
         missed = mask.mean(dim=1) - view.target / mask.shape[1]
         return Outcome(
-            Grouping.identity(batch, n_tokens, view.prefix, view.tokens.device),
+            Grouping.identity(view.tokens, view.prefix),
             tokens=view.tokens,
             loss=missed.pow(2).mean() * (self.ratio_weight / len(self.predictors)),
             policy=policy,
@@ -106,14 +101,7 @@ class PreservingDynamicViT(DynamicViT):
 
 
 def distillation_loss(
-    logits: Tensor,
-    teacher_logits: Tensor,
-    tokens: Tensor,
-    teacher_tokens: Tensor,
-    kept: Tensor,
-    *,
-    logits_weight: float = 0.5,
-    tokens_weight: float = 0.5,
+    logits: Tensor, teacher_logits: Tensor, tokens: Tensor, teacher_tokens: Tensor, kept: Tensor
 ) -> Tensor:
     """Return the loss that keeps a student near its dense teacher.
 
@@ -129,4 +117,4 @@ def distillation_loss(
     alive = (kept.detach() > 0.5).unsqueeze(-1)
     errors = (tokens.float() - teacher_tokens.float()).pow(2) * alive
     mean_error = errors.sum() / (alive.sum() * tokens.shape[-1]).clamp(min=1)
-    return logits_weight * classes + tokens_weight * mean_error
+    return 0.5 * classes + 0.5 * mean_error

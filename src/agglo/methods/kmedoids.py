@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agglo.checks import choice, flag, number
 from agglo.clustering.centres import euclidean_distances, farthest_points, k_medoids
-from agglo.methods.base import Method, ModelShape, Outcome, View, refuse_onnx
+from agglo.methods.base import Method, Outcome, View, refuse_onnx
 from agglo.methods.registry import register
 
 WEIGHTS = ("attention", "equal")
@@ -39,20 +39,14 @@ class KMedoids(Method):
         self.released = flag("released", released)
         self.needs_attention_received = weights == "attention"
 
-    def check(self, shape: ModelShape) -> None:
-        super().check(shape)
-        if self.weights == "attention" and 0 in shape.blocks:
-            raise ValueError(
-                "kmedoids weighs tokens by the attention of the block before, and block 0 has none: let a later block "
-                "reduce first, or give weights='equal'"
-            )
-
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
         refuse_onnx("clustering around medoids")
         distances = euclidean_distances(view.patches)
-        weights = self._weights(view)
-        if weights is not None:
+        weights = None
+        if self.weights == "attention":
+            assert view.attention_received is not None
+            weights = view.attention_received[:, view.prefix :].detach().float()
             first = weights.argsort(dim=1, descending=True, stable=True)[:, : view.target]
         else:
             first = farthest_points(distances, view.target, self._start(distances), from_all=not self.released)
@@ -61,14 +55,7 @@ class KMedoids(Method):
         in_front = torch.arange(view.prefix, device=medoids.device).expand(len(medoids), -1)
         return Outcome(replace(grouping, chosen=torch.cat([in_front, medoids + view.prefix], dim=1)))
 
-    def _weights(self, view: View) -> Tensor | None:
-        if self.weights == "equal":
-            return None
-        assert view.attention_received is not None
-        return view.attention_received[:, view.prefix :].detach().float()
-
     def _start(self, distances: Tensor) -> Tensor:
-        batch, n_tokens, _ = distances.shape
         if self.released:
-            return torch.randint(n_tokens, (1,), device=distances.device).expand(batch)
+            return torch.randint(distances.shape[1], (1,), device=distances.device).expand(len(distances))
         return distances.sum(dim=1).argmin(dim=1)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agglo.checks import flag, number
+from agglo.checks import number
 from agglo.grouping import Grouping
 from agglo.methods.base import Kind, LearnedMethod, ModelShape, Outcome, Place, Return, Varies, View
 from agglo.methods.registry import register
@@ -36,10 +35,9 @@ class SViT(LearnedMethod):
     """A learned gate before each block says which tokens it processes; the others pass by and may come back.
 
     How many is up to each image. Training holds the share over a batch at the schedule's: the loss is the squared
-    difference, averaged over the gated blocks.
+    difference, averaged over the gated blocks. Inference takes the likelier decision; the released code draws then too.
 
     loss_weight: of that loss.
-    sample: draw the decisions at inference too, as the released code does; False takes the likelier one.
     """
 
     name: ClassVar[str] = "svit"
@@ -53,10 +51,9 @@ class SViT(LearnedMethod):
         "Liu et al., Revisiting Token Pruning for Object Detection and Instance Segmentation, WACV 2024"
     )
 
-    def __init__(self, loss_weight: float = 4.0, sample: bool = False) -> None:
+    def __init__(self, loss_weight: float = 4.0) -> None:
         super().__init__()
         self.loss_weight = number("loss_weight", loss_weight, minimum=0)
-        self.sample = flag("sample", sample)
         self.gates = nn.ModuleList()
 
     def build(self, shape: ModelShape) -> None:
@@ -65,16 +62,13 @@ class SViT(LearnedMethod):
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
         decided: Tensor = self.gates[view.stage](view.patches)
-        batch, n_patches = decided.shape[:2]
         if view.training:
             mask = F.gumbel_softmax(decided, tau=1.0, hard=True)[..., 0]
-            missed = mask.mean() - view.target / n_patches
+            missed = mask.mean() - view.target / mask.shape[1]
             return Outcome(
-                Grouping.identity(batch, view.prefix + n_patches, view.prefix, view.tokens.device),
+                Grouping.identity(view.tokens, view.prefix),
                 tokens=view.tokens,
                 loss=missed.pow(2) * (self.loss_weight / len(self.gates)),
-                processed=torch.cat([mask.new_ones(batch, view.prefix), mask], dim=1),
+                processed=F.pad(mask, (view.prefix, 0), value=1.0),
             )
-        if self.sample:
-            decided = F.gumbel_softmax(decided, tau=1.0, hard=True)
         return Outcome(view.keep_where(decided[..., 0] >= decided[..., 1]))

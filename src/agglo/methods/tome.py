@@ -36,7 +36,6 @@ class ToMe(Method):
         self.mean = choice("mean", mean, MEANS)
 
     def reachable(self, n_tokens: int, target: int) -> int:
-        """Half of an odd count rounds up: 49 tokens become 25, not 24. Fewer than half is out of reach."""
         least = self.least(n_tokens)
         if target < n_tokens - least:
             raise ValueError(

@@ -82,14 +82,6 @@ class _Generators(threading.local):
     def __init__(self) -> None:
         self.known: dict[int, tuple[ref[Method], torch.Generator]] = {}
 
-    def for_method(self, method: ToMeSD, device: torch.device) -> torch.Generator:
-        self.known = {key: pair for key, pair in self.known.items() if pair[0]() is not None}
-        _, found = self.known.get(id(method), (None, None))
-        if found is None or (found.device != device and device.type in ("cpu", "cuda")):
-            found = _new_generator(method.seed, device)
-            self.known[id(method)] = (ref(method), found)
-        return found
-
 
 _GENERATORS = _Generators()
 
@@ -104,18 +96,19 @@ def fresh_generators() -> Iterator[None]:
         _GENERATORS.known = before
 
 
-def _new_generator(seed: int | None, device: torch.device) -> torch.Generator:
-    on_device = device.type == "cuda"
-    generator = torch.Generator(device if on_device else "cpu")
-    if seed is not None:
-        return generator.manual_seed(seed)
-    return generator.set_state(torch.cuda.get_rng_state(device) if on_device else torch.get_rng_state())
-
-
 @outside_graphs
 def _draw(method: ToMeSD, shape: tuple[int, int], n: int, device: torch.device) -> Tensor:
     """Draw numbers below n from the generator of this generation, outside of compiled code: graphs hold none."""
-    generator = _GENERATORS.for_method(method, device)
+    known = _GENERATORS.known = {key: pair for key, pair in _GENERATORS.known.items() if pair[0]() is not None}
+    _, generator = known.get(id(method), (None, None))
+    if generator is None or (generator.device != device and device.type in ("cpu", "cuda")):
+        on_device = device.type == "cuda"
+        generator = torch.Generator(device if on_device else "cpu")
+        if method.seed is not None:
+            generator.manual_seed(method.seed)
+        else:
+            generator.set_state(torch.cuda.get_rng_state(device) if on_device else torch.get_rng_state())
+        known[id(method)] = (ref(method), generator)
     numbers = torch.randint(n, size=(*shape, 1), device=generator.device, generator=generator)
     return numbers.squeeze(-1).to(device)
 

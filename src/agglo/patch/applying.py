@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from os import PathLike
 from typing import Any, TypeVar, cast
 
@@ -9,7 +10,7 @@ from torch import nn
 
 from agglo import tuned as tuned_results
 from agglo.checks import flag
-from agglo.config import DEFAULTS, DIFFUSION_FIELDS, ReductionConfig, config_for
+from agglo.config import DIFFUSION_FIELDS, ReductionConfig
 from agglo.hosts import diffusers
 from agglo.hosts.common.swap import CHANGING, install, require_no_override, uninstall
 from agglo.hosts.registry import applied_modules
@@ -76,58 +77,41 @@ def apply(
             raise ValueError(f"tower={tower!r} is for classifiers; of a diffusion model all denoisers are reduced")
         diffusers.apply(model, config, chosen)
         return model
-    _require_no_diffusion(config, chosen)
+    if chosen.for_diffusion:
+        raise ValueError(f"method={chosen.name!r} is for diffusion models; for others use 'tome' or 'atc'")
+    config.require_defaults(DIFFUSION_FIELDS, "it is for diffusion models")
     whole = cast(nn.Module, model)
-    if config.output in ("merged_late", "smaller_image"):
-        if tower is not None:
-            raise ValueError(f"tower={tower!r} is for a tower that runs reduced; with {config.output!r} it runs whole")
-        _apply_late(whole, config, chosen)
-    else:
+    if config.output not in ("merged_late", "smaller_image"):
         apply_to_tower(whole, config, chosen, tower=tower, probe=probe, by_name=not isinstance(method, Method))
+        return model
+    if tower is not None:
+        raise ValueError(f"tower={tower!r} has no effect: output={config.output!r} lets the tower run whole")
+    module, family = find_vlm(whole, config.output)
+    reduction = vlm.late_reduction(module, family, config, chosen)
+    with CHANGING:
+        require_no_override(module, family.mixin)
+        for former in applied_modules(whole):
+            uninstall(former)
+        install(module, family.mixin, reduction)
     return model
 
 
 def _config(method: str | Method | ReductionConfig, tuned: Any, arguments: dict[str, Any]) -> ReductionConfig:
     if tuned is not None:
-        output = arguments.pop("output", None)
-        if method != "atc" or arguments:
-            name, value = next(iter({**arguments, "method": method}.items()))
-            raise ValueError(f"tuned={tuned!r} says it all; {name}={value!r} does not go with it")
-        found = tuned_results.config(tuned)
-        return found if output is None else ReductionConfig.of(found.method, **{**found.given(), "output": output})
+        others = arguments.keys() - {"output"}
+        if method != "atc" or others:
+            raise ValueError(f"tuned={tuned!r} goes with output alone, not with {', '.join(others) or 'method'}")
+        return replace(tuned_results.config(tuned), **arguments)
     if isinstance(method, ReductionConfig):
         if arguments:
-            raise ValueError(
-                f"{next(iter(arguments))!r} is given beside a config; dataclasses.replace(config, ...) changes one"
-            )
+            raise ValueError(f"{min(arguments)!r} is not in the config: dataclasses.replace(config, ...) changes one")
         return method
-    if isinstance(method, Method):
-        return config_for(method, **arguments)
     if not isinstance(method, str):
-        raise ValueError(f"method={method!r} must be a method's name, a Method or a ReductionConfig")
+        return ReductionConfig.of(method, **arguments)
     name, values, written = parse_call(method)
     if values or written.keys() & arguments.keys():
         raise ValueError(f"method={method!r}: write name:key=value, and give each key once")
     return ReductionConfig.of(name, **written, **arguments)
-
-
-def _require_no_diffusion(config: ReductionConfig, method: Method) -> None:
-    if method.for_diffusion:
-        raise ValueError(f"method={method.name!r} is for diffusion models; for others use 'tome' or 'atc'")
-    for name in DIFFUSION_FIELDS:
-        if getattr(config, name) != DEFAULTS[name]:
-            raise ValueError(f"{name}={getattr(config, name)!r} is for diffusion models")
-
-
-def _apply_late(model: nn.Module, config: ReductionConfig, method: Method) -> None:
-    """Merge the tokens of a vision-language model between its tower, which runs whole, and its language model."""
-    module, family = find_vlm(model, config.output)
-    reduction = vlm.late_reduction(module, family, config, method)
-    with CHANGING:
-        require_no_override(module, family.mixin)
-        for former in applied_modules(model):
-            uninstall(former)
-        install(module, family.mixin, reduction)
 
 
 def image_tokens(model: nn.Module, dense: int | None = None) -> int:
@@ -181,8 +165,9 @@ def adapt_processor(processor: P, model: nn.Module) -> P:
 def remove(model: M) -> M:
     """Take every reduction out of a model, or of a processor that `adapt_processor` changed: it is exactly as it was.
 
-    Forward passes that run in other threads meanwhile go on reduced to their end. What a method has learned goes with
-    it: save the state dict first, or keep the instance, which can be applied again. Returns the model.
+    Forward passes that run in other threads meanwhile go on reduced to their end. The parameters that a method has
+    learned are taken out too: save the state dict first, or keep the instance, which can be applied again. Returns the
+    model.
 
     >>> import timm
     >>> model = agglo.apply(timm.create_model("test_vit"), keep_rate=0.5)

@@ -102,7 +102,6 @@ def report(model: Any, n_tokens: int | None = None) -> Report | None:
     grid = layout.grid if n_tokens == layout.patches or layout.grid is None else square(n_tokens)
     known = plan.schedule is not None
     counts = plan.counts(method, n_tokens, layout.depth, grid) if known else None
-    before_block = plan.acts_before_block(method)
     n_front = plan.front(method, plan.targets(method, n_tokens, layout.depth, grid)[-1])
     return Report(
         config=applied.config,
@@ -112,7 +111,7 @@ def report(model: Any, n_tokens: int | None = None) -> Report | None:
         prefix=layout.prefix,
         counts=counts,
         gflops_before=layout.gflops([n_tokens] * layout.depth, n_tokens),
-        gflops_after=None if counts is None else layout.gflops(counts, n_tokens, before_block, n_front),
+        gflops_after=None if counts is None else layout.gflops(counts, n_tokens, plan.place == "before_block", n_front),
         varies=method.varies,
         returning=method.tokens_return != "never",
         image_tokens=_image_tokens(reduction),

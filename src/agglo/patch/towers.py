@@ -17,7 +17,6 @@ from agglo.hosts.vlm.applying import tower_reduction
 from agglo.hosts.vlm.families import find_vlm
 from agglo.hosts.vlm.reduction import reduced_vlms
 from agglo.methods import Method, ModelShape
-from agglo.methods.base import Place
 from agglo.plan import Plan
 from agglo.schedule import Schedule, Stages
 
@@ -55,7 +54,7 @@ def apply_to_tower(
         blocks=config.blocks,
         proportional=method.proportional if config.proportional is None else config.proportional,
         grid=layout.grid,
-        place=config.place,
+        place=config.place or method.place,
         reads=None if head is None else head.reads,
         ends=(layout.prefix - layout.suffix, layout.suffix),
     )
@@ -106,7 +105,6 @@ def _shape_of(plan: Plan, method: Method, layout: Layout) -> ModelShape:
     before = [layout.patches, *(counts if method.tokens_return == "never" else [layout.patches] * len(counts))]
     stages = tuple(zip(before, counts, strict=False))
     blocks = tuple(block for block, target in enumerate(targets) if target is not None)
-    place: Place = "before_block" if plan.acts_before_block(method) else "after_attention"
-    shape = ModelShape(stages, layout.width, layout.heads, layout.prefix, blocks, place)
+    shape = ModelShape(stages, layout.width, layout.heads, layout.prefix, blocks, plan.place)
     method.check(shape)
     return shape

@@ -14,7 +14,7 @@ import agglo
 from agglo.lab.bench import model as benchmark_model
 from agglo.lab.bench.model import Options, describe, measure, plot
 from agglo.lab.evaluation.configs import budget_of
-from agglo.methods.slicing import Slice
+from agglo.methods.baselines import Slice
 from agglo.models.opening import ModelSpec, build
 
 pytest.importorskip("timm")
@@ -147,7 +147,7 @@ def test_schedules_have_ceilings_of_their_own() -> None:
         for budget in ("keep 0.5", "linear:4", "stages:0.5,blocks=[2]")
         for name in ("free", "atc average")
     ]
-    assert ran["linear:4", "free"]["counts"] == agglo.Linear(4).counts(100, 6)
+    assert ran["linear:4", "free"]["counts"] == agglo.schedule.Linear(4).counts(100, 6)
     for budget in ("linear:4", "stages:0.5,blocks=[2]"):
         own, free = (ran[budget, name]["images_per_second"][0] for name in ("atc average", "free"))
         assert ran[budget, "atc average"]["to_free"] == pytest.approx(own / free)

@@ -80,7 +80,7 @@ class ForwardPass:
     ) -> None:
         grid = grid and (int(grid[0]), int(grid[1]))  # tensors, while TorchScript watches
         self.setup, self.plan, self.method = setup, setup.plan, setup.method
-        self.before_block = setup.plan.acts_before_block(setup.method)
+        self.before_block = setup.plan.place == "before_block"
         self.front_only = setup.front_only
         self.real = None if real is None or not setup.method.mixes else RealPatches(real)
         self.training, self.call, self.grid = training, call, grid

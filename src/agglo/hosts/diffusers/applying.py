@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from agglo.config import DEFAULTS, ReductionConfig
+from agglo.config import CLASSIFIER_FIELDS, ReductionConfig
 from agglo.hosts.common.swap import CHANGING, UnsupportedModelError, install, reduced_class, uninstall
 from agglo.hosts.diffusers import mixins
 from agglo.hosts.diffusers.architectures import (
@@ -61,9 +61,7 @@ def applied(model: Any) -> list[nn.Module]:
 
 def apply(model: Any, config: ReductionConfig, method: Method) -> None:
     """Merge the image tokens around each self-attention of a diffusion model, or of those of a pipeline."""
-    for name in ("schedule", "threshold", "blocks", "place", "last_block", "output"):
-        if getattr(config, name) != DEFAULTS[name]:
-            raise ValueError(f"{name}={getattr(config, name)!r} is for classifiers; a diffusion model takes keep_rate")
+    config.require_defaults(CLASSIFIER_FIELDS, "it is for classifiers; a diffusion model takes keep_rate")
     if not isinstance(config.keep_rate, float):
         raise ValueError(f"keep_rate={config.keep_rate!r} must be one number for a diffusion model")
     _require_grouping(method)

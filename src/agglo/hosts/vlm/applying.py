@@ -13,7 +13,7 @@ from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.hosts.vlm.families import Family
 from agglo.hosts.vlm.reduction import VLMReduction, reduced_vlms, vlm_reduction_of
 from agglo.methods import Method
-from agglo.methods.pooling import Pooling
+from agglo.methods.baselines import Pooling
 from agglo.plan import Plan
 
 

@@ -34,7 +34,7 @@ from agglo.lab.options import (
     require_plot_name,
 )
 from agglo.lab.tasks.classification.data.transforms import inputs_for
-from agglo.methods.slicing import Slice
+from agglo.methods.baselines import Slice
 from agglo.models.opening import build
 from agglo.patch import apply, remove, report
 from agglo.utils.devices import dtype_named, require_device, torch_threads

@@ -267,7 +267,12 @@ def test_bad_images_stop_the_run_or_are_counted(
     [
         (
             ["--schedule", "linear:9", "linear:4", "constant:9", "counts:50,20,blocks=[2,4]"],
-            [agglo.Linear(9), agglo.Linear(4), agglo.Constant(9), agglo.Counts((50, 20), blocks=(2, 4))],
+            [
+                agglo.schedule.Linear(9),
+                agglo.schedule.Linear(4),
+                agglo.schedule.Constant(9),
+                agglo.schedule.Counts((50, 20), blocks=(2, 4)),
+            ],
             "top-1 constant:9 counts:50,20,blocks=[2,4] linear:4 linear:9",
         ),
         (["--threshold", "0.5", "0.01"], [0.5, 0.01], "top-1 0.01 0.5"),
