@@ -239,16 +239,6 @@ def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
     assert_same(gradients[1], gradients[0], atol=1e-5)
 
 
-@every_tower
-@torch.no_grad()
-def test_compiles_as_one_graph(name: str) -> None:
-    model = agglo.apply(build(name), "tome", keep_rate=0.5)
-    expected = run(model)
-    torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    assert_same(run(compiled), expected, atol=1e-5)
-
-
 @torch.no_grad()
 def test_hooks_on_layers_see_no_merged_tokens() -> None:
     model = agglo.apply(build("vit"), keep_rate=0.5, proportional=False)

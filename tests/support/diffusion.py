@@ -41,11 +41,12 @@ def _text(batch: int = 2) -> Tensor:
     return torch.randn(batch, TEXT, 12)
 
 
-def unet_of_maps() -> tuple[Any, Inputs]:
+def unet_of_maps(
+    down: tuple[str, ...] = ("AttnDownBlock2D",) * 2, up: tuple[str, ...] = ("AttnUpBlock2D",) * 2
+) -> tuple[Any, Inputs]:
     model = _seeded(
-        "UNet2DModel", sample_size=8, layers_per_block=1, block_out_channels=(16, 32), norm_num_groups=8,
-        attention_head_dim=8, down_block_types=("AttnDownBlock2D",) * 2, up_block_types=("AttnUpBlock2D",) * 2,
-        mid_block_scale_factor=1.5,
+        "UNet2DModel", sample_size=8, layers_per_block=1, block_out_channels=(16, 32)[: len(down)], norm_num_groups=8,
+        attention_head_dim=8, down_block_types=down, up_block_types=up, mid_block_scale_factor=1.5,
     )  # fmt: skip
     return model, {"sample": torch.randn(2, 3, 8, 8), "timestep": torch.tensor(500)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor
 
 import agglo
 from agglo.testing import assert_same
-from tests.support.diffusion import MODELS, Whole, diffusers, run, unet
+from tests.support.diffusion import MODELS, Whole, diffusers, run, unet_of_maps
 
 every_model = pytest.mark.parametrize("name", MODELS)
 
@@ -46,7 +46,7 @@ def test_removal_is_exact(name: str) -> None:
     assert agglo.report(model) is None
 
 
-@every_model
+@pytest.mark.parametrize("name", ["unet", "unet_of_maps", "wan"])
 def test_copies_and_pickles_are_reduced_too(name: str) -> None:
     model, inputs = MODELS[name]()
     agglo.apply(model, keep_rate=0.5)
@@ -58,31 +58,25 @@ def test_copies_and_pickles_are_reduced_too(name: str) -> None:
     assert not torch.equal(run(model, inputs), reduced)
 
 
-@pytest.mark.parametrize("name", ["unet_of_maps", "flux"])
-def test_threads_do_not_mix(name: str) -> None:
+@pytest.mark.parametrize(("name", "options"), [("unet_of_maps", {"every": 2}), ("flux", {})])
+def test_threads_do_not_mix(name: str, options: dict[str, Any]) -> None:
+    """Neither their passes nor their generations."""
     model, inputs = MODELS[name]()
-    agglo.apply(model, keep_rate=0.5)
-    main = next(value for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 2)
-    key = next(key for key, value in inputs.items() if value is main)
-    variants = [{**inputs, key: main * factor} for factor in (1.0, -0.5, 2.0)]
-    alone = [run(model, variant) for variant in variants]
-    together: dict[int, list[Tensor]] = {}
+    agglo.apply(model, keep_rate=0.5, **options)
+    key, main = next((key, value) for key, value in inputs.items() if isinstance(value, Tensor) and value.dim() > 2)
+    times = [torch.full_like(inputs["timestep"], time) for time in (3, 2, 1)]
 
-    def work(number: int) -> None:
-        together[number] = [run(model, variants[number]) for _ in range(4)]
+    def steps(factor: float) -> list[Tensor]:
+        with agglo.hosts.diffusers.generation():
+            return [run(model, {**inputs, key: main * factor**time, "timestep": times[time]}) for time in range(3)]
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number, expected in enumerate(alone):
-        assert len(together[number]) == 4
-        for result in together[number]:
-            assert_same(result, expected, atol=1e-6)
+    factors = (1.0, -0.5, 2.0)
+    alone = [steps(factor) for factor in factors]
+    with ThreadPoolExecutor(3) as pool:
+        assert_same(list(pool.map(steps, factors)), alone, atol=1e-6)
 
 
-@every_model
+@pytest.mark.parametrize("name", ["unet", "sd3", "flux", "ltx"])
 def test_bfloat16(name: str) -> None:
     model, inputs = MODELS[name]()
     dense = run(model, inputs)
@@ -100,22 +94,14 @@ def _to(value: Any, dtype: torch.dtype) -> Any:
     return value if keep else value.to(dtype)
 
 
-def _shallow(name: str) -> tuple[Any, dict[str, Any]]:
-    """One block: tracing is what compilation takes its time for. Others have the attentions of these models."""
-    if name == "unet":
-        types = {"down_block_types": ("CrossAttnDownBlock2D",), "up_block_types": ("CrossAttnUpBlock2D",)}
-        return unet(block_out_channels=(16,), **types)
-    model, inputs = MODELS[name]()
+@pytest.mark.parametrize("name", ["unet_of_maps", "flux", "wan"])
+def test_compiled_in_one_graph(name: str) -> None:
+    """As few blocks as there can be: tracing is what takes the time."""
+    model, inputs = unet_of_maps(("AttnDownBlock2D",), ("UpBlock2D",)) if name == "unet_of_maps" else MODELS[name]()
     if name == "wan":
         del model.blocks[1:]
     elif name == "flux":
         del model.single_transformer_blocks[1:]
-    return model, inputs
-
-
-@pytest.mark.parametrize("name", ["unet", "unet_of_maps", "flux", "wan"])
-def test_compiled_in_one_graph(name: str) -> None:
-    model, inputs = _shallow(name)
     agglo.apply(model, keep_rate=0.5)
     eager = run(model, inputs)
     torch._dynamo.reset()
@@ -123,9 +109,8 @@ def test_compiled_in_one_graph(name: str) -> None:
     assert_same(run(compiled, inputs), eager, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["unet", "dit"])
-def test_gradients_flow_to_the_input(name: str) -> None:
-    model, inputs = MODELS[name]()
+def test_gradients_flow_to_the_input() -> None:
+    model, inputs = MODELS["unet"]()
     agglo.apply(model, keep_rate=0.5)
     key = next(iter(inputs))
     inputs[key].requires_grad_(True)
@@ -160,14 +145,8 @@ def test_what_is_not_supported_is_named() -> None:
 
 
 def test_u_nets_over_time_are_not_supported() -> None:
-    model = diffusers.UNet3DConditionModel(
-        block_out_channels=(8, 8),
-        layers_per_block=1,
-        norm_num_groups=4,
-        cross_attention_dim=8,
-        attention_head_dim=4,
-        down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
-        up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"),
-    )
+    small = {"layers_per_block": 1, "norm_num_groups": 4, "cross_attention_dim": 8, "attention_head_dim": 4}
+    types = {"down_block_types": ("CrossAttnDownBlock3D",), "up_block_types": ("CrossAttnUpBlock3D",)}
+    model = diffusers.UNet3DConditionModel(block_out_channels=(8,), **small, **types)
     with pytest.raises(agglo.UnsupportedModelError, match="layers over time"):
         agglo.apply(model, keep_rate=0.5)

@@ -127,80 +127,44 @@ def test_cross_attention_and_mlp_by_hand() -> None:
     assert_same(seen["y"], x, atol=1e-5)
 
 
-def doubled(latent: Tensor) -> Tensor:
-    """Every 2 x 2 patch twice, one below the other: (B, C, H, W) -> (B, C, 2H, W)."""
-    batch, channels, height, width = latent.shape
-    rows = latent.view(batch, channels, height // 2, 1, 2, width).expand(-1, -1, -1, 2, -1, -1)
-    return rows.reshape(batch, channels, 2 * height, width)
-
-
-@pytest.mark.parametrize("make", [dit, sd3])
-def test_equal_patches_merge_without_loss(make: Any) -> None:
-    """Attention over pairs of equal tokens is attention over one of each, of size 2."""
+def twice(make: Any) -> tuple[Any, Any]:
+    """A model without positions along one axis, and inputs each of whose tokens is there twice along it."""
     model, inputs = make()
-    model.pos_embed.pos_embed.zero_()
-    latent = inputs["hidden_states"]
-    inputs["hidden_states"] = doubled(latent[:, :, : latent.shape[2] // 2])
+    tokens = inputs["hidden_states"]
+    if make in (dit, sd3):
+        model.pos_embed.pos_embed.zero_()
+        rows = tokens[:, :, : tokens.shape[2] // 2].unflatten(2, (-1, 2)).repeat_interleave(2, dim=2)
+        return model, {**inputs, "hidden_states": rows.flatten(2, 3)}
+    inputs["hidden_states"] = tokens[:, :24].repeat(1, 2, 1)
+    if make is flux:
+        ids = torch.cartesian_prod(torch.tensor([0.0]), torch.arange(4.0), torch.arange(6.0)).repeat(2, 1)
+        return model, {**inputs, "img_ids": ids}
+    return model, {**inputs, "rope_interpolation_scale": (0.0, 1.0, 1.0)}
+
+
+@pytest.mark.parametrize("make", [dit, sd3, flux, ltx])
+def test_equal_tokens_merge_without_loss(make: Any) -> None:
+    """Attention over pairs of equal tokens is attention over one of each, of size 2."""
+    model, inputs = twice(make)
     dense = run(model, inputs)
     assert_same(run(agglo.apply(model, keep_rate=0.5), inputs), dense, atol=1e-5)
     off = run(agglo.apply(model, keep_rate=0.5, proportional=False), inputs)
     changes = (off - dense).abs().max() > 1e-4
-    assert changes == (make is sd3)  # beside text of size 1 the weights matter; alone, all are of size 2
-
-
-def test_equal_tokens_merge_without_loss_in_flux() -> None:
-    model, inputs = flux()
-    inputs["hidden_states"] = inputs["hidden_states"][:, :24].repeat(1, 2, 1)
-    inputs["img_ids"] = torch.cartesian_prod(torch.tensor([0.0]), torch.arange(4.0), torch.arange(6.0)).repeat(2, 1)
-    dense = run(model, inputs)
-    assert_same(run(agglo.apply(model, keep_rate=0.5), inputs), dense, atol=1e-5)
-    assert (run(agglo.apply(model, keep_rate=0.5, proportional=False), inputs) - dense).abs().max() > 1e-4
-
-
-def test_equal_frames_merge_without_loss_in_a_video() -> None:
-    """Without positions along time, two equal frames are one of size 2."""
-    model, inputs = ltx()
-    inputs["hidden_states"] = inputs["hidden_states"][:, :24].repeat(1, 2, 1)
-    inputs["rope_interpolation_scale"] = (0.0, 1.0, 1.0)
-    dense = run(model, inputs)
-    assert_same(run(agglo.apply(model, keep_rate=0.5), inputs), dense, atol=1e-5)
-
-
-@pytest.mark.parametrize("make", [wan, ltx])
-def test_a_group_stands_at_its_mean_position(make: Any) -> None:
-    """Two tokens with a third between them: their group gets the third one's angles."""
-    model, _ = make()
-    if make is wan:
-        cosine, sine = (table[0, :, 0] for table in model.rope(torch.zeros(1, 4, 4, 8, 12)))
-        axes: tuple[int, ...] = (4, 4, 6)
-        positions = [(1, 1, 2), (1, 3, 2), (3, 1, 5)]
-        expected = [torch.tensor(p) for p in ((1.0, 2.0, 2.0), (3.0, 1.0, 5.0))]
-    else:
-        tables = model.rope(torch.zeros(1, 2 * 4 * 6, 4), 2, 4, 6, rope_interpolation_scale=(1.0, 1.0, 1.0))
-        (cosine, sine), axes = (tables[0][0], tables[1][0]), (2, 4, 6)
-        positions = [(1, 1, 2), (1, 3, 2), (0, 1, 5)]
-        expected = [torch.tensor(p) for p in ((1.0, 2.0, 2.0), (0.0, 1.0, 5.0))]
-    flat = [(a * axes[1] + b) * axes[2] + c for a, b, c in positions]
-    labels = torch.full((1, math.prod(axes)), 2)
-    labels[0, flat[0]] = labels[0, flat[1]] = 0
-    labels[0, flat[2]] = 1
-    merged_cosine, merged_sine = merged_table((cosine, sine), axes, Grouping.of(labels, 3))
-    for group, (a, b, c) in enumerate(point.long().tolist() for point in expected):
-        index = (a * axes[1] + b) * axes[2] + c
-        assert_same(merged_cosine[0, group], cosine[index], atol=1e-5)
-        assert_same(merged_sine[0, group], sine[index], atol=1e-5)
+    assert changes == (make in (sd3, flux))  # with text of size 1 the weights matter; alone, all are of size 2
 
 
 @torch.no_grad()
-def test_between_grid_points_the_angle_is_in_the_middle() -> None:
+def test_a_group_stands_at_its_mean_position() -> None:
+    """Two tokens with a third between them get its angles; between two grid points the angle is in the middle."""
     model, _ = wan()
-    cosine, sine = (table[0, :, 0] for table in model.rope(torch.zeros(1, 4, 2, 8, 12)))
+    cosine, sine = (table[0, :, 0] for table in model.rope(torch.zeros(1, 4, 2, 8, 12)))  # 2 x 4 x 6
     labels = torch.zeros(1, 48, dtype=torch.int64)
-    labels[0, [6, 7]] = 1  # row 1, columns 0 and 1
-    merged_cosine, merged_sine = merged_table((cosine, sine), (2, 4, 6), Grouping.of(labels, 2))
+    labels[0, [24 + 6 + 2, 24 + 18 + 2]] = 1  # frame 1, rows 1 and 3, column 2
+    labels[0, [6, 7]] = 2  # row 1, columns 0 and 1
+    merged_cosine, merged_sine = merged_table((cosine, sine), (2, 4, 6), Grouping.of(labels, 3))
+    assert_same((merged_cosine[0, 1], merged_sine[0, 1]), (cosine[24 + 12 + 2], sine[24 + 12 + 2]), atol=1e-5)
     middle = (torch.atan2(sine, cosine)[6] + torch.atan2(sine, cosine)[7]) / 2  # all steps are below half a turn
-    assert_same(merged_cosine[0, 1], middle.cos(), atol=1e-6)
-    assert_same(merged_sine[0, 1], middle.sin(), atol=1e-6)
+    assert_same((merged_cosine[0, 2], merged_sine[0, 2]), (middle.cos(), middle.sin()), atol=1e-6)
 
 
 @torch.no_grad()
@@ -213,17 +177,3 @@ def test_flux_embeds_mean_ids_beside_the_text() -> None:
     expected = model.pos_embed(torch.cat([inputs["txt_ids"], means]))
     assert cosine.shape[0] == TEXT + 24
     assert_same((cosine, sine), expected, atol=1e-6)
-
-
-def test_prompted_and_unprompted_halves_are_grouped_on_their_own() -> None:
-    model, inputs = unet()
-    agglo.apply(model, keep_rate=0.5)
-    with agglo.trace(model) as trace:
-        both = run(model, inputs)
-    first, second = (
-        run(model, {key: value[part] if value.dim() else value for key, value in inputs.items()})
-        for part in (slice(0, 1), slice(1, 2))
-    )
-    assert_same(both, torch.cat([first, second]), atol=1e-5)
-    labels = trace.groupings[0].labels
-    assert not torch.equal(labels[0], labels[1])

@@ -36,22 +36,6 @@ def test_text_has_the_positions_of_the_dense_prompt(vlm: VLM) -> None:
 
 
 @every_qwen
-def test_a_text_generated_after_the_image_goes_on_from_there(vlm: VLM) -> None:
-    """A token that is given in the prompt and one that was generated have the same position."""
-    model = agglo.apply(vlm.model(), keep_rate=0.3, output="merged_late")
-    inputs = vlm.inputs(agglo.adapt_processor(vlm.processor(), model), [[image(1, 64, 96)]])
-    settings = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
-    generated = model.generate(**inputs, max_new_tokens=3, **settings)
-    longer = {name: inputs[name] for name in ("pixel_values", "image_grid_thw")}
-    longer["input_ids"] = generated.sequences
-    longer["attention_mask"] = torch.ones_like(generated.sequences)
-    longer["mm_token_type_ids"] = (generated.sequences == 4).int()
-    with torch.no_grad():
-        at_once = model(**longer).logits[0, inputs["input_ids"].shape[1] - 1 : -1]
-    torch.testing.assert_close(torch.stack(generated.logits)[:, 0], at_once, atol=2e-4, rtol=0)
-
-
-@every_qwen
 def test_features_computed_beforehand_take_their_positions_along(vlm: VLM) -> None:
     model = agglo.apply(vlm.model(), keep_rate=0.3, output="merged_late")
     inputs = vlm.inputs(agglo.adapt_processor(vlm.processor(), model), [[image(1), image(2)]])

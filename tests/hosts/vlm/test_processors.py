@@ -43,18 +43,6 @@ def test_a_processor_is_itself_again(vlm: VLM) -> None:
 
 
 @pytest.mark.parametrize("vlm", [VLMS[0], VLMS[-1]], ids=lambda vlm: vlm.name)
-def test_it_fits_the_model_as_it_is_now(vlm: VLM) -> None:
-    model, processor = late(vlm), vlm.processor()
-    dense = n_placeholders(vlm.inputs(processor, [[image(1)]]))[0]
-    for keep_rate in (0.25, 0.5, 0.5):
-        agglo.apply(model, keep_rate=keep_rate, output="merged_late")
-        agglo.adapt_processor(processor, model)
-        assert n_placeholders(vlm.inputs(processor, [[image(1)]])) == [dense * keep_rate]
-    agglo.adapt_processor(processor, agglo.remove(model))
-    assert n_placeholders(vlm.inputs(processor, [[image(1)]])) == [dense]
-
-
-@pytest.mark.parametrize("vlm", [VLMS[0], VLMS[-1]], ids=lambda vlm: vlm.name)
 def test_copies_and_pickles_are_adapted_and_files_are_not(vlm: VLM, tmp_path: Any) -> None:
     processor = agglo.adapt_processor(vlm.processor(), late(vlm))
     counts = n_placeholders(vlm.inputs(processor, [[image(1)]]))

@@ -20,6 +20,9 @@ every_vlm = pytest.mark.parametrize("vlm", SMALLER, ids=lambda vlm: vlm.name)
 def test_the_tower_sees_the_image_scaled_down(vlm: VLM) -> None:
     model, processor = vlm.model(), vlm.processor()
     dense_inputs = vlm.inputs(processor, [[image(1)]])
+    dense = logits(model, dense_inputs)
+    agglo.apply(model, keep_rate=1.0, output="smaller_image")
+    assert torch.equal(logits(model, dense_inputs), dense)
     tiles = int((dense_inputs["input_ids"] == 4).sum()) // vlm.dense
     agglo.apply(model, keep_rate=0.25, output="smaller_image")
     inputs = vlm.inputs(agglo.adapt_processor(processor, model), [[image(1)]])
@@ -41,14 +44,6 @@ def test_the_tower_sees_the_image_scaled_down(vlm: VLM) -> None:
         expected = list(model.model.get_image_features(scaled, **options).pooler_output)
     expected_tokens = torch.cat([each.reshape(-1, each.shape[-1]) for each in expected])
     torch.testing.assert_close(small, expected_tokens, atol=1e-5, rtol=0)
-
-
-@every_vlm
-def test_keep_rate_1_leaves_the_image_as_it_is(vlm: VLM) -> None:
-    model, inputs = vlm.model(), vlm.inputs(vlm.processor(), [[image(1)]])
-    dense = logits(model, inputs)
-    agglo.apply(model, keep_rate=1.0, output="smaller_image")
-    assert torch.equal(logits(model, inputs), dense)
 
 
 def test_the_nearest_square_is_taken_and_told() -> None:

@@ -1,16 +1,15 @@
 """Architectures of denoisers: where the self-attentions are, and the grids of their tokens.
 
-An architecture recognises models by the blocks they are made of, so that copies of it under other names work
-too. Nothing here imports diffusers: blocks are known by the names of their classes.
+Models are recognised by the blocks they are made of, so that copies under other names work too. Nothing here imports
+diffusers: blocks are known by the names of their classes.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from agglo.hosts.diffusers.mixins import ReducedAttention, ReducedFluxAttention,
 from agglo.hosts.diffusers.state import Axes, Site
 
 Arguments = Mapping[str, Any]  # those of a call of the model, by their names
+_TEMPORAL_BLOCKS = "temporal_transformer_blocks"
 _TEMPORAL_LAYERS = ("TransformerTemporalModel", "TransformerSpatioTemporalModel", "AnimateDiffTransformer3D")
 
 
@@ -35,37 +35,13 @@ class Modules:
     mlp: nn.Module | None = None
 
 
-class Architecture(ABC):
-    """Denoisers that are built alike. `models` names their classes, for messages."""
-
-    models: ClassVar[str]
-
-    @abstractmethod
-    def recognises(self, model: nn.Module) -> bool:
-        """Return whether a whole model is built like this."""
-
-    @abstractmethod
-    def find(self, model: nn.Module) -> Iterator[Modules]:
-        """Yield every self-attention over image tokens; UnsupportedModelError for variants that cannot be reduced."""
-
-    @abstractmethod
-    def axes(self, model: Any, given: Arguments) -> Axes | None:
-        """Return the size of the input, from which `axes_at` derives the grids of tokens."""
-
-    def axes_at(self, axes: Axes | None, site: Site, n_tokens: int) -> Axes | None:
-        """Return the grid of the tokens of a site: (rows, columns) or (frames, rows, columns)."""
-        if axes is not None and math.prod(axes) != n_tokens:
-            raise RuntimeError(f"{site.name} got {n_tokens} tokens, not {' x '.join(map(str, axes))} as expected")
-        return axes
-
-
 def named(module: Any, *names: str) -> bool:
     """Return whether a module is of a class with one of these names, or of a subclass."""
     return any(cls.__name__ in names for cls in type(module).__mro__)
 
 
 def own_axes(model: Any) -> Axes | None:
-    """Return `Architecture.axes` of an input of the model's own size, where its configuration knows one."""
+    """Return the axes of an input of the model's own size, where its configuration knows one."""
     side = getattr(model.config, "sample_size", None)
     if side is None:
         return None
@@ -79,7 +55,7 @@ def _site(index: int, name: str, attention: Any, downsample: int = 1) -> Site:
     return Site(index, name, downsample, width, inner)
 
 
-class UNet(Architecture):
+class UNet:
     """U-Nets: resolutions that halve on the way down and double on the way up.
 
     Blocks inside a Transformer2DModel, or attentions over feature maps (UNet2DModel, AttnDownBlock2D).
@@ -88,9 +64,11 @@ class UNet(Architecture):
     models = "UNet2DConditionModel, UNet2DModel, ControlNetModel"
 
     def recognises(self, model: nn.Module) -> bool:
+        """Return whether a whole model is built like this."""
         return {"conv_in", "down_blocks", "mid_block", "time_embedding"} <= model._modules.keys()
 
     def find(self, model: nn.Module) -> Iterator[Modules]:
+        """Yield every self-attention over image tokens; UnsupportedModelError for variants that cannot be reduced."""
         if any(named(module, *_TEMPORAL_LAYERS) for module in model.modules()):
             raise UnsupportedModelError(f"{type(model).__name__} has layers over time; supported: {self.models}")
         index = 0
@@ -107,14 +85,15 @@ class UNet(Architecture):
                 index += 1
 
     def axes(self, model: Any, given: Arguments) -> Axes | None:
+        """Return the size of the input, from which `axes_at` derives the grids of tokens."""
         return tuple(given["sample"].shape[-2:])
 
     def axes_at(self, axes: Axes | None, site: Site, n_tokens: int) -> Axes | None:
-        """Round odd sizes up or down, as the model's downsampling pads them."""
+        """Return the grid of the tokens of a site; odd sizes are rounded up or down, as downsampling pads them."""
         assert axes is not None
         up = tuple(-(-length // site.downsample) for length in axes)
         down = tuple(length // site.downsample for length in axes)
-        return super().axes_at(down if math.prod(up) != n_tokens else up, site, n_tokens)
+        return _fitting(down if math.prod(up) != n_tokens else up, site, n_tokens)
 
 
 def _levels(model: Any) -> Iterator[tuple[str, int, nn.Module]]:
@@ -135,21 +114,26 @@ def _takes_maps(module: Any) -> bool:
     return plain and module.spatial_norm is None
 
 
-class Transformer(Architecture):
-    """Diffusion transformers: a list of equal blocks."""
+@dataclass(frozen=True)
+class Transformer:
+    """Diffusion transformers: a list of equal blocks. The methods are those of `UNet`."""
 
-    blocks: ClassVar[str] = "transformer_blocks"  # the name of the list
-    classes: ClassVar[tuple[str, ...]]  # of its members, whose parts are named next
-    mixin: ClassVar[type[ReducedModule]] = ReducedAttention
-    attentions: ClassVar[tuple[str, ...]] = ("attn1",)
-    cross: ClassVar[str | None] = "attn2"
-    mlp: ClassVar[str | None] = "ff"
+    models: str  # names of the classes, for messages
+    classes: tuple[str, ...]  # of blocks, those in the list first
+    axes_of: Callable[[Any, Arguments], Axes | None]
+    blocks: str = "transformer_blocks"  # the name of the list
+    modules: tuple[str, ...] = ()  # others that the model has
+    mixin: type[ReducedModule] = ReducedAttention
+    attentions: tuple[str, ...] = ("attn1",)
+    cross: str | None = "attn2"
+    mlp: str | None = "ff"
 
     def recognises(self, model: nn.Module) -> bool:
-        blocks = model._modules.get(self.blocks)  # the model's, not what a wrapper around it seems to have
-        if not isinstance(blocks, nn.ModuleList) or len(blocks) == 0:
+        own = model._modules  # the model's, not what a wrapper around it seems to have
+        blocks: Any = own.get(self.blocks)
+        if not isinstance(blocks, nn.ModuleList) or not own.keys() >= set(self.modules) or _TEMPORAL_BLOCKS in own:
             return False
-        return all(named(block, self.classes[0]) for block in blocks)
+        return len(blocks) > 0 and all(named(block, self.classes[0]) for block in blocks)
 
     def find(self, model: nn.Module) -> Iterator[Modules]:
         found = [(name, module) for name, module in model.named_modules() if named(module, *self.classes)]
@@ -159,46 +143,30 @@ class Transformer(Architecture):
             cross, mlp = (None if part is None else getattr(block, part) for part in (self.cross, self.mlp))
             yield Modules(_site(index, name, attentions[0]), block, attentions, self.mixin, cross, mlp)
 
-
-class PatchTransformer(Transformer):
-    """Transformers of BasicTransformerBlocks over patches: DiT, PixArt."""
-
-    models = "DiTTransformer2DModel, PixArtTransformer2DModel"
-    classes = ("BasicTransformerBlock",)
-
-    def recognises(self, model: nn.Module) -> bool:
-        own = model._modules
-        return "pos_embed" in own and "temporal_transformer_blocks" not in own and super().recognises(model)
-
     def axes(self, model: Any, given: Arguments) -> Axes | None:
-        height, width = given["hidden_states"].shape[-2:]
-        return height // model.config.patch_size, width // model.config.patch_size
+        return self.axes_of(model, given)
+
+    def axes_at(self, axes: Axes | None, site: Site, n_tokens: int) -> Axes | None:
+        return _fitting(axes, site, n_tokens)
 
 
-class SD3(PatchTransformer):
-    """Stable Diffusion 3: text and image attend jointly, as two streams; some blocks have a second attention."""
-
-    models = "SD3Transformer2DModel"
-    classes = ("JointTransformerBlock",)
-    attentions = ("attn", "attn2")
-    cross = None
+def _fitting(axes: Axes | None, site: Site, n_tokens: int) -> Axes | None:
+    """Return a grid; RuntimeError if the tokens of a site are not as many."""
+    if axes is not None and math.prod(axes) != n_tokens:
+        raise RuntimeError(f"{site.name} got {n_tokens} tokens, not {' x '.join(map(str, axes))} as expected")
+    return axes
 
 
-class Flux(Transformer):
-    """Flux: blocks of two streams, then blocks in which text and image are one sequence."""
+def _patches(model: Any, given: Arguments) -> Axes:
+    patch = model.config.patch_size
+    lengths = given["hidden_states"].shape[-2:] if isinstance(patch, int) else given["hidden_states"].shape[-3:]
+    return tuple(
+        n // side for n, side in zip(lengths, (patch, patch) if isinstance(patch, int) else patch, strict=True)
+    )
 
-    models = "FluxTransformer2DModel"
-    classes = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
-    mixin = ReducedFluxAttention
-    attentions = ("attn",)
-    cross = None
-    mlp = None
 
-    def recognises(self, model: nn.Module) -> bool:
-        return "single_transformer_blocks" in model._modules and super().recognises(model)
-
-    def axes(self, model: Any, given: Arguments) -> Axes | None:
-        return None if torch.compiler.is_compiling() else grid_of_ids(given["img_ids"])
+def _points_of_ids(model: Any, given: Arguments) -> Axes | None:
+    return None if torch.compiler.is_compiling() else grid_of_ids(given["img_ids"])
 
 
 def grid_of_ids(ids: Tensor) -> Axes | None:
@@ -215,33 +183,34 @@ def grid_of_ids(ids: Tensor) -> Axes | None:
     return (rows, columns) if torch.equal(ids[:, -2:], expected) else None
 
 
-class Wan(Transformer):
-    """Wan: tokens over frames, rows and columns, rotary positions, text by cross-attention."""
-
-    models = "WanTransformer3DModel"
-    blocks = "blocks"
-    classes = ("WanTransformerBlock",)
-    mlp = "ffn"
-
-    def axes(self, model: Any, given: Arguments) -> Axes | None:
-        lengths = given["hidden_states"].shape[-3:]
-        return tuple(length // patch for length, patch in zip(lengths, model.config.patch_size, strict=True))
+def _given_lengths(model: Any, given: Arguments) -> Axes:
+    lengths: Any = tuple(given.get(name) for name in ("num_frames", "height", "width"))
+    if given.get("video_coords") is not None or None in lengths:
+        raise RuntimeError("agglo needs LTX's grid: give num_frames, height and width, and no video_coords")
+    return cast(Axes, lengths)
 
 
-class LTX(Transformer):
-    """LTX-Video: as Wan, with tokens in a sequence from the start."""
-
-    models = "LTXVideoTransformer3DModel"
-    classes = ("LTXVideoTransformerBlock",)
-
-    def axes(self, model: Any, given: Arguments) -> Axes | None:
-        lengths: Any = tuple(given.get(name) for name in ("num_frames", "height", "width"))
-        if given.get("video_coords") is not None or None in lengths:
-            raise RuntimeError("agglo needs LTX's grid: give num_frames, height and width, and no video_coords")
-        return cast(Axes, lengths)
-
-
-ARCHITECTURES: tuple[Architecture, ...] = (UNet(), SD3(), PatchTransformer(), Flux(), Wan(), LTX())
+Architecture = UNet | Transformer
+_FLUX = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
+ARCHITECTURES: tuple[Architecture, ...] = (
+    UNet(),
+    # Text and image attend jointly, as two streams; some blocks have a second attention.
+    Transformer(
+        "SD3Transformer2DModel", ("JointTransformerBlock",), _patches, modules=("pos_embed",),
+        attentions=("attn", "attn2"), cross=None,
+    ),
+    Transformer(
+        "DiTTransformer2DModel, PixArtTransformer2DModel", ("BasicTransformerBlock",), _patches, modules=("pos_embed",)
+    ),
+    # Blocks of two streams, then blocks in which text and image are one sequence.
+    Transformer(
+        "FluxTransformer2DModel", _FLUX, _points_of_ids, modules=("single_transformer_blocks",),
+        mixin=ReducedFluxAttention, attentions=("attn",), cross=None, mlp=None,
+    ),
+    # Tokens over frames, rows and columns, rotary positions, text by cross-attention.
+    Transformer("WanTransformer3DModel", ("WanTransformerBlock",), _patches, blocks="blocks", mlp="ffn"),
+    Transformer("LTXVideoTransformer3DModel", ("LTXVideoTransformerBlock",), _given_lengths),
+)  # fmt: skip
 
 
 def architecture_of(model: nn.Module) -> Architecture | None:

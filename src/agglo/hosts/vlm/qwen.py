@@ -6,13 +6,12 @@ very same groups. Videos stay as they are.
 
 M-RoPE has positions on three axes: time, row and column. Every text token has the position that it has in the prompt
 without reduction, and a merged token the mean position of its members, rounded. Positions are needed before an image is
-seen: `evenly_spread` gives those of tokens spread evenly over the image, the first of them its first. When it has been
-seen, `at_means` puts the right ones in their place.
+seen: `get_rope_index` spreads the tokens evenly over it. When it has been seen, `at_means` puts in the right ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,11 +52,20 @@ class ReducedQwen(ReducedVLM):
         image_grid_thw: Tensor | None = None,
         attention_mask: Tensor | None = None,
         **kwargs: Any,
-    ) -> Any:
-        original = partial(original_class(self).get_rope_index, self, image_grid_thw=image_grid_thw)
+    ) -> tuple[Tensor, Tensor]:
+        """Return positions (3, B, L) and what to add to later ones (B, 1), tokens spread evenly over their image."""
+        there = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         grids = _grids(self, image_grid_thw)
-        counts = [(reduction.count(rows * columns, (rows, columns)), rows * columns) for rows, columns in grids]
-        return evenly_spread(original, counts, input_ids, mm_token_type_ids, attention_mask, **kwargs)
+        counts = iter([(reduction.count(rows * columns, (rows, columns)), rows * columns) for rows, columns in grids])
+        found = [_unreduced(types[real].tolist(), counts) for types, real in zip(mm_token_type_ids, there, strict=True)]
+        types = pad_sequence([mm_token_type_ids.new_tensor(row) for row, _ in found], batch_first=True)
+        mask = pad_sequence([input_ids.new_ones(len(row)) for row, _ in found], batch_first=True)
+        given = {"mm_token_type_ids": types, "attention_mask": mask, "image_grid_thw": image_grid_thw, **kwargs}
+        dense, deltas = original_class(self).get_rope_index(self, torch.zeros_like(mask), **given)
+        positions = dense.new_zeros(3, *input_ids.shape)
+        for row, (_, indices) in enumerate(found):
+            positions[:, row, there[row]] = dense[:, row, indices]
+        return positions, deltas + (mask.sum(dim=1) - there.sum(dim=1)).to(deltas).unsqueeze(1)
 
     @begins_pass
     def forward(self: Any, reduction: VLMReduction, *args: Any, **kwargs: Any) -> Any:
@@ -86,11 +94,9 @@ def _features(
     # Images are handed about one by one; each takes along where its tokens are.
     placed = zip(images, grids, strict=True)
     outputs.pooler_output = tuple(with_cells(each.tokens, each.labels, grid) for each, grid in placed)
-    deeper = getattr(outputs, "deepstack_features", None)
-    if deeper is not None:
-        outputs.deepstack_features = [
-            tuple(_by_groups(tokens, image) for tokens, image in zip(layer, images, strict=True)) for layer in deeper
-        ]
+    if getattr(outputs, "deepstack_features", None) is not None:
+        deeper = [zip(layer, images, strict=True) for layer in outputs.deepstack_features]
+        outputs.deepstack_features = [tuple(_by_groups(*pair) for pair in layer) for layer in deeper]
     return outputs
 
 
@@ -108,33 +114,6 @@ def _grids(model: Any, grid_thw: Tensor | None) -> list[Grid]:
         return []
     side = model.config.vision_config.spatial_merge_size
     return [(frames * rows // side, columns // side) for frames, rows, columns in grid_thw.tolist()]
-
-
-def evenly_spread(
-    rope_index: Callable[..., tuple[Tensor, Tensor]],
-    counts: Sequence[tuple[int, int]],
-    input_ids: Tensor,
-    mm_token_type_ids: Tensor,
-    attention_mask: Tensor | None,
-    **others: Any,
-) -> tuple[Tensor, Tensor]:
-    """Return positions (3, B, L) of a prompt's tokens and what to add to later ones (B, 1), before images are seen.
-
-    Args:
-        rope_index: The model's own function, for prompts without reduction.
-        counts: For each image of the batch, tokens in this prompt and without reduction.
-        input_ids, mm_token_type_ids, attention_mask, others: The arguments of that function.
-    """
-    there = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-    rest = iter(counts)
-    rows = [_unreduced(types[real].tolist(), rest) for types, real in zip(mm_token_type_ids, there, strict=True)]
-    types = pad_sequence([mm_token_type_ids.new_tensor(row) for row, _ in rows], batch_first=True)
-    mask = pad_sequence([input_ids.new_ones(len(row)) for row, _ in rows], batch_first=True)
-    dense, deltas = rope_index(torch.zeros_like(mask), mm_token_type_ids=types, attention_mask=mask, **others)
-    positions = dense.new_zeros(3, *input_ids.shape)
-    for row, (_, indices) in enumerate(rows):
-        positions[:, row, there[row]] = dense[:, row, indices]
-    return positions, deltas + (mask.sum(dim=1) - there.sum(dim=1)).to(deltas).unsqueeze(1)
 
 
 def _unreduced(types: list[int], counts: Iterator[tuple[int, int]]) -> tuple[list[int], list[int]]:
