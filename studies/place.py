@@ -56,7 +56,7 @@ def _axes(subject: Subject, settings: Settings) -> Iterator[StudyCell]:
 def _run(subject: Subject, settings: Settings) -> RunCell:
     chosen = FolderSettings(subject.spec(settings), subject.root(settings), images=_IMAGES, device=settings.device)
     ready = prepare(chosen)
-    images = split(ready.images, ready.labels, batch_size=chosen.batch_size)
+    images = split(ready.images, batch_size=chosen.batch_size)
     tuned = TunedSubject(ready.model, images, TuneSettings(objective="kl", output=ready.output))
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def require_halves(found: TuneImages, count: int) -> None:
 
 
 def test_a_tensor_is_split_in_halves_in_an_order_of_the_seeds() -> None:
-    found = split(numbered(101), torch.arange(101) + 1000, batch_size=16)
+    found = split([(numbered(101), torch.arange(101) + 1000)], batch_size=16)
     require_halves(found, 101)
     for batch in (*found.search, *found.confirmation, found.timing):
         assert batch.labels is not None
@@ -73,18 +73,16 @@ def test_batches_of_a_models_arguments_stay_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "labels", "named"),
+    ("images", "named"),
     [
-        ("cats/", None, "images='cats/'"),
-        ([], None, "too few"),
-        (torch.rand(1, 3, 4, 4), None, "too few"),
-        ([{"x": torch.rand(2, 3, 4, 4)}], None, "2 batches"),
-        (torch.rand(4), None, "shape .4,."),
-        (torch.rand(4, 3, 2, 2), [1, 2], "shape .2,. for 4 images"),
-        ([{"x": 3}], None, "no tensor"),
-        ([torch.rand(2, 3, 4, 4)] * 2, [0] * 4, "labels="),
+        ("cats/", "images='cats/'"),
+        ([], "too few"),
+        (torch.rand(1, 3, 4, 4), "too few"),
+        ([{"x": torch.rand(2, 3, 4, 4)}], "2 batches"),
+        ([(torch.rand(4, 3, 2, 2), torch.tensor([1, 2]))], "one class for each image"),
+        ([{"x": 3}], "not dict"),
     ],
 )
-def test_images_that_cannot_be_used_are_refused(images: Any, labels: Any, named: str) -> None:
+def test_images_that_cannot_be_used_are_refused(images: Any, named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        split(images, labels)
+        split(images)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy.special import rel_entr, softmax
 from scipy.stats import sem
 
-from agglo.tuning.objectives import distances, kl, relative
 from agglo.tuning.statistics import Drop, Quality
+from agglo.tuning.subject import distances, kl, relative
 
 
 def test_kl_is_that_of_the_softmax_outputs_from_the_dense_one() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from agglo.checks import number
 from agglo.hosts.common.swap import UnsupportedModelError
@@ -36,7 +35,6 @@ def tune(
     speedup: float | None = None,
     max_drop: float | None = None,
     gflops: float | None = None,
-    labels: Tensor | Sequence[int] | None = None,
     minutes: float = 10.0,
     path: str | PathLike[str] | None = None,
     settings: TuneSettings | None = None,
@@ -50,11 +48,11 @@ def tune(
     Args:
         model: A vision transformer, a model that holds one, or the denoiser of a diffusion pipeline.
         images: A few hundred of your own, as the model takes them: a tensor (N, C, H, W), a list of tensors, or batches
-            (a DataLoader), with or without labels. Half of them are kept for confirmation.
+            (a DataLoader, a list). Batches may have labels, for the report and `max_drop`: [(images, labels)] is one.
+            Half of the images are kept for confirmation.
         speedup: Times as fast as the dense model, measured on its device with its dtype, in turns with it.
         max_drop: Points of accuracy that may be lost; without labels, decisions that may change, which is more.
         gflops: Fraction of the dense model's multiply-adds that is left.
-        labels: Classes of images in one tensor or list, (N,), for the report and `max_drop`.
         minutes: How long the search may take, about.
         path: A JSON file that is written after every evaluation. The same call continues a search that was stopped.
         settings: Methods, the output that is compared, the batch size, and what is needed less often.
@@ -82,7 +80,7 @@ def tune(
     methods = list(settings.methods or ("atc", "tomesd" if diffusion else "tome"))
     number("minutes", minutes, above=0)
     file = None if path is None else require_output(Path(path))
-    found = split(images, labels, settings.batch_size, tuples_are_inputs=diffusion, seed=settings.seed)
+    found = split(images, settings.batch_size, tuples_are_inputs=diffusion, seed=settings.seed)
     if applied_modules(model):
         raise ValueError("this model is reduced already: call agglo.remove(model) first")
     was_training = model.training

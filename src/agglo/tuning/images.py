@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -49,20 +49,12 @@ class TuneImages:
         return all(batch.labels is not None for batch in (*self.search, *self.confirmation))
 
 
-def split(
-    images: Any,
-    labels: Any = None,
-    batch_size: int | None = None,
-    *,
-    tuples_are_inputs: bool = False,
-    seed: int = 0,
-) -> TuneImages:
+def split(images: Any, batch_size: int | None = None, *, tuples_are_inputs: bool = False, seed: int = 0) -> TuneImages:
     """Put images into a random order, and half of them (at most 512) apart to search on.
 
     Args:
         images: (N, C, H, W); a list of images (C, H, W), which may differ in size; or batches (a DataLoader, a list,
             any iterable): tensors, (inputs, labels), or dicts of the model's arguments with or without "labels".
-        labels: Classes (N,) of images that come without batches.
         batch_size: Images of the batch that is timed; None is 64, or the size of the batches.
         tuples_are_inputs: Whether a pair is two arguments of the model, not inputs and labels.
         seed: Decides the order.
@@ -70,10 +62,13 @@ def split(
     if isinstance(images, (str, bytes)) or not isinstance(images, Iterable):
         raise ValueError(f"images={images!r} must be a tensor, a list of tensors or batches (a DataLoader)")
     batches: list[Batch] = []
-    if isinstance(images, Tensor) or (isinstance(images, Sequence) and images and all(map(_is_image, images))):
-        batches.append(_together(images, labels))
-    elif labels is not None:
-        raise ValueError("labels= go with images in one tensor or list; batches bring their own")
+    if isinstance(images, Tensor):
+        batches.append(Batch(images, None, len(images)))
+    elif (
+        isinstance(images, Sequence) and images and all(isinstance(each, Tensor) and each.dim() == 3 for each in images)
+    ):
+        one_size = len({image.shape for image in images}) == 1
+        batches.append(Batch(torch.stack(list(images)) if one_size else list(images), None, len(images)))
     else:
         for item in images:
             batches.append(_batch(item, tuples_are_inputs))
@@ -108,34 +103,16 @@ def split(
     return TuneImages(search, confirmation, timing, about)
 
 
-def _is_image(item: Any) -> bool:
-    return isinstance(item, Tensor) and item.dim() == 3
-
-
-def _together(images: Any, labels: Any) -> Batch:
-    """Return all images in one tensor, or in a list where their sizes differ."""
-    if isinstance(images, Tensor) and images.dim() < 2:
-        raise ValueError(f"images of shape {tuple(images.shape)} are no batch: (N, C, H, W) is accepted")
-    if labels is not None:
-        labels = torch.as_tensor(labels)
-        if labels.shape != (len(images),) or labels.is_floating_point():
-            raise ValueError(f"labels of shape {tuple(labels.shape)} for {len(images)} images: one class each")
-    if not isinstance(images, Tensor) and len({image.shape for image in images}) == 1:
-        images = torch.stack(list(images))
-    return Batch(images, labels, len(images))
-
-
 def _joined(batches: Sequence[Batch]) -> Batch | None:
     """Return batches as one that can be cut anywhere; None if they are no tensors of one shape."""
     if len(batches) == 1 and isinstance(batches[0].inputs, (list, Tensor)):
         return batches[0]
-    if not all(isinstance(batch.inputs, Tensor) for batch in batches):
+    shapes = {batch.inputs.shape[1:] if isinstance(batch.inputs, Tensor) else None for batch in batches}
+    if len(shapes) != 1 or None in shapes:
         return None
-    if len({batch.inputs.shape[1:] for batch in batches}) != 1:
-        return None
-    inputs, found = torch.cat([batch.inputs for batch in batches]), [batch.labels for batch in batches]
-    classes = None if any(each is None for each in found) else torch.cat(found)  # type: ignore[arg-type]
-    return Batch(inputs, classes, len(inputs))
+    found = [batch.labels for batch in batches]
+    labels = None if any(each is None for each in found) else torch.cat(found)  # type: ignore[arg-type]
+    return Batch(torch.cat([batch.inputs for batch in batches]), labels, sum(batch.images for batch in batches))
 
 
 def _batch(item: Any, tuples_are_inputs: bool) -> Batch:
@@ -146,17 +123,18 @@ def _batch(item: Any, tuples_are_inputs: bool) -> Batch:
     elif isinstance(item, (tuple, list)):  # DataLoaders make lists of the tuples of a data set
         has_labels = len(item) == 2 and not tuples_are_inputs and _is_labels(item[1])
         inputs, labels = item if has_labels else (tuple(item), None)
-    sizes = [len(tensor) for tensor in tensors_in(inputs) if tensor.dim() > 1]
-    if not sizes:
-        raise ValueError(
-            f"a batch of {type(inputs).__name__} holds no tensor with images in it; accepted: a tensor (B, C, H, W), "
-            "(inputs, labels), a dict or a tuple of the model's arguments"
-        )
     # Labels of several classes, or of a task that has no single one, are not used.
-    return Batch(inputs, labels if _is_labels(labels) else None, sizes[0])
+    classes = labels if _is_labels(labels) else None
+    sizes = [len(tensor) for tensor in tensors_in(inputs) if tensor.dim() > 1]
+    if not sizes or (classes is not None and len(classes) != sizes[0]):
+        raise ValueError(
+            "a batch must be a tensor (B, C, H, W), (inputs, labels) with one class for each image, or a dict or tuple "
+            f"of the model's arguments, not {type(item).__name__} of {[tuple(each.shape) for each in tensors_in(item)]}"
+        )
+    return Batch(inputs, classes, sizes[0])
 
 
-def _is_labels(value: Any) -> bool:
+def _is_labels(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.dim() == 1 and not value.is_floating_point()
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from agglo.config import ReductionConfig
 from agglo.tuned import read
-from agglo.tuning.objectives import TITLES
 from agglo.tuning.settings import Target
 from agglo.tuning.statistics import SURE, Quality
 from agglo.utils.files import write_json
@@ -66,19 +65,30 @@ class Tuned:
 
     def report(self) -> str:
         """Return what was chosen, what it is worth, and what the images can show of it."""
-        content, data, settings = self.content, self.content["data"], self.content["settings"]
-        head = (
-            f"{content['model']['name']}: {Target(**content['target'])}\n"
-            f"measured on {_device(content)}, {settings['device']}, {settings['dtype']}, batch {data['batch_size']}; "
-            f"searched on {data['search']} images, confirmed on {data['confirmation']} others"
+        content, data, settings, chosen = (
+            self.content,
+            self.content["data"],
+            self.content["settings"],
+            self.content["chosen"],
         )
+        tokens = " ".join(str(count) for count, _ in groupby([content["dense"]["tokens"], *chosen["counts"]]))
         notes = [f"{content['seconds']:.0f} seconds", *content["notes"]]
         notes += [f"left out: {reason}" for reason in content["left_out"]]
         if busy := load_warning(content["machine"]):
             notes.append(busy)
         tower = "" if settings["tower"] is None else f", tower={settings['tower']!r}"
-        call = f"agglo.apply(model, agglo.ReductionConfig.parse({str(self.config)!r}){tower})"
-        return "\n\n".join([head, _chosen(content), promise(content), _table(content), "\n".join(notes), call])
+        parts = [
+            f"{content['model']['name']}: {Target(**content['target'])}\n"
+            f"measured on {_device(content)}, {settings['device']}, {settings['dtype']}, batch {data['batch_size']}; "
+            f"searched on {data['search']} images, confirmed on {data['confirmation']} others",
+            promise(content),
+            f"every method at its own best schedule, the chosen one first, on the images the search did not see:\n"
+            f"{_table(content)}",
+            f"patch tokens of the chosen one: {tokens}",
+            "\n".join(notes),
+            f"agglo.apply(model, agglo.ReductionConfig.parse({str(self.config)!r}){tower})",
+        ]
+        return "\n\n".join(parts)
 
     def plot(self, path: str | PathLike[str]) -> None:
         """Draw each method's front and the chosen point, as measured on the images to search on; needs matplotlib.
@@ -111,7 +121,7 @@ class Tuned:
         curves = [curve(m, [row for row in rows if row["method"] == m]) for m in {row["method"]: row for row in rows}]
         curves.append(curve("chosen", [content["chosen"]], ringed=True))
         x_title = "times as fast as dense" if by_time else "times fewer GFLOPs than dense"
-        y_title = "points of accuracy lost" if has_labels else TITLES.get(settings["objective"], settings["objective"])
+        y_title = "points of accuracy lost" if has_labels else f"{settings['objective']} distance to the dense output"
         panel = CurvePanel(curves, x_title, y_title, Level(0.0, x=1.0) if has_labels else None, y_log=not has_labels)
         measured = f"{_device(content)}, {settings['dtype']}, batch {data['batch_size']}"
         note = f"bars: standard error of {data['search']} images"
@@ -125,29 +135,6 @@ class Tuned:
 def _device(content: Entry) -> str:
     machine = content["machine"]
     return machine["gpu"] or f"{machine['cpu']}, {content['settings']['threads']} threads"
-
-
-def _chosen(content: Entry) -> str:
-    chosen, unseen, seen = (
-        content["chosen"],
-        *(Quality(**content["chosen"][part]) for part in ("confirmation", "search")),
-    )
-    tokens = " ".join(str(count) for count, _ in groupby([content["dense"]["tokens"], *chosen["counts"]]))
-    speed = chosen["speed"]
-    lines = [
-        f"chosen: {ReductionConfig.from_dict(chosen['config'])}",
-        f"patch tokens: {tokens}; {chosen['gflops']:.3f} of the dense model's GFLOPs",
-        f"speed: {speed['median']:.2f} times dense, in turns with it (half of {speed['turns']} turns between "
-        f"{speed['low']:.2f} and {speed['high']:.2f})",
-        f"{content['settings']['objective']} to the dense output: {unseen.distance:.4g} +- {unseen.distance_error:.2g} "
-        f"on images the search did not see, {seen.distance:.4g} on those it saw",
-    ]
-    if unseen.drop is not None:
-        accuracy = content["dense"]["accuracy"]
-        lines.append(f"accuracy lost: {unseen.drop} points of {accuracy:.2f} (paired, {unseen.images} images)")
-    if unseen.disagreement is not None:
-        lines.append(f"decisions that are not the dense model's: {unseen.disagreement} of 100")
-    return "\n".join(lines)
 
 
 def promise(content: Entry) -> str:
@@ -169,13 +156,15 @@ def promise(content: Entry) -> str:
 
 
 def _table(content: Entry) -> str:
-    columns = [Column("method", left=True), Column("x dense", ".2f"), Column("GFLOPs", ".3f")]
-    columns += [Column(content["settings"]["objective"], ".4g"), Column("changed"), Column("lost")]
+    columns = [Column("method", left=True), Column("x dense"), Column("GFLOPs", ".3f")]
+    columns += [Column(content["settings"]["objective"]), Column("decisions changed"), Column("accuracy lost")]
     rows: list[list[Any]] = []
     for row in (content["chosen"], *content["beside"]):
-        quality = Quality(**row["confirmation"])
-        config = str(ReductionConfig.from_dict(row["config"]))
-        losses = [None if drop is None else str(drop) for drop in (quality.disagreement, quality.drop)]
-        rows.append([config, row["speed"]["median"], row["gflops"], quality.distance, *losses])
-    title = "every method at its own best schedule, on the images the search did not see:"
-    return f"{title}\n{Table(columns, rows).text()}"
+        quality, speed = Quality(**row["confirmation"]), row["speed"]
+        cells = [str(ReductionConfig.from_dict(row["config"]))]
+        cells += [f"{speed['median']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})", row["gflops"]]
+        cells += [f"{quality.distance:.4g} +- {quality.distance_error:.2g}"]
+        rows.append([*cells, *(drop and str(drop) for drop in (quality.disagreement, quality.drop))])
+    if (accuracy := content["dense"]["accuracy"]) is not None:
+        rows.append([f"dense, accuracy {accuracy:.2f}", *[None] * 5])
+    return Table(columns, rows).text()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
 from agglo.checks import choice, number
 from agglo.methods.registry import find
-from agglo.tuning.objectives import OBJECTIVES, Output
+from agglo.models.outputs import call
 
-_BOUNDS = {"speedup": (1, math.inf), "max_drop": (0, 100), "gflops": (0, 1)}
+Output = Callable[[Any, Any], Any]
+_BOUNDS = {"speedup": (1, math.inf), "max_drop": (0, 100), "gflops": (0, 1)}  # above the one, and at most the other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class TuneSettings:
         for name, minimum in (("candidates", 2), ("n_tokens", 1), ("batch_size", 1)):
             if (value := getattr(self, name)) is not None:
                 number(name, value, whole=True, minimum=minimum)
-        choice("objective", self.objective, ("auto", *OBJECTIVES))
+        choice("objective", self.objective, ("auto", "kl", "relative"))
         if self.methods is None:
             return
         if isinstance(self.methods, str) or not self.methods or len(set(self.methods)) != len(self.methods):
@@ -73,14 +74,12 @@ class Target:
     @classmethod
     def of(cls, **choices: float | None) -> Target:
         """Return the target that was given; exactly one must be."""
-        given = {name: value for name, value in choices.items() if value is not None}
+        given = [name for name, value in choices.items() if value is not None]
         if len(given) != 1:
             raise ValueError(f"give one of speedup, max_drop and gflops, not {' and '.join(given) or 'none'}")
-        ((kind, value),) = given.items()
-        low, high = _BOUNDS[kind]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value < high:
-            raise ValueError(f"{kind}={value!r} must be a number above {low} and below {high}")
-        return cls(kind, float(value))
+        above, below = _BOUNDS[given[0]]
+        value: Any = choices[given[0]]
+        return cls(given[0], float(number(given[0], value, above=above, maximum=below)))
 
     def __str__(self) -> str:
         return {
@@ -88,3 +87,21 @@ class Target:
             "max_drop": f"at most {self.value:g} points of accuracy lost",
             "gflops": f"{self.value:g} of the dense model's GFLOPs",
         }[self.kind]
+
+
+def submodule_output(name: str) -> Output:
+    """Return a function that gives what a submodule returns while the whole model runs.
+
+    Use it as `TuneSettings(output=submodule_output("neck"))`.
+    """
+
+    def output(model: nn.Module, inputs: Any) -> Any:
+        seen: list[Any] = []
+        handle = model.get_submodule(name).register_forward_hook(lambda module, given, found: seen.append(found))
+        try:
+            call(model, inputs)
+        finally:
+            handle.remove()
+        return seen[-1]
+
+    return output

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.config import ReductionConfig
 from agglo.hosts.diffusers import is_diffusion
 from agglo.hosts.registry import find_tower
+from agglo.models.libraries import class_count
 from agglo.models.outputs import call, named_tensors
 from agglo.patch import apply, remove, report, trace
 from agglo.tuning.images import Batch, TuneImages, moved
-from agglo.tuning.objectives import distances, objective_for
 from agglo.tuning.settings import TuneSettings
 from agglo.tuning.statistics import Quality
 from agglo.utils.timing import seconds_in_turns, seconds_per_pass
@@ -166,3 +167,40 @@ class Subject:
 def _right(batch: Batch, logits: Tensor) -> Tensor:
     assert batch.labels is not None
     return logits.argmax(dim=-1) == batch.labels.to(logits.device)
+
+
+def kl(dense: Tensor, reduced: Tensor) -> Tensor:
+    """Return the KL divergence of the softmax of logits (B, ..., classes), averaged over positions in between: (B,)."""
+    expected = F.log_softmax(dense.float(), dim=-1)
+    found = F.log_softmax(reduced.float(), dim=-1)
+    return (expected.exp() * (expected - found)).sum(dim=-1).reshape(len(dense), -1).mean(dim=1)
+
+
+def relative(dense: Tensor, reduced: Tensor) -> Tensor:
+    """Return |reduced - dense| / |dense| of outputs (B, ...), all values of an image in one vector: (B,)."""
+    expected, found = (output.float().reshape(len(dense), -1) for output in (dense, reduced))
+    return (found - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-12)
+
+
+OBJECTIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": kl, "relative": relative}
+
+
+def distances(objective: str, dense: Tensor | Sequence[Tensor], reduced: Tensor | Sequence[Tensor]) -> Tensor:
+    """Return the distance of each image's outputs (B,), the mean where there are several outputs."""
+    expected, found = ([value] if isinstance(value, Tensor) else value for value in (dense, reduced))
+    return torch.stack([OBJECTIVES[objective](*pair) for pair in zip(expected, found, strict=True)]).mean(dim=0)
+
+
+def objective_for(model: Any, name: str | None, tensors: Any, has_labels: bool) -> str:
+    """Return "kl" if outputs are logits, and "relative" otherwise.
+
+    Args:
+        model: The model that gave the outputs; its number of classes identifies logits.
+        name: What the model's library calls the output, such as "logits"; None if it has no name.
+        tensors: The outputs.
+        has_labels: Whether images have labels, which only logits can be compared with.
+    """
+    if not isinstance(tensors, Tensor) or tensors.dim() < 2:
+        return "relative"
+    is_head = tensors.dim() == 2 and class_count(model) == tensors.shape[-1]
+    return "kl" if name == "logits" or (name is None and (is_head or has_labels)) else "relative"

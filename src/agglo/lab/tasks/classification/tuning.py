@@ -39,16 +39,15 @@ class FolderSettings:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A classifier with images (N, C, H, W), as bytes, to tune it on.
+    """A classifier, and what to tune it on.
 
     Attributes:
-        labels: Classes (N,); None where the data set's are not those of the model.
+        images: One batch: (N, C, H, W), as bytes, and classes (N,) if the data set's are those of the model.
         output: Function that returns the logits of such images, or the features of a model without a head.
     """
 
     model: nn.Module
-    images: Tensor
-    labels: Tensor | None
+    images: list[Any]
     output: Callable[[nn.Module, Tensor], Tensor]
 
 
@@ -76,7 +75,7 @@ def prepare(settings: FolderSettings, *, quiet: bool = False) -> Prepared:
         # Bytes until here: they take a quarter of the memory.
         return features_in(model(normalise(images).to(dtype)))
 
-    return Prepared(model.to(device, dtype), pixels, targets if known else None, output)
+    return Prepared(model.to(device, dtype), [(pixels, targets)] if known else [pixels], output)
 
 
 def tune_on_folder(folder: FolderSettings, *, settings: TuneSettings | None = None, **how: Any) -> Tuned:
@@ -97,4 +96,4 @@ def tune_on_folder(folder: FolderSettings, *, settings: TuneSettings | None = No
         "batch_size": folder.batch_size,
     }
     with torch_threads(folder.threads):
-        return tune(ready.model, ready.images, labels=ready.labels, settings=replace(settings, **asked), **how)
+        return tune(ready.model, ready.images, settings=replace(settings, **asked), **how)
