@@ -19,6 +19,15 @@ def small_vit(**options: Any) -> nn.Module:
     return model
 
 
+def rotary_vit(**options: Any) -> nn.Module:
+    """The same with two registers and rotary positions."""
+    eva = pytest.importorskip("timm.models.eva")
+    shape = {"img_size": 64, "patch_size": PATCH, "embed_dim": 48, "depth": DEPTH, "num_heads": 3, "num_classes": 5}
+    rotary = {"num_reg_tokens": 2, "use_rot_pos_emb": True, "ref_feat_shape": (8, 8), "init_values": 0.1}
+    model: nn.Module = eva.Eva(**{**shape, **rotary, "dynamic_img_size": True, **options})
+    return model
+
+
 def small_adapter(vit: nn.Module | None = None, **options: Any) -> Any:
     """Two blocks per interaction; the default blocks 2, 4 and 6 each begin one. In evaluation mode."""
     from agglo.lab.tasks.detection.model.adapter import ViTAdapter

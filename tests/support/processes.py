@@ -1,13 +1,43 @@
-"""Programs that tests start in processes of their own."""
+"""Programs and functions that tests run in processes of their own."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
 
 HANGS = 1200  # seconds: whatever takes longer hangs, however busy the machine is
+# Its processes are forked from one that has imported these modules already.
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(["agglo.lab.cli.detect", "accelerate", "faster_coco_eval", "timm", "torchvision"])
+
+
+def in_two_processes(rendezvous: Path, call: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function in two processes, which meet at a file and talk over gloo, as under `torchrun`."""
+    processes = [FORKSERVER.Process(target=_one_of_two, args=(r, rendezvous, call, arguments)) for r in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(HANGS)
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def _one_of_two(rank: int, rendezvous: Path, call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", RANK=str(rank), LOCAL_RANK=str(rank))
+    torch.set_num_threads(1)
+    how: dict[str, Any] = {"rank": rank, "world_size": 2, "timeout": timedelta(seconds=HANGS)}
+    torch.distributed.init_process_group("gloo", init_method=rendezvous.as_uri(), **how)
+    call(*arguments)
+    if torch.distributed.is_initialized():  # Accelerate may have ended it
+        torch.distributed.destroy_process_group()
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:

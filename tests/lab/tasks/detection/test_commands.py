@@ -11,20 +11,16 @@ import torch
 from PIL import Image
 
 from agglo.lab.cli import main
+from agglo.lab.tasks.detection import vit_adapter
 from agglo.lab.tasks.detection.specs import open_detector
-from agglo.lab.tasks.detection.training.settings import DetectionSettings
 from agglo.lab.tasks.detection.training.trainer import train_detector
 from agglo.utils.files import save_weights
 from tests.support.detection import quick_detection, write_coco
 from tests.support.fashion import log
-from tests.support.processes import accelerate_launch
+from tests.support.processes import in_two_processes
 
 IMAGES = 4
 COMMON = ("--split", "train", "--images", str(IMAGES), "--device", "cpu", "--workers", "0")
-
-
-def keep_rate_of(result: dict[str, Any]) -> float | None:
-    return None if result["config"] is None else result["config"]["keep_rate"]
 
 
 @pytest.fixture(scope="module")
@@ -36,31 +32,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def learned(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of a detector that knows four images."""
     output = tmp_path_factory.mktemp("learned") / "run"
-    settings = quick_detection(
-        images=IMAGES,
-        epochs=24,
-        evaluate_every=8,
-        batch_size=4,
-        lr_batch=4,
-        lr=2e-3,
-        warmup_steps=5,
-        lr_drops=[],
-        flip=0.0,
-        checkpoint_minutes=60.0,
-    )
-    recipe = write_recipe(output.with_suffix(".toml"), settings)
+    how: dict[str, Any] = {"batch_size": 4, "lr_batch": 4, "lr": 2e-3, "warmup_steps": 5, "lr_drops": [], "flip": 0.0}
+    settings = quick_detection(images=IMAGES, epochs=24, evaluate_every=8, checkpoint_minutes=60.0, **how)
+    recipe = output.with_suffix(".toml")
+    recipe.write_text("\n".join(["[settings]", *(f"{name} = {toml(value)}" for name, value in vars(settings).items())]))
     assert main(["detect", "train", str(recipe), "--data", str(data), "--output", str(output)]) == 0
     return output
 
 
-def write_recipe(path: Path, settings: DetectionSettings) -> Path:
-    def toml(value: Any) -> str:
-        if isinstance(value, dict):
-            return "{" + ", ".join(f"{name} = {toml(item)}" for name, item in value.items()) + "}"
-        return json.dumps("none" if value is None else value)
-
-    path.write_text("\n".join(["[settings]", *(f"{name} = {toml(value)}" for name, value in vars(settings).items())]))
-    return path
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {toml(item)}" for name, item in value.items()) + "}"
+    return json.dumps("none" if value is None else value)
 
 
 def evaluate(model: Path | str, data: Path, *more: str) -> int:
@@ -77,14 +60,13 @@ def test_a_few_images_are_learned_by_heart(learned: Path) -> None:
 def test_a_grid_in_tables_a_file_and_a_plot(
     learned: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    grid = ("--method", "atc", "tome", "--keep-rate", "0.7", "0.4")
+    grid = ("--method", "atc", "tome", "--keep-rate", "0.4")
     out = ("--json", str(tmp_path / "grid.json"), "--plot", str(tmp_path / "grid.png"), "--turns", "2")
     assert evaluate(learned, data, *grid, *out, "--detections", str(tmp_path / "found")) == 0
     printed = capsys.readouterr().out
     report = json.loads((tmp_path / "grid.json").read_text())
-    names = [(result["name"], keep_rate_of(result)) for result in report["results"]]
-    assert names == [("dense", None), ("atc average", 0.7), ("tome", 0.7), ("atc average", 0.4)]
-    assert [(cell["name"], keep_rate_of(cell)) for cell in report["cannot"]] == [("tome", 0.4)]
+    assert [result["name"] for result in report["results"]] == ["dense", "atc average"]
+    assert [cell["name"] for cell in report["cannot"]] == ["tome"]
     assert "cannot: tome at 0.4" in printed and "mask AP" in printed and "AR100" in printed
     dense = report["results"][0]
     assert dense["box_AP"] == pytest.approx(float(log(learned)[-1]["box_AP"]))
@@ -100,10 +82,6 @@ def test_a_grid_in_tables_a_file_and_a_plot(
     again = json.loads((tmp_path / "grid.json").read_text())
     assert (again["results"], again["cannot"]) == (report["results"], report["cannot"])
     assert "batches of 1" not in capsys.readouterr().err
-    # One cell more is one cell more.
-    assert evaluate(learned, data, "--method", "kmedoids", "--keep-rate", "0.7", *out[:2], "--turns", "0") == 0
-    after = json.loads((tmp_path / "grid.json").read_text())["results"]
-    assert after[:-1] == report["results"] and after[-1]["name"] == "kmedoids"
     assert evaluate(learned, data, "--batch-size", "2", *out[:2]) == 2
     assert "batch_size: 1 there, 2 now" in capsys.readouterr().err
 
@@ -113,19 +91,9 @@ def test_two_processes_train_together_and_find_what_one_finds(learned: Path, dat
     content = json.loads((path := data / "annotations" / "instances_val2017.json").read_text())
     kept = [entry for entry in content["annotations"] if entry["image_id"] != content["images"][-1]["id"]]
     path.write_text(json.dumps({**content, "images": content["images"][:3], "annotations": kept}))
-    settings = quick_detection(
-        checkpoint=str(learned / "best" / "model.safetensors"),
-        from_scratch=False,
-        epochs=1,
-        lr=1e-5,
-        lr_drops=[],
-        batch_size=1,
-        evaluation_batch_size=2,
-    )
-    recipe = write_recipe(tmp_path / "two.toml", settings)
-    command = ["-m", "agglo", "detect", "train", str(recipe), "--data", str(data), "--output", str(tmp_path / "run")]
-    done = accelerate_launch(*command)
-    assert done.stderr.count("batch norms") == 1
+    start = {"checkpoint": str(learned / "best" / "model.safetensors"), "from_scratch": False, "lr": 1e-5}
+    settings = quick_detection(**start, epochs=1, lr_drops=[], batch_size=1, evaluation_batch_size=2)
+    in_two_processes(tmp_path / "rendezvous", train_detector, settings, data, tmp_path / "run")
     [row] = log(tmp_path / "run")
     assert float(row["train_loss"]) > 0
     assert json.loads((tmp_path / "run" / "settings.json").read_text())["processes"] == 2
@@ -154,8 +122,6 @@ def test_weights_by_name_folder_and_file(learned: Path, tmp_path: Path) -> None:
     assert by_folder.spec.image_size == 64 and by_folder.learned == {}
     torch.testing.assert_close(dict(by_folder.model.state_dict()), dict(by_file.model.state_dict()), rtol=0, atol=0)
     # Without metadata, the tensors of a file say its size and its classes.
-    from agglo.lab.tasks.detection import vit_adapter
-
     plain = vit_adapter("tiny", n_classes=5)
     save_weights(tmp_path / "plain.safetensors", plain.state_dict(), {})
     opened = open_detector(str(tmp_path / "plain.safetensors"))
@@ -163,35 +129,20 @@ def test_weights_by_name_folder_and_file(learned: Path, tmp_path: Path) -> None:
     assert open_detector("tiny", tmp_path / "plain.safetensors").spec.n_classes == 5
 
 
-def test_a_learned_method_comes_with_its_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = quick_detection(epochs=1, lr_drops=[], method="svit", keep_rate=0.5)
-    train_detector(settings, data, tmp_path / "svit")
-    assert evaluate(tmp_path / "svit", data, "--method", "svit", "--keep-rate", "0.5", "--turns", "0") == 0
-    assert "svit" in capsys.readouterr().out
-    assert evaluate(tmp_path / "svit", data, "--method", "dynamicvit", "--keep-rate", "0.5") == 2
-    assert "holds weights of another method" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
+def test_what_cannot_be_is_told_in_a_line(learned: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = next((data / "train2017").glob("*.png"))
+    for command, message in (
         ("train", "small_data"),
         ("train dense", "no starting weights"),
-        ("evaluate tinny --data {data}", "model='tinny'"),
-        ("evaluate {data} --data {data}", "model.safetensors"),
-        ("evaluate {run} --checkpoint x.pth --data {data}", "own weights"),
-        ("show none.jpg --model miniature -o {data}/x.png", "image='none.jpg'"),
-        ("show {image} --model miniature --score 2 -o {data}/x.png", "score=2"),
-    ],
-)
-def test_what_cannot_be_is_told_in_a_line(
-    command: str, message: str, learned: Path, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    image = next((data / "train2017").glob("*.png"))
-    words = command.format(data=data, run=learned, image=image).split()
-    assert main(["detect", *words]) == 2
-    told = capsys.readouterr().err
-    assert message in told and "Traceback" not in told
+        (f"evaluate tinny --data {data}", "model='tinny'"),
+        (f"evaluate {data} --data {data}", "model.safetensors"),
+        (f"evaluate {learned} --checkpoint x.pth --data {data}", "own weights"),
+        (f"show none.jpg --model miniature -o {data}/x.png", "image='none.jpg'"),
+        (f"show {image} --model miniature --score 2 -o {data}/x.png", "score=2"),
+    ):
+        assert main(["detect", *command.split()]) == 2
+        told = capsys.readouterr().err
+        assert message in told and "Traceback" not in told
 
 
 def test_other_classes_are_named(learned: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

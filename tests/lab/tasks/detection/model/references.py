@@ -72,3 +72,12 @@ def _bilinear(features: Tensor, y: float, x: float) -> Tensor:
     upper = features[:, top, left] * (left + 1 - x) + features[:, top, right] * (x - left)
     lower = features[:, bottom, left] * (left + 1 - x) + features[:, bottom, right] * (x - left)
     return upper * (top + 1 - y) + lower * (y - top)
+
+
+def rectangles(boxes: Sequence[Sequence[int]], labels: Sequence[int], size: tuple[int, int]) -> dict[str, Tensor]:
+    """A target whose objects fill their boxes."""
+    masks = torch.zeros(len(boxes), *size, dtype=torch.uint8)
+    for mask, (x1, y1, x2, y2) in zip(masks, boxes, strict=True):
+        mask[y1:y2, x1:x2] = 1
+    box = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
+    return {"boxes": box, "labels": torch.tensor(labels, dtype=torch.int64), "masks": masks}

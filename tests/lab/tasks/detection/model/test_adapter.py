@@ -1,4 +1,4 @@
-"""The dense ViT-Adapter: its maps, its parameters, its start, and the plain ViTs it takes."""
+"""The dense ViT-Adapter: its maps, its start, the plain ViTs it takes, and deformable attention."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch import nn
 
 from agglo.hosts import UnsupportedModelError
 from agglo.lab.tasks.detection.model.adapter import ViTAdapter, real_patches
-from agglo.lab.tasks.detection.model.adapter_layers import cell_centres
+from agglo.lab.tasks.detection.model.adapter_layers import DeformableAttention, cell_centres
 from agglo.lab.tasks.detection.model.vit import plain_vit
-from tests.support.adapters import WIDTH, small_adapter, small_vit
+from tests.support.adapters import WIDTH, rotary_vit, small_adapter, small_vit
 
 
-@pytest.mark.parametrize(("patch", "size"), [(4, (64, 64)), (8, (16, 16)), (16, (64, 96))])
 @torch.no_grad()
-def test_four_maps_of_any_size(patch: int, size: tuple[int, int]) -> None:
-    adapter = ViTAdapter(small_vit(patch_size=patch), prior_width=4)
-    strides = (patch // 4, patch // 2, patch, 2 * patch)
-    assert (adapter.strides, adapter.out_channels) == (strides, WIDTH)
-    maps = adapter(torch.randn(2, 3, *size))
-    assert [tuple(m.shape) for m in maps] == [(2, WIDTH, size[0] // s, size[1] // s) for s in strides]
-    with pytest.raises(ValueError, match=f"multiples of {2 * patch}"):
-        adapter(torch.randn(1, 3, *size[:1], size[1] + 1))
+def test_four_maps_of_any_size() -> None:
+    for patch, size in ((4, (64, 64)), (16, (64, 96))):
+        adapter = ViTAdapter(small_vit(patch_size=patch), prior_width=4)
+        strides = (patch // 4, patch // 2, patch, 2 * patch)
+        assert (adapter.strides, adapter.out_channels) == (strides, WIDTH)
+        maps = adapter(torch.randn(2, 3, *size))
+        assert [tuple(m.shape) for m in maps] == [(2, WIDTH, size[0] // s, size[1] // s) for s in strides]
+        with pytest.raises(ValueError, match=f"multiples of {2 * patch}"):
+            adapter(torch.randn(1, 3, *size[:1], size[1] + 1))
 
 
 @torch.no_grad()
@@ -89,23 +89,24 @@ def test_injector_and_extractor_by_their_formulas() -> None:
 
 def test_how_it_begins() -> None:
     torch.manual_seed(0)
-    adapter = ViTAdapter(plain_vit("tiny"), drop_path=0.1)
+    adapter: Any = ViTAdapter(plain_vit("tiny"), drop_path=0.1)
+
+    def std(weight: torch.Tensor) -> float:
+        return float(weight.detach().std())
+
     for interaction in adapter.interactions:
         assert not interaction.injector.gamma.any()
         for extractor in interaction.extractors:
-            assert extractor.drop_path.drop_prob == 0.1
-            assert float(extractor.ffn.enter.weight.detach().std()) == pytest.approx(0.02, rel=0.05)
-            assert not extractor.ffn.enter.bias.any()
-            fan_out = 9  # depthwise
-            std = float(extractor.ffn.convolution.weight.detach().std())
-            assert std == pytest.approx(math.sqrt(2 / fan_out), rel=0.15)
+            assert extractor.drop_path.drop_prob == 0.1 and not extractor.ffn.enter.bias.any()
+            assert std(extractor.ffn.enter.weight) == pytest.approx(0.02, rel=0.05)
+            assert std(extractor.ffn.convolution.weight) == pytest.approx(math.sqrt(2 / 9), rel=0.15)  # depthwise
             assert not extractor.attention.weights.weight.any() and extractor.attention.offsets.bias.any()
     for convolution in (m for m in adapter.prior.modules() if isinstance(m, nn.Conv2d)):
         fan_out = math.prod(convolution.kernel_size) * convolution.out_channels
-        assert float(convolution.weight.detach().std()) == pytest.approx(math.sqrt(2 / fan_out), rel=0.1)
-    assert float(adapter.up.weight.detach().std()) == pytest.approx(math.sqrt(2 / (4 * 192)), rel=0.05)
-    assert float(adapter.level_embedding.detach().std()) == pytest.approx(1, rel=0.1)
-    rates = [getattr(block.drop_path1, "drop_prob", 0.0) for block in adapter.vit.blocks]  # type: ignore[union-attr]
+        assert std(convolution.weight) == pytest.approx(math.sqrt(2 / fan_out), rel=0.1)
+    assert std(adapter.up.weight) == pytest.approx(math.sqrt(2 / (4 * 192)), rel=0.05)
+    assert std(adapter.level_embedding) == pytest.approx(1, rel=0.1)
+    rates = [getattr(block.drop_path1, "drop_prob", 0.0) for block in adapter.vit.blocks]
     assert rates == pytest.approx([0.1 * i / 11 for i in range(12)])
 
 
@@ -124,38 +125,20 @@ def test_the_class_token_goes_with_its_position() -> None:
         ViTAdapter(small_vit(class_token=False, global_pool="avg"), class_token=True)
 
 
-def rotary_vit(**options: Any) -> nn.Module:
-    eva = pytest.importorskip("timm.models.eva")
-    return eva.Eva(  # type: ignore[no-any-return]
-        img_size=64,
-        patch_size=8,
-        embed_dim=48,
-        depth=8,
-        num_heads=3,
-        num_classes=5,
-        num_reg_tokens=2,
-        use_rot_pos_emb=True,
-        ref_feat_shape=(8, 8),
-        init_values=0.1,
-        **{"dynamic_img_size": True, **options},
-    )
-
-
 @pytest.mark.parametrize(
-    "make",
-    [lambda: small_vit(reg_tokens=2), lambda: small_vit(init_values=0.1, no_embed_class=True), rotary_vit],
-    ids=["registers", "layer scale", "rotary"],
+    ("make", "class_token"),
+    [(lambda: small_vit(reg_tokens=2), True), (lambda: small_vit(init_values=0.1, no_embed_class=True), False)]
+    + [(rotary_vit, token) for token in (False, True)],
+    ids=["registers", "layer scale", "rotary", "rotary with class token"],
 )
-@pytest.mark.parametrize("class_token", [False, True])
 @torch.no_grad()
 def test_other_plain_vits(make: Any, class_token: bool) -> None:
     adapter = small_adapter(make(), class_token=class_token, deform_heads=3)
     images = torch.randn(1, 3, 48, 80)
-    maps = adapter(images)
-    assert [tuple(m.shape[-2:]) for m in maps] == [(24, 40), (12, 20), (6, 10), (3, 5)]
+    assert [tuple(m.shape[-2:]) for m in adapter(images)] == [(24, 40), (12, 20), (6, 10), (3, 5)]
     state = adapter.begin(images)
     assert state.embedded.tokens.shape[1] == adapter.prefix + 60
-    assert (state.embedded.rope is not None) == (type(adapter.vit).__name__ == "Eva")
+    assert (state.embedded.rope is not None) == (make is rotary_vit)
 
 
 def test_gradients_reach_everything_and_checkpointing_changes_nothing() -> None:
@@ -173,14 +156,12 @@ def test_gradients_reach_everything_and_checkpointing_changes_nothing() -> None:
 
 
 def test_which_patches_are_real() -> None:
-    assert real_patches(None, (4, 6), 8) is None
     assert real_patches([(32, 48), (25, 41)], (4, 6), 8) is None  # every patch shows something
     real = real_patches([(32, 48), (24, 41), (1, 1)], (4, 6), 8)
     assert real is not None
-    grids = real.view(3, 4, 6)
-    assert grids[0].all()
-    assert torch.equal(grids[1], torch.tensor([[True] * 6] * 3 + [[False] * 6]))
-    assert grids[2].nonzero().tolist() == [[0, 0]]
+    first, second, third = real.view(3, 4, 6)
+    assert first.all() and third.nonzero().tolist() == [[0, 0]]
+    assert second.tolist() == [[True] * 6] * 3 + [[False] * 6]
 
 
 def test_bad_requests() -> None:
@@ -200,3 +181,67 @@ def test_bad_requests() -> None:
         ViTAdapter(nn.Linear(3, 3))
     with pytest.raises(ValueError, match="size='huge'"):
         plain_vit("huge")
+
+
+SHAPES = [(5, 7), (3, 4), (1, 2)]
+
+
+def lively() -> DeformableAttention:
+    torch.manual_seed(0)
+    attention = DeformableAttention(24, heads=6, levels=3, points=4)
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return attention
+
+
+@torch.no_grad()
+def test_deformable_attention_is_transformers_to_the_bit() -> None:
+    library = pytest.importorskip("transformers.models.deformable_detr.modeling_deformable_detr")
+    config = pytest.importorskip("transformers").DeformableDetrConfig(
+        d_model=24, num_feature_levels=3, disable_custom_kernels=True
+    )
+    attention = lively()
+    theirs = library.DeformableDetrMultiscaleDeformableAttention(config, num_heads=6, n_points=4)
+    names = {"sampling_offsets": "offsets", "attention_weights": "weights", "value_proj": "value", "output_proj": "out"}
+    for their_name, name in names.items():
+        getattr(theirs, their_name).load_state_dict(getattr(attention, name).state_dict())
+    lengths = [h * w for h, w in SHAPES]
+    queries, maps, positions = torch.randn(2, 35, 24), torch.randn(2, sum(lengths), 24), cell_centres([(5, 7)])
+    expected, _ = theirs(
+        hidden_states=queries,
+        encoder_hidden_states=maps,
+        reference_points=positions[None, :, None].expand(2, -1, 3, -1),
+        spatial_shapes=torch.tensor(SHAPES),
+        spatial_shapes_list=SHAPES,
+        level_start_index=torch.tensor([0, *lengths[:-1]]).cumsum(0),
+    )
+    assert torch.equal(attention(queries, positions, maps, SHAPES), expected)
+
+
+def test_deformable_attention_begins_as_released() -> None:
+    attention = DeformableAttention(24, heads=6, levels=3, points=4)
+    offsets = attention.offsets.bias.view(6, 3, 4, 2)
+    for head in range(6):
+        angle = 2 * math.pi * head / 6
+        direction = torch.tensor([math.cos(angle), math.sin(angle)])
+        direction = direction / direction.abs().max()
+        for point in range(4):
+            torch.testing.assert_close(offsets[head, :, point], (direction * (point + 1)).expand(3, 2))
+    for zero in (attention.offsets.weight, attention.weights.weight, attention.weights.bias, attention.out.bias):
+        assert not zero.any()
+    bound = math.sqrt(6 / 48)  # Xavier's for 24 x 24
+    for uniform in (attention.value.weight, attention.out.weight):
+        assert 0.9 * bound < float(uniform.detach().abs().max()) <= bound
+
+
+@torch.no_grad()
+def test_deformable_attention_samples_in_float32_whatever_the_precision() -> None:
+    attention = lively()
+    queries, maps, positions = torch.randn(1, 9, 24), torch.randn(1, 49, 24), torch.rand(9, 2)
+    expected = attention(queries, positions, maps, SHAPES)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(attention(queries, positions, maps, SHAPES), expected)
+    found = attention.bfloat16()(queries.bfloat16(), positions, maps.bfloat16(), SHAPES)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.15)

