@@ -106,7 +106,8 @@ docs: $(READY)  ## the documentation as a site, in build/site; open build/site/i
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 notebook: $(READY)  ## run examples/tour.ipynb and store its outputs (two minutes)
-	$(BIN)/python -m tools.site.notebook
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN \
+		--ExecutePreprocessor.record_timing=False examples/tour.ipynb
 
 train-generator: $(READY)  ## the embedded diffusion model, trained and put into the package (DATA=; an hour)
 	$(BIN)/agglo train-generator --data $(DATA) --output runs/generator --precision bf16

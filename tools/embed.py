@@ -30,11 +30,12 @@ from agglo.lab.tasks.detection.specs import open_detector
 from agglo.utils.files import save_weights, write_json
 
 TRAINING = Path(__file__).parents[1] / "results" / "training"
+TARGETS = {"classifier": classifier.WEIGHTS, "generator": generator.WEIGHTS, "detector": DETECTOR_WEIGHTS}
 FOLDERS = {"classifier": "embedded-model", "generator": "embedded-generator", "detector": "embedded-detector"}
 N_IMAGES = 1000
 
 
-def embed_detector(run: Path, weights: Path = DETECTOR_WEIGHTS) -> None:
+def embed_detector(run: Path, weights: Path) -> None:
     """Write the weights of a run of `agglo detect train miniature`; ValueError unless it is finished and dense."""
     if not (run / "result.json").is_file():
         raise ValueError(f"run={str(run)!r} holds no finished run of `agglo detect train`")
@@ -56,23 +57,16 @@ def _half(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.half() if value.is_floating_point() else value for name, value in weights.items()}
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=FOLDERS)
     parser.add_argument("--run", type=Path, required=True, help="folder of the training run")
     parser.add_argument("--data", type=Path, help="folder of Fashion-MNIST's idx files, for the classifier")
-    arguments = parser.parse_args()
-    if arguments.model == "detector":
-        embed_detector(arguments.run)
+    given = parser.parse_args()
+    if given.model == "detector":
+        embed_detector(given.run, TARGETS["detector"])
     else:
-        target = classifier.WEIGHTS if arguments.model == "classifier" else generator.WEIGHTS
-        save_file(_half(load_file(arguments.run / "best" / "model.safetensors")), target)
-    if arguments.data is not None:
-        for name, dimensions in (("t10k-images-idx3-ubyte", 3), ("t10k-labels-idx1-ubyte", 1)):
-            images = read_idx(find_idx(arguments.data, name), dimensions)[:N_IMAGES]
-            write_idx(classifier.IMAGES / f"{name}.gz", images)
-    keep_log(arguments.run, TRAINING / FOLDERS[arguments.model])
-
-
-if __name__ == "__main__":
-    main()
+        save_file(_half(load_file(given.run / "best" / "model.safetensors")), TARGETS[given.model])
+    for name, dimensions in (("t10k-images-idx3-ubyte", 3), ("t10k-labels-idx1-ubyte", 1)) if given.data else ():
+        write_idx(classifier.IMAGES / f"{name}.gz", read_idx(find_idx(given.data, name), dimensions)[:N_IMAGES])
+    keep_log(given.run, TRAINING / FOLDERS[given.model])

@@ -2,8 +2,6 @@
 
 python -m tools.frames              # model(x)
 python -m tools.frames evaluate     # agglo evaluate, on six random images
-
-The call is made once before it is counted: what is imported or compiled at first use is no frame of the call itself.
 """
 
 from __future__ import annotations
@@ -27,37 +25,29 @@ HOUSE = str(Path(agglo.__file__).parent)
 
 
 def files_of(call: Callable[[], object]) -> list[str]:
-    """Return the files of agglo, in order of first use, that a call runs functions of, in whatever thread."""
+    """Return the files of agglo, in order of first use, whose functions the second call runs, in whatever thread."""
     found: dict[str, None] = {}
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(HOUSE):
             found.setdefault(frame.f_code.co_filename.removeprefix(HOUSE + "/"))
 
-    call()
+    call()  # what is imported or compiled at first use is no frame of the call itself
     threading.setprofile(profile)
     sys.setprofile(profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
+    call()
+    sys.setprofile(None)
     return list(found)
 
 
-@torch.no_grad()
-def main() -> None:
+if __name__ == "__main__":
     if sys.argv[1:] == ["evaluate"]:
         with tempfile.TemporaryDirectory() as folder:
-            data, model = write_images(Path(folder) / "data", each=1), timm_folder(Path(folder) / "model")
-            given = ["evaluate", f"local-dir:{model}", "--data", str(data), "--keep-rate", "0.5", "--workers", "0"]
+            data, tiny = write_images(Path(folder) / "data", each=1), timm_folder(Path(folder) / "model")
+            given = ["evaluate", f"local-dir:{tiny}", "--data", str(data), "--keep-rate", "0.5", "--workers", "0"]
             files = files_of(lambda: command(given))
     else:
         model = agglo.apply(timm.create_model("deit_tiny_patch16_224").eval(), keep_rate=0.5)
-        files = files_of(lambda: model(torch.rand(2, 3, 224, 224)))
+        files = files_of(torch.no_grad()(lambda: model(torch.rand(2, 3, 224, 224))))
     laboratory = sum(file.startswith("lab/") for file in files)
     print("\n".join([*files, f"{len(files)} files, {laboratory} of them of the laboratory"]))
-
-
-if __name__ == "__main__":
-    main()

@@ -94,16 +94,11 @@ def summary() -> str:
         for row in (content["chosen"], *content["beside"]):
             quality, config = Quality(**row["confirmation"]), ReductionConfig.from_dict(row["config"])
             linkage = config.create_method().options().get("linkage", "")
-            rows.append(
-                [
-                    f"`{name}`" if row is content["chosen"] else "beside it",
-                    f"{config.method} {linkage}".strip(),
-                    row["gflops"],
-                    f"{row['speed']['median']:.2f}x",
-                    f"{content['settings']['objective']} {quality.distance:.4f}",
-                    "" if quality.drop is None else f"{quality.drop.points:.1f} +- {quality.drop.error:.1f}",
-                ]
-            )
+            shown = f"`{name}`" if row is content["chosen"] else "beside it"
+            distance = f"{content['settings']['objective']} {quality.distance:.4f}"
+            lost = "" if quality.drop is None else f"{quality.drop.points:.1f} +- {quality.drop.error:.1f}"
+            speed = f"{row['speed']['median']:.2f}x"
+            rows.append([shown, f"{config.method} {linkage}".strip(), row["gflops"], speed, distance, lost])
     machines = [tuned.read(name)["machine"] for name in tuned.names()]
     ran = " and ".join(sorted({machine["cpu"] for machine in machines}))
     dates = " and ".join(sorted({machine["date"][:10] for machine in machines}))

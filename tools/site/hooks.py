@@ -1,9 +1,8 @@
-"""What MkDocs is told beyond mkdocs.yml: pages and files of the repository that do not lie in docs/.
+"""Pages and files of the repository that do not lie in docs/, for MkDocs.
 
-- ARCHITECTURE.md, CONTRIBUTING.md and CHANGELOG.md stay at the top of the repository and are pages of the site too.
-- examples/tour.ipynb is a page, with the outputs that are stored in it.
-- Any other file of the repository that a page links to is copied into the site: what leads somewhere on GitHub does so
-  here, without a network. A link to nothing is a warning, which stops a strict build.
+- ARCHITECTURE.md, CONTRIBUTING.md and CHANGELOG.md are pages of the site; so is examples/tour.ipynb, with its outputs.
+- Any other file of the repository that a page links to is copied into the site, so that links work without a network. A
+  link to nothing is a warning, which stops a strict build.
 """
 
 from __future__ import annotations

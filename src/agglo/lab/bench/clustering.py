@@ -6,14 +6,10 @@ to agglo, because only that survives a change of machine.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -116,51 +112,6 @@ def measure(distances: Tensor, linkage: str, repeats: int) -> dict[str, Any]:
     return {**about, **times, "same_partition": same}
 
 
-# ru_maxrss will not do: a process begins with that of the one which started it. Without the threshold for mmap, glibc
-# keeps what the warm-up returned, and the peak would not show what is taken out of it.
-_PEAK_MEMORY = """
-import torch
-from agglo.clustering import cluster
-from agglo.clustering.distances import pairwise
-torch.set_num_threads({threads})
-
-def status(field):
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field))
-
-def run(size):
-    how = dict(k=max(1, size // 2), linkage="{linkage}", check=False)
-    if {of_tokens}:
-        cluster(given[:, :size], **how)
-    else:
-        cluster(distances=given[:, :size, :size].contiguous(), **how)
-
-given = torch.randn(1, {n}, 64)
-given = given if {of_tokens} else pairwise(given, "cosine")
-for size in (128, 640, 1100):  # all ways, whose code takes memory as well
-    run(min(size, {n}))
-open("/proc/self/clear_refs", "w").write("5")  # forget the peak so far
-before = status("VmRSS")
-run({n})
-print((status("VmHWM") - before) * 1024 / (4 * {n} ** 2))
-"""
-
-
-def peak_memory(n: int, linkage: str, *, of_tokens: bool = False) -> float | None:
-    """Return the memory that clustering takes at its peak, in N x N float32 matrices; None off Linux.
-
-    Args:
-        n: Number of tokens.
-        linkage: A name.
-        of_tokens: Whether tokens are clustered, rather than distances, which are not counted.
-    """
-    if not Path("/proc/self/clear_refs").exists():
-        return None
-    code = _PEAK_MEMORY.format(n=n, linkage=linkage, of_tokens=of_tokens, threads=torch.get_num_threads())
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, "-c", code]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
-
-
 def run(options: Options) -> None:
     """Time all cases, print tables and write the record."""
     sizes, cases = [parse_size(size) for size in options.sizes], []
@@ -172,9 +123,7 @@ def run(options: Options) -> None:
                 for linkage in options.linkage:
                     cases.append(measure(distances, linkage, options.repeats))
                     advance(f"{batch} x {n}, {linkage}")
-        largest = max(n for _, n in sizes)
-        memory = {linkage: peak_memory(largest, linkage) for linkage in options.linkage}
-    record = {"machine": where, "cases": cases, "peak_memory": memory}
+    record = {"machine": where, "cases": cases}
     conclude(record, describe(record), options.json)
 
 
@@ -197,10 +146,5 @@ def describe(record: Mapping[str, Any]) -> str:
         same = ", ".join(f"{case['same_partition'][name]:.0%}" for name in peers)
         size = f"{case['batch']} x {case['n']}"
         rows.append([case["tokens"], size, case["linkage"], own / case["batch"] * 1e3, *ratios, one_pass, same])
-    memory = "; ".join(f"{linkage} {share:.2f}" for linkage, share in record["peak_memory"].items() if share)
-    return page(
-        record,
-        "Peers: how many times as long as agglo they take; one pass is `D.amin(-1)`, as a share of agglo's time",
-        Table(columns, rows),
-        f"peak memory beyond the input at the largest N, in distance matrices: {memory}",
-    )
+    what = "Peers: how many times as long as agglo they take; one pass is `D.amin(-1)`, as a share of agglo's time"
+    return page(record, what, Table(columns, rows))
