@@ -72,4 +72,4 @@ def test_nothing_found_and_what_cannot_be_reduced(opened: Opened) -> None:
 def test_wide_photographs(opened: Opened) -> None:
     found = detect(opened, chosen_image("example:pagoda").resize((1500, 300)), ATC, 0.05)
     assert found.pixels.shape[1] == 1024 and found.dense.objects["masks"].shape[1:] == found.pixels.shape[:2]
-    assert render("detection", found=found).count("<figure") == 3 + len(found.reduced.stages)
+    assert render("detection", found=found).count("<figure") == 2 + len(found.reduced.stages)

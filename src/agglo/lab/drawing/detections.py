@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Colour = tuple[int, int, int]
 Detections = Mapping[str, Any]
 
-WASH, _THIN_WASH = 0.4, 0.15  # how much of an object's colour lies over the photo; less where models draw over another
+WASH = 0.4  # how much of an object's colour lies over the photo
 LEAST_SCORE = 0.3
 
 # Hues in turns of the colour wheel, neighbours far apart: classes of an image take them in their order.
@@ -68,11 +68,9 @@ def draw_detections(
         found = {name: values[scores >= least] for name, values in found.items()}
     boxes, labels = found["boxes"].reshape(-1, 4) * scale, found["labels"].tolist()
     colours = _colours(labels, labels if present is None else present)
-    drawn = enlarged(image, scale).copy()
-    thickness = max(1, round(min(drawn.shape[:2]) / 300))
-    _draw_objects(drawn, boxes, found.get("masks"), colours, thickness)
-    canvas = Image.fromarray(drawn)
-    pen, font = ImageDraw.Draw(canvas), ImageFont.load_default(max(10, min(22, min(drawn.shape[:2]) // 36)))
+    pixels = _with_objects(enlarged(image, scale), boxes, found.get("masks"), colours)
+    canvas = Image.fromarray(pixels)
+    pen, font = ImageDraw.Draw(canvas), ImageFont.load_default(max(10, min(22, min(pixels.shape[:2]) // 36)))
     for name, box, colour in zip(names, boxes, colours, strict=True):
         corner = (max(0, box[0]), max(0, box[1]))
         pen.rectangle(pen.textbbox(corner, name, font=font), fill=colour)
@@ -80,45 +78,26 @@ def draw_detections(
     return Drawn(np.array(canvas), f"{len(boxes)} object{'' if len(boxes) == 1 else 's'}")
 
 
-def draw_over_one_another(image: Pixels, layers: Sequence[tuple[Detections, Colour]], *, scale: int = 1) -> Pixels:
-    """Draw the detections of several models over one image (H, W, 3), each model in one colour, without names.
+def _with_objects(image: Pixels, boxes: NDArray[Any], masks: NDArray[Any] | None, colours: Sequence[Colour]) -> Pixels:
+    """Return the image with its objects, small ones on top: a tint, a line along the mask's edge, and the box."""
+    import torch
+    from torch.nn.functional import interpolate, max_pool2d
+    from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
-    Lines get thinner from layer to layer, so that those below show.
-    """
-    drawn = enlarged(image, scale).copy()
-    thinnest = max(1, round(min(drawn.shape[:2]) / 300))
-    for number, (detections, colour) in enumerate(layers):
-        thickness = thinnest * (1 + 2 * (len(layers) - 1 - number))
-        boxes = _array(detections["boxes"]).reshape(-1, 4) * scale
-        _draw_objects(drawn, boxes, _array(detections["masks"]), [colour] * len(boxes), thickness, _THIN_WASH)
-    return drawn
-
-
-def _draw_objects(
-    drawn: Pixels,
-    boxes: NDArray[Any],
-    masks: NDArray[Any] | None,
-    colours: Sequence[Colour],
-    thickness: int,
-    wash: float = WASH,
-) -> None:
-    """Draw in place, small objects on top: a tint, a line along the inside of the mask's edge, and the box."""
-    from PIL import Image, ImageFilter
-
-    height, width = drawn.shape[:2]
-    for n in np.argsort(-(boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]), kind="stable"):
-        if masks is not None:
-            flat = Image.fromarray((masks[n] != 0).astype(np.uint8) * 255)
-            flat = flat.resize((width, height), Image.Resampling.BICUBIC).point(lambda value: 255 * (value >= 128))
-            inside = np.asarray(flat) > 0
-            core = np.asarray(flat.filter(ImageFilter.MinFilter(2 * thickness + 1))) > 0
-            drawn[inside] = ((1 - wash) * drawn[inside] + wash * np.array(colours[n])).round()
-            drawn[inside & ~core] = colours[n]
-        left, right = (int(np.clip(round(value), 0, width)) for value in boxes[n, ::2])
-        top, bottom = (int(np.clip(round(value), 0, height)) for value in boxes[n, 1::2])
-        part = drawn[top : max(bottom, top + 1), left : max(right, left + 1)]
-        part[:thickness] = part[-thickness:] = colours[n]
-        part[:, :thickness] = part[:, -thickness:] = colours[n]
+    if not len(boxes):
+        return image
+    order = np.argsort(-(boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]), kind="stable")
+    colours = [colours[number] for number in order]
+    thickness = max(1, round(min(image.shape[:2]) / 300))
+    drawn = torch.from_numpy(image.copy()).permute(2, 0, 1)
+    if masks is not None:
+        shown = torch.from_numpy(masks[order] != 0).float()[:, None]
+        shown = (interpolate(shown, image.shape[:2], mode="bilinear") >= 0.5).float()
+        inner = 1 - max_pool2d(1 - shown, 2 * thickness + 1, stride=1, padding=thickness)
+        drawn = draw_segmentation_masks(drawn, shown[:, 0] > 0, WASH, colours)
+        drawn = draw_segmentation_masks(drawn, (shown > inner)[:, 0], 1.0, colours)
+    drawn = draw_bounding_boxes(drawn, torch.from_numpy(boxes[order]), colors=colours, width=thickness)
+    return drawn.permute(1, 2, 0).numpy()
 
 
 def _array(values: Any) -> NDArray[Any]:

@@ -16,13 +16,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
 from agglo.drawing.groups import Ints, Pixels, count_groups, draw_groups, enlarged, fill, grid_of, tokens
-from agglo.lab.drawing.detections import draw_detections, draw_over_one_another
+from agglo.lab.drawing.detections import draw_detections
 from agglo.lab.playground.detection import Detected, Found
 from agglo.lab.playground.tokens import Tree
 
 _SIDE, _DETECTION_SIDE = 224, 336  # pixels that an image has at least
 _LARGE = 60_000  # bytes of a PNG
-_COLOURS = {"dense": (47, 111, 176), "reduced": (232, 134, 46)}
 
 
 def asset(name: str) -> str:
@@ -46,9 +45,7 @@ def _templates() -> Environment:
         "token_count": lambda labels: tokens(count_groups(labels)),
         "draw_groups": _draw_groups,
         "draw_objects": _draw_objects,
-        "draw_both": _draw_both,
         "dendrogram": Dendrogram,
-        "colours": _COLOURS,
         "detection_scale": lambda pixels: _scale(pixels, _DETECTION_SIDE),
     }
     return found
@@ -78,11 +75,6 @@ def _draw_groups(pixels: Pixels, labels: Ints, spans: tuple[float, float] | None
 def _draw_objects(found: Detected, one: Found, scale: int) -> Any:
     present = sorted({int(label) for each in found.passes for label in each.objects["labels"]})
     return draw_detections(found.pixels, one.objects, found.classes, scale=scale, least=0.0, present=present)
-
-
-def _draw_both(found: Detected, scale: int) -> Pixels:
-    layers = [(found.dense.objects, _COLOURS["dense"]), (found.reduced.objects, _COLOURS["reduced"])]
-    return draw_over_one_another(found.pixels, layers, scale=scale)
 
 
 class Dendrogram:
