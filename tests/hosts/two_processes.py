@@ -53,13 +53,11 @@ def _gathered(gradient: Tensor) -> Tensor:
 
 
 def ddp(mine: Tensor) -> dict[str, Any]:
-    later = DistributedDataParallel(dense())
-    agglo.apply(later, keep_rate=0.5)
     return {
         "one process": gradients(reduced(), IMAGES),
         "without DDP": gradients(reduced(), mine),
         "applied, then wrapped": gradients(DistributedDataParallel(reduced()), mine),
-        "wrapped, then applied": gradients(later, mine),
+        "wrapped, then applied": gradients(agglo.apply(DistributedDataParallel(dense()), keep_rate=0.5), mine),
     }
 
 
@@ -68,22 +66,24 @@ def fsdp(mine: Tensor) -> dict[str, Any]:
     sharded = fully_shard(reduced(), mesh=mesh)
     later = agglo.apply(fully_shard(dense(), mesh=mesh), keep_rate=0.5)
     return {
-        "weights": sum(parameter.numel() for parameter in dense().parameters()),
-        "weights here": [sum(p.to_local().numel() for p in model.parameters()) for model in (sharded, later)],
         "gradients, one process": gradients(reduced(), IMAGES),
         "gradients, sharded": gradients(sharded, mine),
         "logits, not reduced": logits(dense(), mine),
         "logits, one process": logits(reduced(), mine),
         "logits, applied, then sharded": logits(sharded, mine),
         "logits, sharded, then applied": logits(later, mine),
+        "shards": all(isinstance(p, DTensor) for model in (sharded, later) for p in model.parameters()),
         **_block_by_block(mesh, mine),
     }
 
 
 def _block_by_block(mesh: DeviceMesh, mine: Tensor) -> dict[str, Any]:
     """What is said of a model that is sharded block by block before and after agglo.apply."""
-    before, after = by_block(dense(), mesh), by_block(reduced(), mesh)
-    found: dict[str, Any] = {}
+    before, after, found = dense(), reduced(), dict[str, Any]()
+    for model in (before, after):
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     try:
         agglo.apply(before, keep_rate=0.5)
     except agglo.UnsupportedModelError as error:
@@ -94,12 +94,6 @@ def _block_by_block(mesh: DeviceMesh, mine: Tensor) -> dict[str, Any]:
     except RuntimeError as error:
         found["stopped"] = str(error)
     return found
-
-
-def by_block(model: Any, mesh: DeviceMesh) -> Any:
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
 
 
 def main(folder: Path) -> None:

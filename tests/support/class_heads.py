@@ -14,22 +14,22 @@ from torch.utils.flop_counter import FlopCounterMode
 Builder = Callable[[], nn.Module]
 
 
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 3, "num_classes": 7}
+
+
 def timm_model(**options: Any) -> nn.Module:
     vit = pytest.importorskip("timm.models.vision_transformer")
-    small = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 3, "num_classes": 7}
-    return vit.VisionTransformer(**{**small, **options})  # type: ignore[no-any-return]
+    return vit.VisionTransformer(**{**SMALL, **options})  # type: ignore[no-any-return]
 
 
-def timm_named(name: str, **options: Any) -> nn.Module:
+def distilled() -> nn.Module:
     timm = pytest.importorskip("timm")
-    small = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 3, "num_classes": 7}
-    return timm.create_model(name, **{**small, **options})  # type: ignore[no-any-return]
+    return timm.create_model("deit_tiny_distilled_patch16_224", **SMALL)  # type: ignore[no-any-return]
 
 
 def eva(**options: Any) -> nn.Module:
     module = pytest.importorskip("timm.models.eva")
-    small = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 3, "num_classes": 7}
-    return module.Eva(**small, global_pool="token", **options)  # type: ignore[no-any-return]
+    return module.Eva(**SMALL, global_pool="token", **options)  # type: ignore[no-any-return]
 
 
 def gated() -> nn.Module:
@@ -90,16 +90,13 @@ ONE_OF_EACH: dict[str, Builder] = {
 }
 MODELS: dict[str, Builder] = {
     **ONE_OF_EACH,
-    "timm distilled": lambda: timm_named("deit_tiny_distilled_patch16_224"),
-    "timm registers": lambda: timm_named("vit_small_patch14_reg4_dinov2"),
+    "timm distilled": distilled,
     "timm qk_norm": lambda: timm_model(qk_norm=True, init_values=0.5, pre_norm=True),
     "timm post norm": post_norm,
-    "eva": lambda: eva(use_rot_pos_emb=True, qkv_bias=True),
     "eva-02": lambda: eva(use_rot_pos_emb=True, swiglu_mlp=True, scale_mlp=True, qkv_fused=False),
     "eva mixed": lambda: eva(attn_type="rope", use_rot_pos_emb=True, rope_type="mixed", init_values=0.1),
     "eva grouped": lambda: eva(attn_type="rope", use_rot_pos_emb=True, qkv_fused=False, num_kv_heads=1, qk_norm=True),
     "eva gated": gated,
-    "transformers deit": lambda: transformers_model("DeiTForImageClassification", attn_implementation="eager"),
     "transformers teacher": lambda: transformers_model("DeiTForImageClassificationWithTeacher"),
     "open_clip custom": lambda: open_clip_tower(**CUSTOM, ls_init_value=0.3),
     "CLIP": open_clip_model,

@@ -73,6 +73,7 @@ def tf() -> Any:
 
 SIZE = {"hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 2}
 SMALL = {**SIZE, "intermediate_size": 40, "image_size": 32, "patch_size": 8}
+DINO = {**SIZE, "image_size": 32, "patch_size": 8, "layerscale_value": 0.5}
 TEXT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
 
 
@@ -174,10 +175,6 @@ def spectrograms() -> Tensor:
     return random(2, 64, 32)
 
 
-def language(library: Any) -> Any:
-    return library.LlamaConfig(**TEXT | {"vocab_size": 60}, num_key_value_heads=2)
-
-
 def clipseg(model: Any, x: Tensor) -> Any:
     ids = torch.tensor([[1, 5, 9, 49], [3, 7, 2, 49]])
     return model(pixel_values=x, input_ids=ids).logits
@@ -187,42 +184,30 @@ def contrastive(model: Any, x: Tensor) -> Any:
     return model(pixel_values=x, input_ids=torch.tensor([[1, 5, 9, 49], [3, 7, 2, 49]])).image_embeds
 
 
-def build_clipseg() -> nn.Module:
-    library = tf()
-    config = library.CLIPSegConfig(
-        vision_config=SMALL, text_config=TEXT, extract_layers=[1, 2, 3], reduce_dim=8, projection_dim=16,
-        decoder_num_attention_heads=2, decoder_intermediate_size=16,
-    )  # fmt: skip
-    return library.CLIPSegForImageSegmentation(config)  # type: ignore[no-any-return]
+def made(cls: str, config: str, options: Callable[[Any], dict[str, Any]]) -> Callable[[], nn.Module]:
+    """What builds a model of transformers whose configuration holds others: options are given the library."""
+    return lambda: getattr(tf(), cls)(getattr(tf(), config)(**options(tf())))  # type: ignore[no-any-return]
 
 
-def build_dpt() -> nn.Module:
-    library = tf()
-    config = library.DPTConfig(
-        **SMALL, backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[8, 8, 8, 8], fusion_hidden_size=8
-    )
-    return library.DPTForDepthEstimation(config)  # type: ignore[no-any-return]
-
-
-def build_depth_anything() -> nn.Module:
-    library = tf()
-    backbone = library.Dinov2Config(
-        **SIZE, image_size=32, patch_size=8, out_features=["stage1", "stage2", "stage3", "stage4"],
-        reshape_hidden_states=False, layerscale_value=0.5,
-    )  # fmt: skip
-    config = library.DepthAnythingConfig(
-        backbone_config=backbone, patch_size=8, reassemble_hidden_size=24, neck_hidden_sizes=[8, 8, 8, 8],
-        fusion_hidden_size=8, head_hidden_size=4,
-    )  # fmt: skip
-    return library.DepthAnythingForDepthEstimation(config)  # type: ignore[no-any-return]
-
-
-def build_vitpose() -> nn.Module:
-    library = tf()
-    backbone = library.VitPoseBackboneConfig(
+NECK = {"neck_hidden_sizes": [8, 8, 8, 8], "fusion_hidden_size": 8}
+build_clipseg = made("CLIPSegForImageSegmentation", "CLIPSegConfig", lambda _: {
+    "vision_config": SMALL, "text_config": TEXT, "extract_layers": [1, 2, 3], "reduce_dim": 8, "projection_dim": 16,
+    "decoder_num_attention_heads": 2, "decoder_intermediate_size": 16,
+})  # fmt: skip
+build_dpt = made(
+    "DPTForDepthEstimation", "DPTConfig", lambda _: {**SMALL, **NECK, "backbone_out_indices": [0, 1, 2, 3]}
+)
+build_depth_anything = made("DepthAnythingForDepthEstimation", "DepthAnythingConfig", lambda library: {
+    **NECK, "patch_size": 8, "reassemble_hidden_size": 24, "head_hidden_size": 4,
+    "backbone_config": library.Dinov2Config(
+        **DINO, out_features=["stage1", "stage2", "stage3", "stage4"], reshape_hidden_states=False
+    ),
+})  # fmt: skip
+build_vitpose = made("VitPoseForPoseEstimation", "VitPoseConfig", lambda library: {
+    "num_labels": 3, "backbone_config": library.VitPoseBackboneConfig(
         **SIZE, image_size=(32, 32), patch_size=(8, 8), mlp_ratio=2, out_features=["stage4"]
-    )
-    return library.VitPoseForPoseEstimation(library.VitPoseConfig(backbone_config=backbone, num_labels=3))  # type: ignore[no-any-return]
+    ),
+})  # fmt: skip
 
 
 def build_trocr() -> nn.Module:
@@ -236,31 +221,20 @@ def build_trocr() -> nn.Module:
     )
 
 
-def build_llava() -> nn.Module:
-    library = tf()
-    config = library.LlavaConfig(
-        vision_config=library.CLIPVisionConfig(**SMALL), text_config=language(library), image_token_id=59,
-        image_seq_length=16,
-    )  # fmt: skip
-    return library.LlavaForConditionalGeneration(config)  # type: ignore[no-any-return]
-
-
-def build_paligemma() -> nn.Module:
-    library = tf()
-    text = library.GemmaConfig(**TEXT | {"vocab_size": 60}, num_key_value_heads=1, head_dim=12)
-    vision = library.SiglipVisionConfig(**SMALL, projection_dim=24, vision_use_head=False)
-    config = library.PaliGemmaConfig(
-        vision_config=vision, text_config=text, image_token_index=59, projection_dim=24, hidden_size=24
-    )
-    return library.PaliGemmaForConditionalGeneration(config)  # type: ignore[no-any-return]
-
-
-def build_gemma3() -> nn.Module:
-    library = tf()
-    text = library.Gemma3TextConfig(**TEXT | {"vocab_size": 60}, num_key_value_heads=1, head_dim=12)
-    vision = library.SiglipVisionConfig(**SMALL, vision_use_head=False)
-    config = library.Gemma3Config(vision_config=vision, text_config=text, mm_tokens_per_image=16, image_token_id=59)
-    return library.Gemma3ForConditionalGeneration(config)  # type: ignore[no-any-return]
+WITH_IMAGE = TEXT | {"vocab_size": 60}
+build_llava = made("LlavaForConditionalGeneration", "LlavaConfig", lambda library: {
+    "vision_config": library.CLIPVisionConfig(**SMALL), "image_token_id": 59, "image_seq_length": 16,
+    "text_config": library.LlamaConfig(**WITH_IMAGE, num_key_value_heads=2),
+})  # fmt: skip
+build_paligemma = made("PaliGemmaForConditionalGeneration", "PaliGemmaConfig", lambda library: {
+    "vision_config": library.SiglipVisionConfig(**SMALL, projection_dim=24, vision_use_head=False),
+    "text_config": library.GemmaConfig(**WITH_IMAGE, num_key_value_heads=1, head_dim=12),
+    "image_token_index": 59, "projection_dim": 24, "hidden_size": 24,
+})  # fmt: skip
+build_gemma3 = made("Gemma3ForConditionalGeneration", "Gemma3Config", lambda library: {
+    "vision_config": library.SiglipVisionConfig(**SMALL, vision_use_head=False), "mm_tokens_per_image": 16,
+    "text_config": library.Gemma3TextConfig(**WITH_IMAGE, num_key_value_heads=1, head_dim=12), "image_token_id": 59,
+})  # fmt: skip
 
 
 def prompted(model: Any, x: Tensor) -> Any:
@@ -275,7 +249,6 @@ def transcribed(model: Any, x: Tensor) -> Any:
 
 
 BEIT = {**SMALL, "use_relative_position_bias": True, "drop_path_rate": 0.0}
-DINO = {**SIZE, "image_size": 32, "patch_size": 8, "layerscale_value": 0.5}
 QWEN = {"depth": 4, "patch_size": 4, "num_heads": 2, "spatial_merge_size": 2, "temporal_patch_size": 2}
 RELATIVE = "relative position bias: a merged token takes the size-weighted mean of its members' rows and columns"
 ROTARY = "rotary positions: a merged token sits at the size-weighted mean position of its members"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -58,3 +59,36 @@ def built(method: Method, n: int = 13, target: int = 5, prefix: int = 1, width: 
 def new_tokens(outcome: Outcome, shown: View) -> Tensor:
     """What the loop over blocks goes on with."""
     return outcome.new_tokens(shown.tokens)
+
+
+@torch.no_grad()
+def sklearn_atc_logits(
+    model: Any, x: Tensor, counts: dict[int, int], linkage: str = "average", before_block: bool = False
+) -> Tensor:
+    """ATC on a DeiT written out plainly, one image at a time, with scikit-learn's labels and explicit softmax."""
+    cluster = pytest.importorskip("sklearn.cluster")
+
+    def merged(tokens: Tensor, sizes: Tensor, features: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        features = features[1:].double() / features[1:].double().norm(dim=1, keepdim=True)
+        fit = cluster.AgglomerativeClustering(count, metric="precomputed", linkage=linkage)
+        labels = np.concatenate([[0], 1 + fit.fit((1 - features @ features.T).numpy()).labels_])
+        groups = [np.flatnonzero(labels == group) for group in range(count + 1)]
+        means = torch.stack([(tokens[g] * sizes[g, None]).sum(0) / sizes[g].sum() for g in groups])
+        return means, torch.stack([sizes[g].sum() for g in groups])
+
+    logits = []
+    for image in x:
+        tokens = model.norm_pre(model._pos_embed(model.patch_embed(image[None])))[0]
+        sizes = torch.ones(len(tokens))
+        for index, block in enumerate(model.blocks):
+            if before_block and index in counts:
+                tokens, sizes = merged(tokens, sizes, tokens, counts[index])
+            attn, n = block.attn, len(tokens)
+            q, k, v = attn.qkv(block.norm1(tokens)).view(n, 3, attn.num_heads, -1).permute(1, 2, 0, 3)
+            weights = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5 + sizes.log()).softmax(-1)
+            tokens = tokens + attn.proj((weights @ v).transpose(0, 1).reshape(n, -1))
+            if not before_block and index in counts:
+                tokens, sizes = merged(tokens, sizes, k.mean(0), counts[index])
+            tokens = tokens + block.mlp(block.norm2(tokens))
+        logits.append(model.head(model.norm(tokens)[0]))
+    return torch.stack(logits)

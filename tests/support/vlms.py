@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 WORDS = ["what", "is", "in", "this", "and", "here", "there", "a", "cat", "dog", "red", "blue"]
 EXTRA = {
@@ -28,6 +29,11 @@ SIGLIP = {**CLIP, "model_type": "siglip_vision_model", "vision_use_head": False}
 TEXT = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
     "intermediate_size": 48, "vocab_size": VOCABULARY,
+}  # fmt: skip
+CLIP_VISION, LLAMA = {"model_type": "clip_vision_model", **CLIP}, {"model_type": "llama", **TEXT}
+SQUARE = {"height": 64, "width": 64}
+QWEN_VISION = {
+    "depth": 8, "hidden_size": 48, "out_hidden_size": 32, "num_heads": 3, "patch_size": 8, "intermediate_size": 96,
 }  # fmt: skip
 QWEN_TEXT = {**TEXT, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}}
 QWEN_TOKENS = {"image_token_id": 4, "video_token_id": 9, "vision_start_token_id": 10, "vision_end_token_id": 11}
@@ -98,177 +104,105 @@ def image(seed: int, height: int = 64, width: int = 64) -> Any:
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
 
 
-def _clip_processor() -> Any:
-    from transformers import CLIPImageProcessor
+def _of(name: str, *arguments: Any, **options: Any) -> Any:
+    """An instance of a class of transformers."""
+    return getattr(transformers, name)(*arguments, **options)
 
-    return CLIPImageProcessor(size={"shortest_edge": 64}, crop_size={"height": 64, "width": 64})
 
-
-def _siglip_processor() -> Any:
-    from transformers import SiglipImageProcessor
-
-    return SiglipImageProcessor(size={"height": 64, "width": 64})
+def _model(name: str, **config: Any) -> Any:
+    return _of(f"{name}ForConditionalGeneration", _of(f"{name}Config", **config))
 
 
 def _llava(**changes: Any) -> Any:
-    from transformers import LlavaConfig, LlavaForConditionalGeneration
-
-    vision, text = {"model_type": "clip_vision_model", **CLIP}, {"model_type": "llama", **TEXT}
-    settings = {"vision_config": vision, "text_config": text, "image_token_index": 4, **changes}
-    return LlavaForConditionalGeneration(LlavaConfig(**settings))
+    return _model("Llava", **{"vision_config": CLIP_VISION, "text_config": LLAMA, "image_token_index": 4, **changes})
 
 
 def _llava_processor(**changes: Any) -> Any:
-    from transformers import LlavaProcessor
-
+    images = _of("CLIPImageProcessor", size={"shortest_edge": 64}, crop_size={"height": 64, "width": 64})
     settings = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-    return LlavaProcessor(_clip_processor(), new_tokenizer(), **{**settings, **changes})
+    return _of("LlavaProcessor", images, new_tokenizer(), **{**settings, **changes})
 
 
 def _vipllava() -> Any:
-    from transformers import VipLlavaConfig, VipLlavaForConditionalGeneration
-
-    return VipLlavaForConditionalGeneration(
-        VipLlavaConfig(
-            vision_config={"model_type": "clip_vision_model", **CLIP}, text_config={"model_type": "llama", **TEXT},
-            image_token_index=4, vision_feature_layers=[-2, -4, 2],
-        )
-    )  # fmt: skip
+    layers = [-2, -4, 2]
+    return _model(
+        "VipLlava", vision_config=CLIP_VISION, text_config=LLAMA, image_token_index=4, vision_feature_layers=layers
+    )
 
 
 def _paligemma() -> Any:
-    from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration
-
     text = {"model_type": "gemma", **TEXT, "head_dim": 16}
-    return PaliGemmaForConditionalGeneration(
-        PaliGemmaConfig(
-            vision_config={**SIGLIP, "projection_dim": 32}, text_config=text, image_token_index=4, projection_dim=32,
-            hidden_size=32, vocab_size=VOCABULARY,
-        )
-    )  # fmt: skip
+    sizes = {"projection_dim": 32, "hidden_size": 32, "vocab_size": VOCABULARY}
+    vision = {**SIGLIP, "projection_dim": 32}
+    return _model("PaliGemma", vision_config=vision, text_config=text, image_token_index=4, **sizes)
 
 
 def _paligemma_processor() -> Any:
-    from transformers import PaliGemmaProcessor
-
-    images = _siglip_processor()
+    images = _of("SiglipImageProcessor", size=SQUARE)
     images.image_seq_length = 64
-    return PaliGemmaProcessor(images, new_tokenizer())
+    return _of("PaliGemmaProcessor", images, new_tokenizer())
 
 
 def _gemma3() -> Any:
-    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
-
     text = {**TEXT, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 40}
-    return Gemma3ForConditionalGeneration(
-        Gemma3Config(
-            vision_config=SIGLIP, text_config=text, mm_tokens_per_image=16, boi_token_index=5, eoi_token_index=6,
-            image_token_index=4,
-        )
-    )  # fmt: skip
+    tokens = {"mm_tokens_per_image": 16, "boi_token_index": 5, "eoi_token_index": 6, "image_token_index": 4}
+    return _model("Gemma3", vision_config=SIGLIP, text_config=text, **tokens)
 
 
 def _gemma3_processor() -> Any:
-    from transformers import Gemma3ImageProcessor, Gemma3Processor
-
-    images = Gemma3ImageProcessor(size={"height": 64, "width": 64})
-    return Gemma3Processor(images, new_tokenizer(), image_seq_length=16)
+    return _of("Gemma3Processor", _of("Gemma3ImageProcessor", size=SQUARE), new_tokenizer(), image_seq_length=16)
 
 
 def _internvl() -> Any:
-    from transformers import InternVLConfig, InternVLForConditionalGeneration
-
     vision = {**CLIP, "image_size": [64, 64], "patch_size": [8, 8]}
-    return InternVLForConditionalGeneration(
-        InternVLConfig(
-            vision_config=vision, text_config={"model_type": "qwen2", **TEXT}, image_token_id=4, image_seq_length=16
-        )
-    )
+    text = {"model_type": "qwen2", **TEXT}
+    return _model("InternVL", vision_config=vision, text_config=text, image_token_id=4, image_seq_length=16)
 
 
 def _internvl_processor() -> Any:
-    from transformers import GotOcr2ImageProcessor, InternVLProcessor, InternVLVideoProcessor
-
-    images = GotOcr2ImageProcessor(size={"height": 64, "width": 64}, crop_to_patches=True, min_patches=1, max_patches=4)
-    return InternVLProcessor(images, new_tokenizer(), InternVLVideoProcessor(), image_seq_length=16)
+    images = _of("GotOcr2ImageProcessor", size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4)
+    return _of("InternVLProcessor", images, new_tokenizer(), _of("InternVLVideoProcessor"), image_seq_length=16)
 
 
-def _idefics3() -> Any:
-    from transformers import Idefics3Config, Idefics3ForConditionalGeneration
-
-    return Idefics3ForConditionalGeneration(
-        Idefics3Config(
-            vision_config=CLIP, text_config={"model_type": "llama", **TEXT, "pad_token_id": 0}, image_token_id=4
-        )
-    )
+def _idefics(name: str) -> Any:
+    return _model(name, vision_config=CLIP, text_config={**LLAMA, "pad_token_id": 0}, image_token_id=4)
 
 
 def _idefics3_processor() -> Any:
-    from transformers import Idefics3ImageProcessor, Idefics3Processor
-
-    images = Idefics3ImageProcessor(size={"longest_edge": 128}, max_image_size={"longest_edge": 64})
-    return Idefics3Processor(images, new_tokenizer(), image_seq_len=16)
-
-
-def _smolvlm() -> Any:
-    from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
-
-    return SmolVLMForConditionalGeneration(
-        SmolVLMConfig(
-            vision_config=CLIP, text_config={"model_type": "llama", **TEXT, "pad_token_id": 0}, image_token_id=4
-        )
-    )
+    images = _of("Idefics3ImageProcessor", size={"longest_edge": 128}, max_image_size={"longest_edge": 64})
+    return _of("Idefics3Processor", images, new_tokenizer(), image_seq_len=16)
 
 
 def _smolvlm_processor() -> Any:
-    from transformers import SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
     from transformers.models.smolvlm import processing_smolvlm
 
     if not processing_smolvlm.num2words:  # a package that writes the number of a video's frames in words
         processing_smolvlm.num2words = str
-    images = SmolVLMImageProcessor(size={"longest_edge": 128}, max_image_size={"longest_edge": 64})
-    videos = SmolVLMVideoProcessor(size={"longest_edge": 64}, max_image_size={"longest_edge": 64})
-    return SmolVLMProcessor(images, new_tokenizer(), videos, image_seq_len=16)
+    images = _of("SmolVLMImageProcessor", size={"longest_edge": 128}, max_image_size={"longest_edge": 64})
+    videos = _of("SmolVLMVideoProcessor", size={"longest_edge": 64}, max_image_size={"longest_edge": 64})
+    return _of("SmolVLMProcessor", images, new_tokenizer(), videos, image_seq_len=16)
 
 
 def _qwen2() -> Any:
-    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
-
     vision = {"depth": 8, "embed_dim": 48, "hidden_size": 32, "num_heads": 3, "patch_size": 8, "mlp_ratio": 2}
-    return Qwen2VLForConditionalGeneration(Qwen2VLConfig(vision_config=vision, text_config=QWEN_TEXT, **QWEN_TOKENS))
+    return _model("Qwen2VL", vision_config=vision, text_config=QWEN_TEXT, **QWEN_TOKENS)
 
 
 def _qwen2_5() -> Any:
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    vision = {
-        "depth": 8, "hidden_size": 48, "out_hidden_size": 32, "num_heads": 3, "patch_size": 8, "intermediate_size": 96,
-        "window_size": 32, "fullatt_block_indexes": [1, 3, 5, 7],
-    }  # fmt: skip
-    config = Qwen2_5_VLConfig(vision_config=vision, text_config=QWEN_TEXT, **QWEN_TOKENS)
-    return Qwen2_5_VLForConditionalGeneration(config)
+    vision = {**QWEN_VISION, "window_size": 32, "fullatt_block_indexes": [1, 3, 5, 7]}
+    return _model("Qwen2_5_VL", vision_config=vision, text_config=QWEN_TEXT, **QWEN_TOKENS)
 
 
 def _qwen3() -> Any:
-    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
-
-    vision = {
-        "depth": 8, "hidden_size": 48, "out_hidden_size": 32, "num_heads": 3, "patch_size": 8, "intermediate_size": 96,
-        "num_position_embeddings": 64, "deepstack_visual_indexes": [2, 5],
-    }  # fmt: skip
-    text = {**QWEN_TEXT, "head_dim": 16}
-    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(vision_config=vision, text_config=text, **QWEN_TOKENS))
+    vision = {**QWEN_VISION, "num_position_embeddings": 64, "deepstack_visual_indexes": [2, 5]}
+    return _model("Qwen3VL", vision_config=vision, text_config={**QWEN_TEXT, "head_dim": 16}, **QWEN_TOKENS)
 
 
 def _qwen_processor(name: str) -> Any:
-    import transformers
-
     size = {"shortest_edge": 16 * 16, "longest_edge": 128 * 128}
-    images = transformers.Qwen2VLImageProcessor(patch_size=8, size=size)
-    videos = transformers.Qwen2VLVideoProcessor(patch_size=8)
-    if name == "Qwen3VLProcessor":
-        videos = transformers.Qwen3VLVideoProcessor(patch_size=8)
-    return getattr(transformers, name)(images, new_tokenizer(), videos)
+    images = _of("Qwen2VLImageProcessor", patch_size=8, size=size)
+    videos = _of("Qwen3VLVideoProcessor" if name == "Qwen3VLProcessor" else "Qwen2VLVideoProcessor", patch_size=8)
+    return _of(name, images, new_tokenizer(), videos)
 
 
 QWEN = [
@@ -282,8 +216,8 @@ VLMS = [
     VLM("paligemma", _paligemma, _paligemma_processor, 64, pointwise=True),
     VLM("gemma3", _gemma3, _gemma3_processor, 16, mark="<boi>", nested=True),
     VLM("internvl", _internvl, _internvl_processor, 16),
-    VLM("idefics3", _idefics3, _idefics3_processor, 16, nested=True),
-    VLM("smolvlm", _smolvlm, _smolvlm_processor, 16, nested=True),
+    VLM("idefics3", lambda: _idefics("Idefics3"), _idefics3_processor, 16, nested=True),
+    VLM("smolvlm", lambda: _idefics("SmolVLM"), _smolvlm_processor, 16, nested=True),
     *QWEN,
 ]
 

@@ -5,17 +5,28 @@ from __future__ import annotations
 from torch import nn
 
 from agglo.hosts.common.base import Host
-from agglo.hosts.common.refusals import because
 from agglo.hosts.common.swap import ReducedModule, UnsupportedModelError
-from agglo.hosts.open_clip import OpenClipViT
+from agglo.hosts.encoders import OpenClipViT, TorchvisionViT
 from agglo.hosts.timm import TimmViT
-from agglo.hosts.torchvision import TorchvisionViT
 from agglo.hosts.transformers.host import TransformersViT
 from agglo.hosts.vit_adapter import AdapterViT
 
 HOSTS: tuple[Host, ...] = (TimmViT(), TorchvisionViT(), OpenClipViT(), TransformersViT(), AdapterViT())
 
-_TOWER_NAMES = ("visual", "vision_tower", "vision_model", "trunk")
+_WINDOWS = "attends within windows of the grid, in which merged tokens have no position"
+_STRIDES = "makes its keys by strides or convolutions over the grid, in which merged tokens have no position"
+_STAGES = "changes the number of its tokens by their positions in the grid from stage to stage"
+_CONVOLUTIONS = "has no attention, only convolutions"
+_REASONS = {  # by how the names of classes begin
+    **dict.fromkeys(("Swin", "DonutSwin", "MaskFormerSwin", "MaxxVit", "DaVit", "Davit", "VitDet"), _WINDOWS),
+    **dict.fromkeys(("VisionTransformerSAM", "Sam"), _WINDOWS),
+    **dict.fromkeys(("Segformer", "Pvt", "PyramidVisionTransformer", "MultiScaleVit", "Twins"), _STRIDES),
+    **dict.fromkeys(("Hiera", "Levit"), _STAGES),
+    **dict.fromkeys(("ConvNext", "ResNet", "ModifiedResNet", "EfficientNet"), _CONVOLUTIONS),
+    "Xcit": "attends between channels instead of tokens, and mixes neighbouring patches by convolutions",
+    "GroupViT": "groups its tokens itself",
+    "Vilt": "mixes the tokens of a text with those of the image",
+}
 
 
 def register_host(host: Host) -> Host:
@@ -41,9 +52,9 @@ def host_of(module: nn.Module) -> Host | None:
 def find_tower(model: nn.Module, tower: str | nn.Module | None = None) -> tuple[nn.Module, Host]:
     """Return the module to reduce inside a model, and its host.
 
-    Wrappers (DataParallel, DDP, PEFT, compiled modules) and composite models hold the transformer as a submodule, so
-    one search finds it in all of them. `tower` (a submodule, or its name) says where to look when there are several.
-    A transformer inside of another that is found, as the ViT of a ViTAdapter, is part of it and not one more.
+    Wrappers (DataParallel, DDP, PEFT, compiled modules) and composite models hold the transformer as a submodule.
+    `tower` (a submodule, or its name) says where to look when there are several. A transformer inside of another one,
+    as the ViT of a ViTAdapter, is part of it.
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"a torch.nn.Module is needed, got {type(model).__name__}")
@@ -54,9 +65,11 @@ def find_tower(model: nn.Module, tower: str | nn.Module | None = None) -> tuple[
         if host is not None and not any(part is module for _, outer, _ in found for part in outer.modules()):
             found.append((name, module, host))
     if not found:
+        inner = unwrapped(inside)
         supported = ", ".join(name for host in HOSTS for name in host.model_classes)
         raise UnsupportedModelError(
-            f"{_described(inside)} holds no transformer that agglo can reduce{because(inside)}; supported: {supported}"
+            f"{type(inner).__name__} (from {type(inner).__module__}) holds no transformer that agglo can reduce"
+            f"{_because(inner)}; supported: {supported}"
             ". docs/hosts.md lists the families that are tested, and walks through a host for a model of your own"
         )
     if len(found) > 1:
@@ -81,14 +94,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def _described(model: nn.Module) -> str:
-    """Name the class of a model, and of the vision tower where a composite model has one under a usual name."""
-    inner = model = unwrapped(model)
-    while parts := [part for name in _TOWER_NAMES if isinstance(part := getattr(inner, name, None), nn.Module)]:
-        inner = parts[0]
-    cls = type(inner)
-    owner = "" if inner is model else f", in {type(model).__name__}"
-    return f"{cls.__name__} (from {cls.__module__}{owner})"
+def _because(model: nn.Module) -> str:
+    """Return why a model is not reduced, as the end of a sentence, if that is known."""
+    names = [type(module).__name__ for module in model.modules()]
+    return next((f": {name} {why}" for name in names for start, why in _REASONS.items() if name.startswith(start)), "")
 
 
 def applied_modules(model: nn.Module) -> list[nn.Module]:

@@ -1,11 +1,7 @@
-"""timm's vision transformers.
+"""timm's vision transformers: VisionTransformer, Eva, BEiT, CaiT and NaFlexViT.
 
-VisionTransformer (DeiT, AugReg, MAE, DINOv2, SigLIP, CLIP), Eva (EVA-02, DINOv3, PE), BEiT, CaiT and NaFlexViT.
-
-Rotary models: tokens are compared by their keys before rotation, and a merged token sits at the size-weighted mean
-position of its members. In CaiT the class token comes after the blocks that are reduced, and reads the patches of all
-positions. NaFlexViT's padded batches are reduced image by image; with rotary positions it takes images of one size
-alone.
+In CaiT the class token comes after the blocks that are reduced, and reads all positions. NaFlexViT's padded batches are
+reduced image by image; with rotary positions its images must be of one size.
 """
 
 from __future__ import annotations
@@ -19,17 +15,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agglo.hosts.common.base import Host, Layout, matrix_entries, overridden_methods, require_no_bypass, require_own
+from agglo.hosts.common.base import (
+    Host,
+    Layout,
+    matrix_entries,
+    overridden_methods,
+    refuse_given,
+    require_no_bypass,
+    require_own,
+)
 from agglo.hosts.common.blocks import AttentionInputs, Projected
 from agglo.hosts.common.forward_pass import ForwardPass
 from agglo.hosts.common.layers import LayerParts, Structure, require_structure
 from agglo.hosts.common.loop import BlockLoop, Given
 from agglo.hosts.common.positions import Positions
 from agglo.hosts.common.probe import ProbeCase, prove, random_input
-from agglo.hosts.common.readers import Head, are_watched
-from agglo.hosts.common.refusals import refuse_given
+from agglo.hosts.common.readers import Head
 from agglo.hosts.common.sequences import Split, padded, real_tokens
-from agglo.hosts.common.swap import PassSetup, ReducedModule, StandIn, UnsupportedModelError, begins_pass
+from agglo.hosts.common.swap import (
+    PassSetup,
+    ReducedModule,
+    StandIn,
+    UnsupportedModelError,
+    are_watched,
+    begins_pass,
+)
 from agglo.methods import Grid
 
 _FEATURES = ("forward_features", "forward_intermediates")
@@ -37,7 +47,7 @@ _HEAD = ("forward", "forward_head", "pool")  # what reads the tokens after the l
 
 
 class TimmParts(LayerParts):
-    """A block of timm. Its rotary table, among the arguments, is that of the tokens at hand."""
+    """A block of timm."""
 
     @property
     def needs_all_tokens(self) -> bool:  # type: ignore[override]
@@ -66,7 +76,7 @@ class TimmParts(LayerParts):
 
 
 class _ParallelParts(TimmParts):
-    """ParallelThingsBlock: several attentions side by side are one of all their heads; then several MLPs."""
+    """ParallelThingsBlock: several attentions, which are one of all their heads, then several MLPs."""
 
     def project(self, block: Any, x: Tensor, rotary: Tensor | None, n_front: int | None = None) -> Projected:
         each = [self.project_normed(one.attn, one.norm(x), rotary, n_front) for one in block.attns]
@@ -74,11 +84,8 @@ class _ParallelParts(TimmParts):
         return replace(each[0], q=q, k=k, v=v, features=k)
 
     def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
-        heads = attended.chunk(len(block.attns), dim=1)
-        outs = [
-            one.drop_path(one.ls(self.output(one, x, out, None))) for one, out in zip(block.attns, heads, strict=True)
-        ]
-        return x + torch.stack(outs).sum(dim=0)
+        each = zip(block.attns, attended.chunk(len(block.attns), dim=1), strict=True)
+        return x + torch.stack([one.drop_path(one.ls(self.output(one, x, out, None))) for one, out in each]).sum(dim=0)
 
     def feed(self, block: Any, x: Tensor) -> Tensor:
         return x + torch.stack([one(x) for one in block.ffns]).sum(dim=0)
@@ -94,14 +101,14 @@ class _TalkingParts(TimmParts):
         attn, scale = block.attn, cast(float, projected.scale)
         logits = (projected.q * scale) @ projected.k.transpose(-2, -1)
         logits = attn.proj_l(logits.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        logits = logits if sizes is None else logits + sizes.log().to(logits.dtype)[:, None, None]
+        weights = logits.softmax(dim=-1).permute(0, 2, 3, 1)
         if sizes is None:
-            weights = attn.proj_w(logits.softmax(dim=-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            weights = attn.proj_w(weights)
         else:
-            weights = (logits + sizes.log().to(logits.dtype)[:, None, None]).softmax(dim=-1).permute(0, 2, 3, 1)
-            mixed, constant = F.linear(weights, attn.proj_w.weight), attn.proj_w.bias
-            weights = mixed + sizes.to(mixed.dtype)[:, None, :, None] * constant
-            weights = weights.permute(0, 3, 1, 2)
-        return cast(Tensor, attn.attn_drop(weights) @ projected.v)
+            mixed = F.linear(weights, attn.proj_w.weight)
+            weights = mixed + sizes.to(mixed.dtype)[:, None, :, None] * attn.proj_w.bias
+        return cast(Tensor, attn.attn_drop(weights.permute(0, 3, 1, 2)) @ projected.v)
 
 
 def one_branch(block: Any) -> Any:
@@ -113,7 +120,7 @@ def one_branch(block: Any) -> Any:
 
 
 def parts_of(block: Any, given: Mapping[str, Any] | None = None, structure: Structure | None = None) -> TimmParts:
-    """Return how a block comes apart that timm calls with the given arguments besides the tokens."""
+    """Return how a block comes apart that timm calls with the given arguments and the tokens."""
     kind: type[TimmParts] = TimmParts
     if hasattr(block, "attns"):
         kind = _ParallelParts
@@ -127,12 +134,14 @@ class _TimmLoop(BlockLoop):
 
     instead: Given = MappingProxyType({"grad_checkpointing": False})
 
-    def __init__(self, owner: Any, setup: PassSetup, image: Any, *, lazy: bool, restores: bool = True) -> None:
-        super().__init__(owner, setup, lazy=lazy, restores=restores)
-        self.image_grid: Grid | None = None
+    image_grid: Grid | None = None
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        image = args[0] if args else next(iter(kwargs.values()))
         if isinstance(image, Tensor) and image.dim() == 4:
-            rows, columns = _embedding(owner).dynamic_feat_size(image.shape[-2:])
+            rows, columns = _embedding(self.owner).dynamic_feat_size(image.shape[-2:])
             self.image_grid = int(rows), int(columns)  # tensors, while TorchScript watches
+        return super().call(method, *args, **kwargs)
 
     def parts(self, block: nn.Module, given: Given) -> TimmParts:
         # `begin` refuses a true `is_causal`; TorchScript makes a tensor of a false one, which attention refuses.
@@ -174,13 +183,11 @@ class _ReducedTimm(ReducedModule):
 
     @begins_pass
     def forward_features(self: Any, setup: PassSetup, *args: Any, **kwargs: Any) -> Any:
-        loop = _TimmLoop(self, setup, _first(args, kwargs), lazy=True)
-        return loop.call("forward_features", *args, **kwargs)
+        return _TimmLoop(self, setup, lazy=True).call("forward_features", *args, **kwargs)
 
     @begins_pass
     def forward_intermediates(self: Any, setup: PassSetup, *args: Any, **kwargs: Any) -> Any:
-        loop = _TimmLoop(self, setup, _first(args, kwargs), lazy=False)
-        return loop.call("forward_intermediates", *args, **kwargs)
+        return _TimmLoop(self, setup).call("forward_intermediates", *args, **kwargs)
 
 
 class _ReducedTimmClassifier(_ReducedTimm):
@@ -191,12 +198,8 @@ class _ReducedTimmClassifier(_ReducedTimm):
         reads_prefix = _reads_prefix_alone(self)
         if reads_prefix and setup.plan.reads is not None:
             setup = replace(setup, front_only=not are_watched([self.norm]))
-        loop = _TimmLoop(self, setup, _first(args, kwargs), lazy=True, restores=not reads_prefix)
+        loop = _TimmLoop(self, setup, lazy=True, restores=not reads_prefix)
         return cast(Tensor, self.forward_head(loop.call("forward_features", *args, **kwargs)))
-
-
-def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[0] if args else next(iter(kwargs.values()))
 
 
 def _reads_prefix_alone(model: Any) -> bool:
@@ -208,30 +211,27 @@ def _embedding(model: Any) -> Any:
     return model.embeds if hasattr(model, "embeds") else model.patch_embed
 
 
-def _prefix(model: Any) -> int:
-    """Return the number of prefix tokens. CaiT's class token comes after the blocks."""
-    return 0 if hasattr(model, "blocks_token_only") else int(model.num_prefix_tokens)
-
-
 @dataclass(frozen=True)
 class Embedded:
-    """An image before the first block: tokens (B, T, C), prefix tokens first, and (rows, columns) of its patches."""
+    """An image before the first block: tokens (B, T, C), (rows, columns) of its patches, and any rotary tables."""
 
     tokens: Tensor
     grid: Grid
-    rope: Tensor | None  # of a rotary model: a table
-    per_block: bool  # or one for each block
+    rope: Tensor | None
+    per_block: bool  # whether there is a table for each block
 
     def table(self, block: int) -> Tensor | None:
-        return self.rope if self.rope is None or not self.per_block else self.rope[block]
+        """Return the rotary table of a block."""
+        return self.rope[block] if self.rope is not None and self.per_block else self.rope
 
 
 def embed(model: Any, image: Tensor, positions: Tensor | None = None) -> Embedded:
     """Return an image (B, 3, H, W) as the first block of a VisionTransformer or Eva sees it.
 
     Args:
-        positions: (1, T, C), the absolute position embedding of this image's grid, for a model with
-            `dynamic_img_size`; None leaves it to timm.
+        model: The transformer.
+        image: A batch.
+        positions: (1, T, C), the position embedding for the grid of this image; None leaves it to timm.
     """
     grid = model.patch_embed.dynamic_feat_size(image.shape[-2:])
     patches = model.patch_embed(image)
@@ -291,7 +291,7 @@ class TimmViT(Host):
         grid = int(side[0]), int(side[1])
         return Layout(
             depth=len(module.blocks),
-            prefix=_prefix(module),
+            prefix=0 if hasattr(module, "blocks_token_only") else int(module.num_prefix_tokens),  # CaiT's comes later
             patches=int(getattr(embedding, "num_patches", None) or grid[0] * grid[1]),
             embedding_weights=matrix_entries(getattr(embedding, "proj", embedding)),
             head_madds=matrix_entries(getattr(module, "head", None)),
@@ -312,8 +312,8 @@ class TimmViT(Host):
         return Head(reads=2 if hasattr(module, "head_dist") else 1)
 
     def mixin(self, module: Any) -> type[ReducedModule]:
-        is_timms = _has_known_head(module) and not overridden_methods(module, _HEAD, "timm")
-        return _ReducedTimmClassifier if is_timms else _ReducedTimm
+        known = _has_known_head(module) and not overridden_methods(module, _HEAD, "timm")
+        return _ReducedTimmClassifier if known else _ReducedTimm
 
 
 def _has_known_head(model: Any) -> bool:

@@ -1,15 +1,17 @@
-"""agglo's own ViTAdapter, the backbone of its detectors: a timm ViT whose blocks a pyramid of maps talks with.
+"""agglo's own ViTAdapter, the backbone of its detectors: a timm ViT that exchanges features with a pyramid of maps.
 
-Injectors and extractors see all patches, as without reduction: the loop over blocks pauses for them. What they tell the
-ViT, a merged token gains as the size-weighted mean over its members.
+Injectors and extractors see all patches, as without reduction. What its members gain from an injector, a merged token
+gains as their size-weighted mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, ClassVar
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.hosts.common.base import Host, Layout, matrix_entries
@@ -44,7 +46,7 @@ class _ReducedAdapter(ReducedModule):
         for index, block in enumerate(self.vit.blocks):
             interaction, position = divmod(index, self.blocks_each)
             if position == 0:
-                run.add_to_patches(state.inject(interaction, run.patches()))
+                run.add(F.pad(state.inject(interaction, run.patches()), (0, 0, self.prefix, 0)))
             run.block(index, block, parts_of(block), AttentionInputs(rotary=embedded.table(index)))
             if position == last:
                 state.extract(interaction, run.patches())
@@ -67,26 +69,16 @@ class AdapterViT(Host):
     def layout(self, module: Any) -> Layout:
         """All that the adapter does is proportional to the number of patches, and counted among their embedding."""
         vit, grid = module.vit, module.grid_of(*module.nominal_size)
-        block = vit.blocks[0]
-        return Layout(
-            depth=len(vit.blocks),
-            prefix=module.prefix,
-            patches=grid[0] * grid[1],
-            attention_weights=matrix_entries(block.attn),
-            attention_width=block.attn.num_heads * block.attn.head_dim,
-            mlp_weights=matrix_entries(block.mlp),
-            embedding_weights=matrix_entries(vit.patch_embed.proj) + adapter_madds(module),
-            width=vit.embed_dim,
-            heads=block.attn.num_heads,
-            grid=grid,
-        )
+        embedding, patches = matrix_entries(vit.patch_embed.proj) + _adapter_madds(module), grid[0] * grid[1]
+        layout = replace(_VIT.layout(vit), prefix=module.prefix, patches=patches, grid=grid)
+        return replace(layout, embedding_weights=embedding, head_madds=0, query_side_params=0)
 
     def mixin(self, module: Any) -> type[ReducedModule]:
         return _ReducedAdapter
 
 
-def adapter_madds(module: Any) -> int:
-    """Multiply-adds of everything but the ViT, for each of its patches."""
+def _adapter_madds(module: Any) -> int:
+    """Return the multiply-adds of everything but the ViT, for each of its patches."""
     patch = module.strides[-2]
     shares = [(patch / stride) ** 2 for stride in module.strides]  # cells of each map, for every patch
     pyramid = sum(shares[1:])

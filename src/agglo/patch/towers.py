@@ -8,9 +8,8 @@ from torch import nn
 
 from agglo.config import ReductionConfig
 from agglo.hosts.common import learned
-from agglo.hosts.common.base import Host, Layout
+from agglo.hosts.common.base import Host, Layout, require_whole_blocks
 from agglo.hosts.common.readers import Reading, ReducedReader
-from agglo.hosts.common.refusals import require_whole_blocks
 from agglo.hosts.common.swap import CHANGING, Applied, install, require_no_override, uninstall
 from agglo.hosts.registry import find_tower
 from agglo.hosts.vlm.applying import tower_reduction
@@ -77,7 +76,7 @@ def apply_to_tower(
         if grid_forwarding is not None:
             install(module, *grid_forwarding)
         if head is not None and head.reader is not None:
-            install(head.reader, ReducedReader, Reading(head.loop, head.watched, head.settings, mixin))
+            install(head.reader, ReducedReader, Reading(replace(head, reader=None), mixin))
         for former in reduced_vlms(model):
             uninstall(former)
         if found_vlm is not None and reduction is not None:

@@ -12,14 +12,16 @@ how a block comes apart.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, ClassVar
+from functools import cache, lru_cache
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
+from agglo.compiling import constant_result
 from agglo.hosts.common.readers import Head
 from agglo.hosts.common.swap import ReducedModule, Setting, UnsupportedModelError
 from agglo.methods import Grid
@@ -27,38 +29,21 @@ from agglo.methods import Grid
 
 @dataclass(frozen=True)
 class Layout:
-    """A model in numbers. Weights count the matrix entries each token is multiplied with in one block.
-
-    Args:
-        depth: Blocks.
-        prefix: Tokens that are never merged.
-        patches: Patch tokens at the model's own input size.
-        attention_weights: Of attention's projections.
-        attention_width: Heads times head width.
-        mlp_weights: Of the MLP.
-        embedding_weights: Of the patch embedding, for each patch.
-        head_madds: Multiply-adds of the head, for each image.
-        width: Channels of a token; methods that learn need it, and heads.
-        heads: Heads of attention.
-        grid: (rows, columns) of the patches, where the host knows.
-        query_side_params: Those of attention_weights that only queries meet: of the output projection, and of the
-            query's unless `Parts.project` projects all tokens.
-        suffix: Those of prefix that are at the end.
-    """
+    """A model in numbers. Weights count the matrix entries that each token is multiplied with in one block."""
 
     depth: int
-    prefix: int
-    patches: int
+    prefix: int  # tokens that are never merged
+    patches: int  # at the model's own input size
     attention_weights: int
-    attention_width: int
+    attention_width: int  # heads times head width
     mlp_weights: int
-    embedding_weights: int = 0
-    head_madds: int = 0
-    width: int = 0
+    embedding_weights: int = 0  # for each patch
+    head_madds: int = 0  # for each image
+    width: int = 0  # of a token; methods that learn need it, and heads
     heads: int = 0
-    grid: Grid | None = None
-    query_side_params: int = 0
-    suffix: int = 0
+    grid: Grid | None = None  # (rows, columns) of the patches, where the host knows
+    query_side_params: int = 0  # attention_weights that only queries meet: of output projection, and query's if apart
+    suffix: int = 0  # those of prefix that are at the end
 
     def gflops(self, counts: list[int], n_tokens: int, before_block: bool = False, n_front: int | None = None) -> float:
         """Return the multiply-adds of an image, in 1e9: papers' FLOPs, without those of the method itself.
@@ -66,8 +51,8 @@ class Layout:
         Args:
             counts: Patches left by each block, between its attention and MLP, or before both.
             n_tokens: Patches of the image.
-            before_block: Which of the two.
-            n_front: Tokens in front for which alone the last block runs, if there it does not run for all.
+            before_block: Whether they are left before both.
+            n_front: Tokens in front for which alone the last block runs; None if it runs for all.
         """
         total, tokens = self.head_madds + n_tokens * self.embedding_weights, self.prefix + n_tokens
         for block, count in enumerate(counts, start=1):
@@ -111,21 +96,14 @@ class Host(ABC):
         """Raise UnsupportedModelError for a recognised class whose blocks cannot be taken apart."""
 
     def prove(self, module: nn.Module) -> None:  # noqa: B027 a host need not
-        """Raise UnsupportedModelError if a block taken apart does not give what the library's does (`probe.py`).
-
-        Called by `apply` after `check`, unless the user says `probe=False`.
-        """
+        """Raise UnsupportedModelError if a block taken apart does not give what the library's does (`probe.py`)."""
 
     @abstractmethod
     def layout(self, module: nn.Module) -> Layout:
         """Return the model in numbers."""
 
     def loop(self, module: nn.Module) -> nn.Module:
-        """Return the submodule that owns the loop over blocks.
-
-        The smaller it is, the more ways of calling the model end there: a subclass with a forward of its own, an
-        encoder called for its features.
-        """
+        """Return the submodule that owns the loop over blocks, the smallest there is: every call should pass it."""
         return module
 
     @abstractmethod
@@ -146,6 +124,28 @@ class Host(ABC):
             "last_block='class_token' is for models whose head reads the class token alone, and agglo does not know "
             f"that of {type(module).__name__}"
         )
+
+
+# By name, so that agglo need not import FSDP: a module of these classes gathers its weights when it is called.
+_SHARDED = ("FSDPModule", "FullyShardedDataParallel")
+
+
+def require_whole_blocks(tower: nn.Module) -> None:
+    """Raise UnsupportedModelError if FSDP shards the tower block by block.
+
+    Blocks are in lists. Other modules that are sharded (a patch embedding, a whole encoder) are called as ever.
+    """
+    for list_name, listed in tower.named_modules():
+        if not isinstance(listed, (nn.ModuleList, nn.Sequential)):
+            continue
+        for name, module in listed.named_modules(prefix=list_name):
+            if any(cls.__name__ in _SHARDED for cls in type(module).__mro__):
+                raise UnsupportedModelError(
+                    f"{name!r} of this {type(tower).__name__} is sharded by itself ({type(module).__name__}): FSDP "
+                    "gathers its weights when it is called, and a block that reduces is not called, it runs in parts. "
+                    "Shard the model as one unit: agglo.apply(model, ...), then fully_shard(model) and none of its "
+                    "blocks; see docs/deploying.md"
+                )
 
 
 def overridden_methods(module: nn.Module, methods: Sequence[str], package: str) -> list[str]:
@@ -179,3 +179,35 @@ def matrix_entries(*modules: nn.Module | Tensor | None) -> int:
     found = [module for module in modules if module is not None]
     parameters = [p for part in found for p in ([part] if isinstance(part, Tensor) else part.parameters())]
     return sum(parameter.numel() for parameter in parameters if parameter.dim() > 1)
+
+
+def bound_arguments(module: type[nn.Module], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of a module by their names in its `forward`, however they were given."""
+    return {**dict(zip(_argument_names(module), args, strict=False)), **kwargs}
+
+
+@constant_result
+def _argument_names(module: type[nn.Module]) -> tuple[str, ...]:
+    return _found_argument_names(cast(Any, module))
+
+
+@cache
+def _found_argument_names(module: type[nn.Module]) -> tuple[str, ...]:
+    _, *names = inspect.signature(module.forward).parameters
+    return tuple(names)
+
+
+def refuse_given(**arguments: Any) -> None:
+    """Raise ValueError if an argument says which tokens may see which, to which a group has several answers.
+
+    None and False say nothing, nor does a list of None, one for each layer.
+    """
+    for name, value in arguments.items():
+        is_empty = isinstance(value, list) and all(each is None for each in value)
+        if value is not None and value is not False and not is_empty:
+            raise refusal(name)
+
+
+def refusal(name: str) -> ValueError:
+    """Return the error that says that an argument cannot be honoured."""
+    return ValueError(f"{name} does not go with token reduction: call agglo.remove(model) first")

@@ -1,13 +1,10 @@
 """One block: taken apart by its host's `Parts`, or whole, and a large batch a few images at a time.
 
-On a CPU, torch takes every tensor over 32 MB fresh from the system, page by page, and smaller ones still fall out of
-the caches between two operations. The MLP's hidden tensor is the largest of a block; sliced so that it takes a few
-megabytes, a DeiT-Tiny block at batch 64 ran 1.15 times as fast on two cores, a DeiT-Base block 1.04 times.
-
-The batch stays whole where slices would be visible: with gradients, in training (dropout draws in another order, batch
-norm sees other batches), in compiled and traced graphs, with forward hooks on the block's modules or on all modules,
-and with quantised layers, which may take their scales from the whole batch. `AGGLO_SLICES=0` in the environment keeps
-every batch whole.
+On a CPU, the MLP's hidden tensor falls out of the caches between two operations. In slices of a few megabytes a
+DeiT-Tiny block at batch 64 ran 1.15 times as fast on two cores, a DeiT-Base block 1.04 times. The batch stays whole
+where slices would be visible: with gradients, in training, in compiled and traced graphs, with forward hooks, and with
+quantised layers, which may take their scales from the whole batch. `AGGLO_SLICES=0` in the environment keeps every
+batch whole.
 """
 
 from __future__ import annotations
@@ -36,15 +33,16 @@ _QUANTISERS = ("torch.ao.", "torchao.", "bitsandbytes.", "optimum.", "hqq.")
 class Projected:
     """What a block's attention works on: q, k and v, (B, H, T, d) each.
 
-    Behind the others there may be keys and values that belong to no token; features are then needed, of tokens alone.
-
     Args:
+        q: Queries.
+        k: Keys; there may be further ones behind those of the tokens, with values. Features are then needed.
+        v: Values.
         features: Keys to compare tokens by where they are not k itself (before rotation, say).
         gate: What `join` multiplies its output by, where a library has that.
-        scale: Of the dot products; None means 1 / sqrt(d).
+        scale: Factor of the dot products; None means 1 / sqrt(d).
         dropout: Probability of attention dropout, 0 unless the block trains.
-        bias: (B or 1, H or 1, T, T), added to the attention logits. One that depends on the positions of tokens comes
-            from `BlockLoop.inputs` instead, since `project` sees merged tokens.
+        bias: (B or 1, H or 1, T, T), added to the attention logits; if it depends on the positions of tokens, it comes
+            from `BlockLoop.inputs` instead.
     """
 
     q: Tensor
@@ -61,9 +59,8 @@ class Parts(ABC):
     """How a block of a library comes apart. `rotary` is the block's table (..., T - prefix, 2d), or None.
 
     Attributes:
-        treats_images_alike: Whether a block may be given some images of a batch alone, since it is called with nothing
-            that each image has for itself.
-        needs_all_tokens: Whether `whole` calls the block with something that fits the original tokens alone.
+        treats_images_alike: Whether a block may be given some images of a batch alone.
+        needs_all_tokens: Whether `whole` calls the block with something that fits only the original tokens.
     """
 
     treats_images_alike: bool = True
@@ -78,16 +75,14 @@ class Parts(ABC):
         """Return q, k and v of x (B, T, C), after the first norm.
 
         Args:
-            n_front: The queries (and the gate) of the first n_front tokens, all of them prefix tokens, are enough. The
-                others are cut off if they are given.
+            block: The library's.
+            x: Tokens that are left.
+            rotary: Their table.
+            n_front: Only queries and gate of the first n_front tokens are needed; others are cut off.
         """
 
     def attend(self, block: nn.Module, projected: Projected, sizes: Tensor | None) -> Tensor | None:
-        """Return the output of a kind of attention of its own, (B, H, T, d); None for proportional softmax attention.
-
-        Args:
-            sizes: (B, T); None where every token is one patch.
-        """
+        """Return the output (B, H, T, d) of attention that is not a proportional softmax over sizes (B, T), or None."""
         return None
 
     @abstractmethod
@@ -115,7 +110,7 @@ class AttentionInputs:
 
     Args:
         rotary: The table of their positions, as `Parts.project` takes it.
-        bias: Relative position bias (B or 1, H or 1, T, T), beside any that `project` gives.
+        bias: Relative position bias (B or 1, H or 1, T, T), added to any that `project` gives.
         sizes: (B, T), for proportional attention.
         policy: (B, T), a mask of keys that learns.
         elsewhere: Keys and values (B, H, n, d) that belong to no token of x, and their bias (B, 1, 1, n).
@@ -141,13 +136,19 @@ def attend(
     """Run a block up to its MLP.
 
     Args:
+        parts: How it comes apart.
+        block: The library's.
+        x: Tokens (B, T, C).
+        inputs: What its attention depends on.
         receives: Whether the attention that each token received is wanted.
-        n_front: Compute the first n_front tokens alone, which attend to all of x.
+        n_front: Compute only the first n_front tokens, which attend to all of x.
 
     Returns:
         The tokens, what the attention worked on, and the attention (B, T) received, if wanted.
     """
-    projected = _with_bias(parts.project(block, x, inputs.rotary, n_front), inputs.bias)
+    projected = parts.project(block, x, inputs.rotary, n_front)
+    if inputs.bias is not None:
+        projected = replace(projected, bias=inputs.bias if projected.bias is None else projected.bias + inputs.bias)
     if n_front is not None:
         projected, x = _front(projected, n_front), x[:, :n_front]
     if inputs.elsewhere is not None:
@@ -174,12 +175,6 @@ def of_keys(numbers: Tensor | None, k: Tensor) -> Tensor | None:
     return numbers if numbers is None or extra == 0 else F.pad(numbers, (0, extra), value=1.0)
 
 
-def _with_bias(projected: Projected, bias: Tensor | None) -> Projected:
-    if bias is None:
-        return projected
-    return replace(projected, bias=bias if projected.bias is None else projected.bias + bias)
-
-
 def _front(projected: Projected, n_front: int) -> Projected:
     """Return the projections with no other queries than those of the first tokens."""
     gate, bias = projected.gate, projected.bias
@@ -201,12 +196,6 @@ def _with_elsewhere(own: Projected, k: Tensor, v: Tensor, bias: Tensor) -> Proje
         features=own.k if own.features is None else own.features,
         bias=bias.expand(-1, -1, own.q.shape[2], -1),
     )
-
-
-def run_front(parts: Parts, block: nn.Module, x: Tensor, inputs: AttentionInputs, n_front: int) -> Tensor:
-    """Run a block for the first n_front tokens alone, which attend to all of x (B, T, C)."""
-    joined, _, _ = attend(parts, block, x, inputs, n_front=n_front)
-    return parts.feed(block, joined)
 
 
 def in_slices(call: Call, alike: bool, function: Call, block: nn.Module, x: Tensor, *rest: Any) -> Tensor:

@@ -19,13 +19,11 @@ from agglo.hosts.common.blocks import (
     directly,
     in_slices,
     of_keys,
-    run_front,
 )
 from agglo.hosts.common.padding import RealPatches, reduce_apart
 from agglo.hosts.common.positions import Positions, RelativeBias
-from agglo.hosts.common.readers import are_watched
-from agglo.hosts.common.swap import PassSetup
-from agglo.methods import Grid, Method, View
+from agglo.hosts.common.swap import PassSetup, are_watched
+from agglo.methods import Grid, View
 from agglo.tracing import Step
 
 NO_INPUTS = AttentionInputs()
@@ -34,15 +32,13 @@ NO_INPUTS = AttentionInputs()
 class ForwardPass:
     """The state of one forward pass, whose blocks are run one after the other.
 
-    It lives as long as the loop over blocks does: two threads may run one model.
-
     Args:
         setup: What `apply` decided, as the pass found it at its beginning.
         x: Tokens (B, T, C), prefix tokens first and suffix tokens last; neither are ever merged.
         depth: Blocks that the schedule counts.
-        prefix: How many prefix tokens there are.
+        prefix: Number of prefix tokens.
         training: Whether the model trains.
-        suffix: How many suffix tokens there are.
+        suffix: Number of suffix tokens.
         positions: Those of a model with rotary position embeddings.
         grid: (rows, columns) of the patches, for methods that ask where they are.
         real: (B, T - prefix) bool, patches of a padded batch that show some of an image, which never merge with those
@@ -55,9 +51,11 @@ class ForwardPass:
         total: How the first tokens became these.
         before_drops: The tokens just before some of them were dropped, and the grouping that had led there.
         bias: Shares of the first tokens in those that are left, once a block has relative position bias.
-        policy: A mask of the latest outcome, as is processed.
-        received: Of the latest attention, as is class_attention, if the method asks for it.
+        policy, processed: Masks of the latest outcome.
+        received, class_attention: Of the latest attention, if the method asks for it.
         memory: (B, T), what the method remembers of every token, left or not.
+        attention_blocks: Blocks whose attention the method decides by.
+        remembered_blocks: Blocks whose attention the method remembers.
         front_only: Whether the last block may run for the tokens in front alone that the head reads.
         never_whole: Whether the library's own blocks cannot take the tokens as they are.
     """
@@ -80,19 +78,21 @@ class ForwardPass:
     ) -> None:
         grid = grid and (int(grid[0]), int(grid[1]))  # tensors, while TorchScript watches
         self.setup, self.plan, self.method = setup, setup.plan, setup.method
-        self.before_block = setup.plan.place == "before_block"
-        self.front_only = setup.front_only
+        self.front_only, self.training, self.call, self.grid = setup.front_only, training, call, grid
         self.real = None if real is None or not setup.method.mixes else RealPatches(real)
-        self.training, self.call, self.grid = training, call, grid
         self.ends = (prefix, suffix)
         self.prefix = prefix + suffix
         self.n_tokens = int(x.shape[1])
         self.x = ends_first(x, self.ends)
         self.positions = self.initial_positions = positions
-        self.bias: RelativeBias | None = None
         self.targets = setup.targets(self.n_tokens - self.prefix, depth, grid)
         self.reducing = [index for index, target in enumerate(self.targets) if target is not None]
+        self.before_block = self.plan.place == "before_block"
+        self.attention_blocks = [index - int(self.before_block) for index in self.reducing]
+        remembers = self.method.remembers and bool(self.reducing)
+        self.remembered_blocks = range(self.reducing[0] - 1, self.reducing[-1]) if remembers else range(0)
         self.total: Grouping | None = None
+        self.bias: RelativeBias | None = None
         self.policy: Tensor | None = None
         self.processed: Tensor | None = None
         self.received: Tensor | None = None
@@ -116,10 +116,13 @@ class ForwardPass:
         inputs, before = self._inputs(given), self.x
         n_front = self._n_front(index, block)
         if n_front is not None:
-            self.x = self.call(run_front, parts, block, self.x, inputs, n_front)
+            joined, _, _ = self.call(attend, parts, block, self.x, inputs, False, n_front)
+            self.x = self.call(parts.feed, block, joined)
             self.total, self.before_drops = None, []
             return
-        if target is None and not self._looks_at(index) and self._may_run_whole(parts, inputs):
+        asks = self.method.needs_attention_received or self.method.needs_class_attention
+        looks = (asks and index in self.attention_blocks) or index in self.remembered_blocks
+        if target is None and not looks and self._may_run_whole(parts, inputs):
             self._run_whole(block, parts, inputs.rotary)
         else:
             self._run_in_parts(index, block, parts, inputs, target)
@@ -153,19 +156,6 @@ class ForwardPass:
             return False
         return self.total is None or not (parts.needs_all_tokens or inputs.bias is not None)
 
-    def _attention_is_wanted(self, index: int, target: int | None) -> bool:
-        return index + 1 in self.reducing if self.before_block else target is not None
-
-    def _remembering(self, index: int) -> Method | None:
-        """Return the method if it remembers the attention of this block."""
-        until_last = bool(self.reducing) and self.reducing[0] - 1 <= index < self.reducing[-1]
-        return self.method if self.method.remembers and until_last else None
-
-    def _looks_at(self, index: int) -> bool:
-        """Return whether the method needs to see the attention of a block at which nothing is reduced."""
-        needs = self.method.needs_attention_received or self.method.needs_class_attention
-        return (needs and self._attention_is_wanted(index, None)) or self._remembering(index) is not None
-
     def _run_whole(self, block: nn.Module, parts: Parts, rotary: Tensor | None) -> None:
         x = in_library_order(self.x, self.ends)
         alike = parts.treats_images_alike and (rotary is None or rotary.dim() < x.dim())  # not one for each image
@@ -174,14 +164,13 @@ class ForwardPass:
     def _run_in_parts(
         self, index: int, block: nn.Module, parts: Parts, inputs: AttentionInputs, target: int | None
     ) -> None:
-        wanted = self._attention_is_wanted(index, target)
-        receives = self.method.needs_attention_received and wanted
+        wanted = index in self.attention_blocks
+        receives = wanted and self.method.needs_attention_received
         self.x, projected, self.received = self.call(attend, parts, block, self.x, inputs, receives)
-        if self.method.needs_class_attention and wanted:
+        if wanted and self.method.needs_class_attention:
             self.class_attention = _class_attention(projected, inputs.sizes)
-        remembering = self._remembering(index)
-        if remembering is not None:
-            self._remember(remembering, projected, inputs.sizes)
+        if index in self.remembered_blocks:
+            self._remember(projected, inputs.sizes)
         if target is not None:
             self._reduce(index, target, projected)
         self.x = in_slices(self.call, parts.treats_images_alike, parts.feed, block, self.x)
@@ -212,36 +201,26 @@ class ForwardPass:
         earlier = ends_first(earlier, self.ends)
         return in_library_order(earlier if self.total is None else self.total.merge(earlier), self.ends)
 
-    def passes(self) -> list[ForwardPass]:
-        """Return this pass alone, where a `Split` has several."""
-        return [self]
-
     def record(self) -> None:
-        """Let those who trace the pass know of its reductions."""
+        """Add the reductions of this pass to the traces that are open."""
         for trace in self.setup.traces:
             trace.record(self.steps)
 
-    def add_to_patches(self, gain: Tensor) -> None:
-        """Let all tokens have what every patch gains, (B, T - prefix, C).
+    def add(self, gain: Tensor) -> None:
+        """Add (B or 1, T, C) to all tokens in their original order.
 
         The token of a group gains the size-weighted mean over its members; what was dropped gains its own.
         """
-        self._add(F.pad(gain, (0, 0, self.prefix, 0)) if self.prefix else gain)
-
-    def add(self, gain: Tensor) -> None:
-        """Let all tokens have what every token gains, (B or 1, T, C) in the original order."""
-        self._add(ends_first(gain, self.ends))
-
-    def _add(self, gain: Tensor) -> None:
+        gain = ends_first(gain, self.ends)
         if self.total is None:
             self.x = self.x + gain
             return
         full = self._full_length()
         gain = gain.expand_as(full)
         if self.total.drops:
-            # The last values of what was dropped, of each position now: members of one group no longer share theirs.
+            # Members of a group that was dropped no longer share one value.
             self.before_drops = [(full + gain, None)]
-        # Of all members, also where a method let one of them stand for its group; no group gains where nobody is in it.
+        # Of all members, also where a method let one of them stand for its group.
         self.x = self.x + replace(self.total, chosen=None).merge(gain)
 
     def prepend(self, tokens: Tensor) -> None:
@@ -252,13 +231,11 @@ class ForwardPass:
         self.x = torch.cat([tokens, self.x], dim=1)
         self.ends = (self.ends[0] + n_more, self.ends[1])
         self.prefix, self.n_tokens = self.prefix + n_more, int(full.shape[1]) + n_more
-        self.total = None if self.total is None else self.total.with_more_prefix_tokens(n_more)
+        self.total = self.total and self.total.with_more_prefix_tokens(n_more)
         self.received = self.class_attention = self.bias = None
         self.memory = None if self.memory is None else F.pad(self.memory, (n_more, 0))
-        if self.policy is not None:
-            self.policy = F.pad(self.policy, (n_more, 0), value=1.0)
-        if self.processed is not None:
-            self.processed = F.pad(self.processed, (n_more, 0), value=1.0)
+        self.policy = None if self.policy is None else F.pad(self.policy, (n_more, 0), value=1.0)
+        self.processed = None if self.processed is None else F.pad(self.processed, (n_more, 0), value=1.0)
 
     def _reduce(self, index: int, target: int, projected: Projected | None) -> None:
         view = self._view(target, projected)
@@ -285,13 +262,13 @@ class ForwardPass:
         self.bias = self.bias and RelativeBias()
         self.policy = self.processed = None
 
-    def _remember(self, method: Method, projected: Projected, sizes: Tensor | None) -> None:
-        with torch.no_grad():
-            latest = method.remember(_class_attention(projected, sizes), self._memory())
-            if self.total is not None:
-                before = None if self.memory is None else self.memory.unsqueeze(-1)
-                latest = self.total.unmerge(latest.unsqueeze(-1), before).squeeze(-1)
-            self.memory = latest
+    @torch.no_grad()
+    def _remember(self, projected: Projected, sizes: Tensor | None) -> None:
+        latest = self.method.remember(_class_attention(projected, sizes), self._memory())
+        if self.total is not None:
+            before = None if self.memory is None else self.memory.unsqueeze(-1)
+            latest = self.total.unmerge(latest.unsqueeze(-1), before).squeeze(-1)
+        self.memory = latest
 
     def _memory(self) -> Tensor | None:
         """Return what is remembered of the tokens that are left, (B, G)."""
@@ -320,13 +297,14 @@ class ForwardPass:
         return seen
 
     def _view(self, target: int, projected: Projected | None) -> View:
-        total, keys = self.total, None
+        total, keys, values = self.total, None, None
         if projected is not None:
             keys = projected.k if projected.features is None else projected.features
+            values = projected.v[:, :, : self.x.shape[1]]
         return View(
             tokens=self.x,
             keys=keys,
-            values=None if projected is None else projected.v[:, :, : self.x.shape[1]],
+            values=values,
             class_attention=self.class_attention,
             sizes=None if total is None else total.sizes,
             counts=None if total is None else total.counts,

@@ -1,11 +1,9 @@
 """How a block comes apart, found by what it has and not by its class.
 
-Libraries copy one pre-norm layer under different names: norms, q, k, v projections or a fused one, output projection,
-MLP, and on both branches any of dropout, LayerScale, gates and stochastic depth. `Structure.of` finds the names. What a
-block does with them is then proved by running it (`probe.py`).
-
-Linear layers are called, so that adapters, hooks and quantised layers work. torch's nn.MultiheadAttention uses the
-weights of its projections without calling them, and so does `LayerParts`: what wraps one is refused.
+Libraries copy one layer under different names: norms, q, k, v projections or a fused one, output projection, MLP, and
+on both branches any of dropout, LayerScale, gates and stochastic depth. `Structure.of` finds the names, and `probe.py`
+proves what the block does with them. torch's nn.MultiheadAttention uses the weights of its projections without calling
+them, and so does `LayerParts`: what wraps one is refused.
 """
 
 from __future__ import annotations
@@ -59,37 +57,25 @@ _EXPERTS = "dataset_index"  # ViTPose says by this argument which expert an imag
 
 @dataclass(frozen=True)
 class Structure:
-    """The names under which a block has its parts; dotted where they are nested.
-
-    Args:
-        output: Of attention: a linear layer, or a module that may be given the block's input too (`output_takes_both`).
-        mlp: One module, or two; the second may add the residual itself (`mlp_adds`).
-        scales: LayerScale of both branches, modules or vectors.
-        gates: Vectors whose tanh scales the branches.
-        drops: Which branches the block's own dropout acts on.
-    """
+    """The names under which a block has its parts; dotted where they are nested."""
 
     norms: tuple[str, str]
     attention: str
     qkv: tuple[str, ...]
     output: str
-    output_takes_both: bool
-    mlp: tuple[str, ...]
-    mlp_adds: bool
-    scales: tuple[str, str] | None
-    gates: tuple[str, str] | None
+    output_takes_both: bool  # also the block's input
+    mlp: tuple[str, ...]  # one module, or two
+    mlp_adds: bool  # whether the second one adds the residual itself
+    scales: tuple[str, str] | None  # LayerScale of both branches, modules or vectors
+    gates: tuple[str, str] | None  # vectors whose tanh scales the branches
     drop_paths: tuple[str, str] | None
-    drops: tuple[bool, bool]
+    drops: tuple[bool, bool]  # which branches the block's own dropout acts on
     head_width: int
     post_norm: bool
 
     @staticmethod
     def of(block: Any) -> Structure:
-        """Return what a block has.
-
-        Raises:
-            UnsupportedModelError: Something is missing, which the message says as the end of a sentence.
-        """
+        """Return what a block has. An UnsupportedModelError says what is missing, as the end of a sentence."""
         norms = _pair(block, _NORMS)
         if norms is None:
             raise UnsupportedModelError("has no two norms, before attention and MLP")
@@ -130,28 +116,26 @@ class Structure:
         """Return the fields of `Layout` that a block decides."""
         attention = get(block, self.attention)
         projections = [getattr(attention, name) for name in self.qkv]
-        output, qkv = (
-            matrix_entries(get(block, self.output), getattr(attention, "gate", None)),
-            matrix_entries(*projections),
-        )
+        output, qkv = get(block, self.output), matrix_entries(*projections)
+        joining = matrix_entries(output, getattr(attention, "gate", None))
         if len(projections) == 3:
             q = matrix_entries(projections[0])
         else:  # a fused projection is a third each, unless an adapter or quantisation hides its rows
             q = qkv // 3 if fused_weight(attention, self.qkv) is not None else 0
         heads = int(_first(attention, _HEADS, 0)) or _out_features(projections[0]) // self.head_width
         return {
-            "attention_weights": qkv + output,
+            "attention_weights": qkv + joining,
             "attention_width": heads * self.head_width,
             "mlp_weights": matrix_entries(*(getattr(block, name) for name in self.mlp)),
             "width": int(getattr(block, self.norms[0]).weight.shape[-1]),
             "heads": heads,
-            "query_side_params": q + output,
+            "query_side_params": q + joining,
         }
 
 
 @dataclass(frozen=True)
 class LayerParts(Parts):
-    """A block of a known structure, and what its library calls it with besides the tokens."""
+    """A block of a known structure, and the arguments that its library gives it with the tokens."""
 
     structure: Structure
     given: Mapping[str, Any]
@@ -229,9 +213,8 @@ class LayerParts(Parts):
 
     def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
         out = self.output(block, x, attended, projected.gate)
-        return x + self.branch(
-            block, getattr(block, self.structure.norms[0])(out) if self.structure.post_norm else out, 0
-        )
+        out = getattr(block, self.structure.norms[0])(out) if self.structure.post_norm else out
+        return x + self.branch(block, out, 0)
 
     def output(self, block: Any, x: Tensor, attended: Tensor, gate: Tensor | None) -> Tensor:
         """Return the output projection (B, T, C) of attended (B, H, T, d)."""

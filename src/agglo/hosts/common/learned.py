@@ -1,19 +1,16 @@
 """What a method learned, and what becomes of it when the method is applied again.
 
-- The parameters of an instance are made once, when it is first applied, and never made anew: an instance whose
-  parameters do not fit the model is refused. A forward pass that is still running with it is thus never disturbed.
-- A method that is applied again by its name takes the parameters of the one applied before, the very same
-  `nn.Parameter`s, so that optimisers go on with them. Where the options or the shapes differ it starts anew, and warns.
+- The parameters of an instance are made once, when it is first applied.
+- A method that is applied again by its name takes the same `nn.Parameter`s as before, so that optimisers go on with
+  them. Where the options or the shapes differ it starts anew, and warns.
 - New parameters come too late for wrappers that have collected a model's parameters already, which is refused.
 """
 
 from __future__ import annotations
 
-import copy
 import warnings
 from typing import Any
 
-import torch
 from torch import nn
 
 from agglo.hosts.common.swap import Applied, UnsupportedModelError
@@ -26,13 +23,13 @@ _CALLER = 4  # of agglo.apply, in the stack above `prepare`: what a warning poin
 def prepare(
     method: Method, by_name: bool, shape: ModelShape, *, model: nn.Module, tower: nn.Module, loop: nn.Module
 ) -> Method:
-    """Return the method ready to be applied, its parameters as the model has its own: same device, dtype and mode.
+    """Return the method ready to be applied, on the model's device, in its dtype and mode.
 
     Args:
-        method: What the user gave, or, by_name, a new instance of it.
+        method: What the user gave, or, by_name, a new instance.
         by_name: Whether the method may take over the parameters of the one applied before.
         shape: What the method is built for.
-        model: What the user gave.
+        model: The whole model.
         tower: The transformer in it.
         loop: The module that will hold the method.
     """
@@ -43,12 +40,10 @@ def prepare(
         return method
     applied = getattr(loop, "agglo_applied", None)
     before = applied.method if isinstance(applied, Applied) else None
-    if getattr(method, "agglo_built", False):
-        _require_fit(method, shape)
-    else:
-        method.build(shape)
     if before is method:
         return method
+    if not getattr(method, "agglo_built", False):
+        method.build(shape)
     again = by_name and isinstance(before, nn.Module) and type(before) is type(method)
     misfit = _misfit(method, before) if again else ""
     if again and not misfit:
@@ -71,19 +66,6 @@ def _misfit(method: Any, before: Any) -> str:
     if method.options() != before.options():
         return f"{before!r} was applied, {method!r} is asked for"
     return _difference(method, before)
-
-
-def _require_fit(method: Method, shape: ModelShape) -> None:
-    """Raise ValueError unless building the method for the shape would give the shapes that its parameters have."""
-    assert isinstance(method, nn.Module)
-    probe = copy.deepcopy(method)
-    with torch.random.fork_rng(devices=()):  # what the probe draws is thrown away
-        probe.build(shape)
-    if difference := _difference(probe, method):
-        raise ValueError(
-            f"this {type(method).__name__} has parameters that do not fit what is asked for ({difference}), and they "
-            f"are not made anew: give a new instance, or the name {method.name!r}"
-        )
 
 
 def _take_over(method: nn.Module, before: Any) -> None:

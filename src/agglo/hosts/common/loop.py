@@ -1,11 +1,9 @@
 """The loop over blocks, as its library wrote it, with blocks that run on fewer and fewer tokens.
 
-The method that holds the loop runs as it is, with a stand-in for `self` that has other blocks. Each takes what the
-library hands the block, and gives back what the block would: all tokens, in the original number and order. So whatever
-a model does around its loop, or between two blocks, stays the library's: what it adds to the tokens there is found by
-comparison with what the block before gave, and merged tokens gain the mean of it.
-
-Where nothing but the next block sees what a block gives, the loop is lazy: tokens are put back once, at the end.
+The method that holds the loop runs with a stand-in for `self` that has other blocks. Each gives back what the library's
+block would: all tokens, in the original number and order. What a model adds to the tokens between two blocks is found
+by comparison with what the block before gave, and merged tokens gain the mean of it. Where only the next block sees
+what a block gives, the loop is lazy: tokens are put back once, at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from agglo.hosts.common.forward_pass import NO_INPUTS, ForwardPass
 from agglo.hosts.common.layers import Structure
 from agglo.hosts.common.positions import Positions
 from agglo.hosts.common.sequences import Split
-from agglo.hosts.common.swap import PassSetup, StandIn
+from agglo.hosts.common.swap import PassSetup, StandIn, original_class
 from agglo.methods import Grid
 from agglo.methods.base import square
 
@@ -40,6 +38,7 @@ class BlockLoop(ABC):
     """
 
     blocks_name = "blocks"
+    stand_in_class: type[StandIn] = StandIn
     instead: Given = MappingProxyType({})  # other attributes that the stand-in for the owner has
 
     def __init__(self, owner: Any, setup: PassSetup, *, lazy: bool = False, restores: bool = True) -> None:
@@ -51,20 +50,16 @@ class BlockLoop(ABC):
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the owner as its library wrote it, with the blocks of this pass."""
-        original = getattr(type(self.owner), "agglo_original", type(self.owner))  # the class may be swapped back by now
-        out = getattr(original, method)(self.stand_in(), *args, **kwargs)
-        for run in [] if self.run is None else self.run.passes():
-            run.record()
+        out = getattr(original_class(self.owner), method)(self.stand_in(), *args, **kwargs)
+        if self.run is not None:
+            self.run.record()
         return out
 
     def stand_in(self) -> StandIn:
         """Return what the method is given as self."""
-        return StandIn(self.owner, **self.replaced())
-
-    def replaced(self) -> dict[str, Any]:
-        """Return the attributes that the stand-in has in place of the owner's."""
+        kind = getattr(type(self.owner), "agglo_stand_in", self.stand_in_class)
         steps = _Blocks(_Block(self, index, block) for index, block in enumerate(self.blocks))
-        return {self.blocks_name: steps, **self.instead}
+        return kind(self.owner, **{self.blocks_name: steps, **self.instead})
 
     @abstractmethod
     def parts(self, block: nn.Module, given: Given) -> Parts:
@@ -113,39 +108,35 @@ class BlockLoop(ABC):
 
     def step(self, index: int, block: nn.Module, x: Tensor, **given: Any) -> Any:
         """Run one block on what it is handed, and return what the library's block would."""
-        self.advance(index, block, x, given)
-        last = index == len(self.blocks) - 1
-        self.given_back = x if self.lazy and not last else self.leaving(last)
+        run = self.advance(index, block, x, given)
+        if index < len(self.blocks) - 1:
+            self.given_back = x if self.lazy else run.full()
+        else:
+            self.given_back = run.full() if self.restores or isinstance(run, Split) else run.x
         return self.given_back
 
-    def leaving(self, last: bool) -> Tensor:
-        """Return the tokens that a block gives back."""
-        assert self.run is not None
-        if last and not self.restores and isinstance(self.run, ForwardPass):
-            return self.run.x
-        return self.run.full()
-
-    def advance(self, index: int, block: nn.Module, x: Tensor, given: Given) -> None:
-        """Run one block on the tokens that are left."""
+    def advance(self, index: int, block: nn.Module, x: Tensor, given: Given) -> ForwardPass | Split:
+        """Run one block on the tokens that are left, and return the pass."""
         if self.run is None:
             self.run = self.begin(block, x, given)
         elif x is not self.given_back:
-            self._changed(x)
+            self._take_over(x, self.run)
         self.run.block(index, block, self.parts(block, given), self.inputs(block, x, given))
+        return self.run
 
-    def _changed(self, x: Tensor) -> None:
-        """Take over what the library did to the tokens since the block before."""
+    def _take_over(self, x: Tensor, run: ForwardPass | Split) -> None:
+        """Do to the tokens that are left what the library did to all tokens since the block before."""
         if self.lazy:
             raise RuntimeError(f"{type(self.owner).__name__} changes tokens between blocks, against its source")
         assert self.given_back is not None
-        assert self.run is not None
         more = int(x.shape[-2]) - int(self.given_back.shape[-2])
-        if more and (more < 0 or isinstance(self.run, Split)):
-            raise ValueError(f"between two blocks {-more} tokens went, which does not go with token reduction")
-        self.run.add(x[:, more:] - self.given_back if more else x - self.given_back)
-        if more:
-            assert isinstance(self.run, ForwardPass)
-            self.run.prepend(x[:, :more])
+        if not more:
+            run.add(x - self.given_back)
+        elif more < 0 or isinstance(run, Split):
+            raise ValueError("the number of tokens changes between two blocks, which does not go with token reduction")
+        else:
+            run.add(x[:, more:] - self.given_back)
+            run.prepend(x[:, :more])
 
 
 class _Blocks(list[Any]):

@@ -1,13 +1,12 @@
 """Positions of merged tokens: rotary position embeddings and relative position bias.
 
-Rotary: a merged token takes the size-weighted mean position of its members, a soft one the mean position of all tokens
-by how much of them is in it. Libraries hand out tables of sines and cosines at the grid's points. Angles are linear in
-the position, so the step of each channel along rows and columns is read off the table, and a mean position between grid
-points gets its own angle. A step is only known up to whole turns: the smallest is taken, the smoothest rotation through
-the same grid points.
+Rotary: a merged token takes the size-weighted mean position of its members. Libraries hand out tables of sines and
+cosines at the grid's points. Angles are linear in the position, so the step of each channel along rows and columns is
+read off the table, and a mean position between grid points gets its own angle. A step is only known up to whole turns:
+the smallest is taken.
 
 Relative: with S (B, G, T) the shares of the T first tokens in the G tokens left, whose rows sum to 1, a table b (H,
-T, T) becomes S b S^T. The bias between two merged tokens is then the mean over all pairs of their members.
+T, T) becomes S b S^T: the bias between two merged tokens is the mean over all pairs of their members.
 """
 
 from __future__ import annotations
@@ -38,14 +37,10 @@ class Positions:
     n_front: int = 0
 
     def table(self, table: Tensor | None) -> Tensor | None:
-        """Return the sines and cosines for the tokens that are left.
+        """Return the sines and cosines for the tokens that are left: the table itself, then (B, heads or 1, G, 2d).
 
-        Args:
-            table: What the library hands the block, (..., N, 2d). None where the block computes the rotation itself,
-                by the positions, which are then returned.
-
-        Returns:
-            The same table before any merge, then (B, heads or 1, G, 2d).
+        The table is what the library hands the block, (..., N, 2d). For a block that computes the rotation itself it is
+        None, and the positions are returned.
         """
         if table is None or self.merged is None:
             return self.merged if table is None else table
@@ -104,11 +99,7 @@ def _mix(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def rotate_to(positions: Tensor, table: Tensor, points: Grid | Tensor) -> Tensor:
-    """Return sines and cosines (B, heads or 1, G, 2d) at positions (B, G, A), from a table (N, 2d) or (heads, N, 2d).
-
-    Args:
-        points: The grid (rows, columns) that the table's N points fill row by row, or the points (N, A) themselves.
-    """
+    """Return sines and cosines (B, heads or 1, G, 2d) at positions (B, G, A), from a table ([heads,] N, 2d)."""
     sine, cosine = table.float().chunk(2, dim=-1)
     angles = torch.atan2(sine, cosine)
     origin = angles[..., :1, :]

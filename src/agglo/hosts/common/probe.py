@@ -1,8 +1,8 @@
 """Proof by running: a block taken apart must give what the library's block gives.
 
-A copy of the block, in float32 and with random weights (fresh ones: a branch that starts at zero would prove nothing),
-is run whole and in parts, as it evaluates, and as it trains with the same random numbers for dropout. Once per class
-and configuration; blocks whose weights cannot be replaced (quantised ones, or not there yet) are not proved.
+A copy of the block, in float32 and with fresh random weights (a branch that starts at zero would prove nothing), is run
+whole and in parts, in evaluation and in training mode, once per class and configuration. Blocks whose weights cannot be
+replaced (quantised ones, or those on the meta device) are not proved.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from agglo.hosts.common.blocks import AttentionInputs, Parts, attend
 from agglo.hosts.common.swap import UnsupportedModelError
 
-# Of a block: how it comes apart, an input (B, T, C), and what its attention depends on beside it.
+# How a block comes apart, an input (B, T, C), and what else its attention depends on.
 ProbeCase = tuple[Parts, Tensor, AttentionInputs]
 
 _LIMIT = 1e-4  # of the largest change that the block makes
@@ -26,12 +26,9 @@ _proved: set[Hashable] = set()
 
 
 def prove(blocks: Iterable[nn.Module], where: str, cases: Callable[[Any], Iterable[ProbeCase]]) -> None:
-    """Raise UnsupportedModelError if a block of some kind is not what its names say.
+    """Raise UnsupportedModelError if a block of the model `where` gives something else in parts.
 
-    Args:
-        blocks: The library's.
-        where: The model that they are of, for the error.
-        cases: Makes small random inputs for the copy of a block.
+    `cases` makes small random inputs for the copy of a block.
     """
     for block in blocks:
         names = tuple((name, type(module)) for name, module in block.named_modules())

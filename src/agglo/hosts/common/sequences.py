@@ -1,11 +1,9 @@
 """Several sequences in one tensor of tokens: images of different sizes packed behind each other, or padded.
 
-Sequences of one length go through the layers as one batch of their own, so that nothing is padded and every image is
-reduced by its own number of patches. Padding is left out: its positions keep the value they had before the first
-reduction of any image in the batch, which nobody reads.
-
-Where some layers attend within windows and others in the whole image, windows are the sequences: tokens merge within
-their window, and layers that attend further are shown the keys and values of the other windows too.
+Sequences of one length go through the layers as one batch, so that nothing is padded and every image is reduced by its
+own number of patches. Padding is left out: its positions keep the value they had before the first reduction of any
+image in the batch. Where some layers attend within windows and others in the whole image, windows are the sequences:
+tokens merge within their window, and layers that attend further see the keys and values of the other windows too.
 """
 
 from __future__ import annotations
@@ -18,21 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from agglo.hosts.common.base import refusal
 from agglo.hosts.common.blocks import AttentionInputs, Parts
 from agglo.hosts.common.forward_pass import ForwardPass
-from agglo.hosts.common.refusals import refusal
 
 _LENGTHS = ("cu_seqlens", "cu_seq_lens_q")
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences of one length.
-
-    Args:
-        index: (b, n) positions of the tokens of b sequences of n tokens among all (S).
-        members: The numbers of these sequences, (b,).
-    """
+    """Sequences of one length: the positions (b, n) of their tokens among all, and their own numbers (b,)."""
 
     index: Tensor
     members: Tensor
@@ -47,11 +40,7 @@ def boundaries(given: Mapping[str, Any]) -> Tensor | None:
 
 
 def block_boundaries(name: str, mask: Tensor) -> Tensor:
-    """Return the same for a mask (1, 1, S, S) that is open in blocks along its diagonal.
-
-    Raises:
-        ValueError: The mask, an argument of this name, is another one.
-    """
+    """Return the same for a mask (1, 1, S, S), an argument of this name, that is open in blocks along its diagonal."""
     if mask.dim() != 4 or mask.shape[:2] != (1, 1):
         raise refusal(name)
     opens = _open(name, mask)[0, 0]
@@ -63,11 +52,7 @@ def block_boundaries(name: str, mask: Tensor) -> Tensor:
 
 
 def packed(bounds: Tensor, kinds: Tensor | None = None) -> list[Sequences]:
-    """Return the sequences between boundaries, those of equal length together.
-
-    Args:
-        kinds: (sequences, k), further numbers in which sequences that go together must agree.
-    """
+    """Return the sequences between boundaries, those of equal length, and of equal kinds (sequences, k), together."""
     lengths = bounds[1:] - bounds[:-1]
     keys = lengths.unsqueeze(1) if kinds is None else torch.cat([lengths.unsqueeze(1), kinds], dim=1)
     found = []
@@ -94,8 +79,7 @@ def padded(real: Tensor) -> list[Sequences]:
 def real_tokens(name: str, mask: Tensor) -> Tensor:
     """Return which tokens (B, T) are no padding by a mask (B, 1, T or 1, T), boolean or added to logits.
 
-    Raises:
-        ValueError: The mask, an argument of this name, says more than that: it tells queries apart, or weighs keys.
+    A mask, an argument of this name, that tells queries apart or weighs keys raises ValueError.
     """
     if mask.dim() != 4 or mask.shape[1] != 1:
         raise refusal(name)
@@ -124,9 +108,9 @@ class Split:
 
     Args:
         x: All tokens, packed or padded.
-        sequences: Which of them are the sequences.
-        begin: Begins the pass of some sequences, given their tokens (b, n, C).
-        bounds: Where the sequences begin and end, if they are packed.
+        sequences: The sequences among them.
+        begin: Begins the pass of some sequences with their tokens (b, n, C).
+        bounds: Where packed sequences begin and end.
     """
 
     def __init__(
@@ -141,14 +125,14 @@ class Split:
         for run in self.runs:
             run.never_whole, run.front_only = True, False
         # A method may need the attention of the block before the first reduction.
-        self.first = min(
-            (max(0, run.reducing[0] - 1) if run.reducing else len(run.targets) for run in self.runs), default=0
-        )
+        starts = [max(0, run.reducing[0] - 1) if run.reducing else len(run.targets) for run in self.runs]
+        self.first = min(starts, default=0)
         self.apart = False
 
-    def passes(self) -> list[ForwardPass]:
-        """Return the passes of the sequences."""
-        return self.runs
+    def record(self) -> None:
+        """Add the reductions of every pass to the traces that are open."""
+        for run in self.runs:
+            run.record()
 
     def block(self, index: int, block: nn.Module, parts: Parts, given: AttentionInputs) -> None:
         """Run one block for all sequences."""
@@ -159,10 +143,8 @@ class Split:
             self.apart = True
             for each, run in zip(self.sequences, self.runs, strict=True):
                 run.x = self._tokens()[each.index]
-        inputs = []
-        for each in self.sequences:
-            rotary = None if given.rotary is None else given.rotary[each.index[0]]
-            inputs.append(replace(given, rotary=rotary))
+        tables = [None if given.rotary is None else given.rotary[each.index[0]] for each in self.sequences]
+        inputs = [replace(given, rotary=table) for table in tables]
         if self._attends_further(given.bounds):
             assert given.bounds is not None
             inputs = self._with_elsewhere(block, parts, inputs, given.bounds)

@@ -1,22 +1,21 @@
 """Running a module reduced by giving it another class: the original's, with overrides in front.
 
-Overrides sit on a subclass swapped into the module (`module.__class__`), not on the instance, so that copies, pickles
-and data-parallel replicas run themselves and not the original. State of a forward pass lives in its local variables.
+Overrides are in a subclass swapped into the module (`module.__class__`), not on the instance, so that copies, pickles
+and data-parallel replicas run themselves and not the original. State of a forward pass is in its local variables.
 
-A forward pass may run in one thread while another thread applies or removes a reduction. Three things make that safe:
+A forward pass may run in one thread while another thread applies or removes a reduction:
 
 - All that `apply` decides is one immutable value in one attribute (`agglo_applied`), which a pass reads once, at its
-  beginning: overrides are marked `@begins_pass`. From then on the pass looks at neither that attribute nor its own
-  class again, so an override calls functions, never methods of its mixin.
+  beginning (`@begins_pass`). From then on an override calls functions, never methods of its mixin.
 - The value is put in place before the class, and taken away after it.
 - A pass that finds the value gone, since it was removed after Python had looked up the override, starts again with
-  whatever the module's class says by then.
+  what the module's class says by then.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ClassVar, cast
@@ -32,9 +31,13 @@ from agglo.plan import Plan
 Targets = dict[tuple[int, int, Grid | None], list[int | None]]
 CHANGING = threading.RLock()  # models are reduced and released one after the other
 
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+# transformers leaves these on layers once hidden states were asked for; outside of such a call they collect nothing.
+_SILENT_HOOKS = ("transformers.utils.output_capturing", "transformers.utils.generic")
+
 
 class UnsupportedModelError(TypeError):
-    """The model is none that agglo knows how to reduce.
+    """The model is not one that agglo knows how to reduce.
 
     >>> try:
     ...     agglo.apply(torch.nn.Linear(2, 2), keep_rate=0.5)
@@ -66,7 +69,7 @@ class PassSetup:
         plan: How the model runs.
         method: What decides.
         traces: Those that record the pass.
-        known_targets: The targets of earlier passes, by number of patches, depth and grid.
+        known_targets: Targets by number of patches, depth and grid.
         front_only: Whether the caller of this pass reads only `plan.reads` tokens in front.
     """
 
@@ -87,9 +90,9 @@ class PassSetup:
 
 
 class ReducedModule:
-    """Base of the mixins: attributes of an applied module, and how it is copied and pickled.
+    """Base of the mixins: attributes of a reduced module, and how it is copied and pickled.
 
-    agglo_method is there too, as a submodule, if the method learns.
+    A method that learns is a submodule, agglo_method.
     """
 
     agglo_original: ClassVar[type[nn.Module]]
@@ -116,11 +119,19 @@ def original_class(module: Any) -> Any:
     return getattr(type(module), "agglo_original", type(module))
 
 
+def are_watched(modules: Iterable[nn.Module]) -> bool:
+    """Return whether a hook on one of the modules would notice that tokens are missing.
+
+    Hooks on all modules at once do not count: they are those of profilers and FLOP counters.
+    """
+    hooks = (hook for module in modules for name in _HOOKS for hook in getattr(module, name).values())
+    return any(not str(getattr(hook, "__module__", "")).startswith(_SILENT_HOOKS) for hook in hooks)
+
+
 def begins_pass(override: Callable[..., Any]) -> Callable[..., Any]:
     """Mark an overriding method as the beginning of a forward pass.
 
-    After self it is given the `PassSetup`, or the setting itself where that is none of a loop over blocks. Callers do
-    not see that argument.
+    After self it is given the `PassSetup`, or, outside of loops over blocks, the setting itself.
     """
 
     @wraps(override)
@@ -128,7 +139,7 @@ def begins_pass(override: Callable[..., Any]) -> Callable[..., Any]:
         setting = getattr(self, "agglo_applied", None)
         setup = setup_of(self) if isinstance(setting, Applied) else setting
         if setup is None:
-            # Of the class: a wrapper on the instance (accelerate's) may be what called this.
+            # The method of the class: a wrapper on the instance (accelerate's) may be what called this.
             return getattr(type(self), override.__name__)(self, *args, **kwargs)
         return override(self, setup, *args, **kwargs)
 
@@ -147,9 +158,9 @@ def signed_as(original: Callable[..., Any], override: Callable[..., Any]) -> Cal
 
 
 class StandIn:
-    """An object with other values for some of its attributes.
+    """An object with other values for some of its attributes, given to methods as self.
 
-    A method of its class is given it as self where the object itself, which other threads see, must stay as it is.
+    The object itself, which other threads see, stays as it is.
     """
 
     def __init__(self, original: Any, **instead: Any) -> None:
@@ -185,7 +196,7 @@ def install(module: nn.Module, mixin: type[ReducedModule], applied: Setting) -> 
 
 
 def uninstall(module: nn.Module) -> None:
-    """Let a module run as its library wrote it from the next forward pass on, with nothing of agglo left in it."""
+    """Let a module run as its library wrote it from the next forward pass on, with nothing left in it."""
     if isinstance(module, ReducedModule):
         _require_own_class(module)
         module.__class__ = module.agglo_original  # type: ignore[assignment]
@@ -203,9 +214,9 @@ def _require_own_class(module: nn.Module) -> None:
 
 
 def _set_submodule(module: nn.Module, method: nn.Module | None) -> None:
-    """Put a method that learns among the submodules, where optimisers and checkpoints find it, or take it out.
+    """Put a method that learns among the submodules, where optimisers find it, or take it out.
 
-    In a new dictionary: another thread may be iterating over the old one.
+    The dictionary is a new one, since another thread may be iterating over the old one.
     """
     others = {name: child for name, child in module._modules.items() if name != "agglo_method"}
     if method is not None:

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 
 from agglo.attention import proportional_attention
 from agglo.grouping import Grouping
-from agglo.hosts.common.refusals import bound_arguments
+from agglo.hosts.common.base import bound_arguments
 from agglo.hosts.common.swap import ReducedModule, StandIn, begins_pass, original_class
 from agglo.hosts.diffusers.state import (
     THREAD,

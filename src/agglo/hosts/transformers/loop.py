@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from agglo.compiling import constant_result
+from agglo.hosts.common.base import bound_arguments, refuse_given
 from agglo.hosts.common.blocks import AttentionInputs
 from agglo.hosts.common.forward_pass import ForwardPass
 from agglo.hosts.common.loop import BlockLoop, Given
-from agglo.hosts.common.refusals import bound_arguments, refuse_given
 from agglo.hosts.common.sequences import Sequences, Split, block_boundaries, boundaries, packed, padded, real_tokens
 from agglo.hosts.common.swap import PassSetup, ReducedModule, Setting, StandIn, begins_pass, original_class
 from agglo.hosts.transformers.parts import (
@@ -103,6 +103,8 @@ class GridForwardingTower(ReducedModule):
 class LayerLoop(BlockLoop):
     """The layers of one forward pass."""
 
+    stand_in_class = _StandIn
+
     def __init__(self, owner: Any, setup: PassSetup, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found = loop_of(owner)
         assert found is not None
@@ -121,10 +123,6 @@ class LayerLoop(BlockLoop):
             refuse_given(attention_mask=given.get("attention_mask"))
         refuse_given(head_mask=given.get("head_mask"))
 
-    def stand_in(self) -> StandIn:
-        stand_in: type[StandIn] = getattr(type(self.owner), "agglo_stand_in", _StandIn)
-        return stand_in(self.owner, **self.replaced())
-
     def step(self, index: int, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
         given = bound_arguments(type(block), args, kwargs)
         tokens = next(iter(given)) if args else next(name for name in _TOKENS if name in given)
@@ -134,20 +132,19 @@ class LayerLoop(BlockLoop):
         last = index == len(self.blocks) - 1
         if hooks and last and isinstance(self.run, ForwardPass):
             self.run.front_only = False
-        self.advance(index, block, x, given)
+        run = self.advance(index, block, x, given)
 
         def tell(state: Tensor) -> None:
             for hook in hooks:
                 hook(block, (x,), state)
 
         if self.setup.plan.merged:
-            if isinstance(self.run, Split):
+            if isinstance(run, Split):
                 raise ValueError("images of different sizes cannot leave merged: output='merged_late' can do it")
-            assert self.run is not None
-            self._tell_merged(index, self.run, tell)
-            self.given_back = self.run.reduced() if last else x if self.lazy else self.run.full()
+            self._tell_merged(index, run, tell)
+            self.given_back = run.reduced() if last else x if self.lazy else run.full()
         else:
-            self.given_back = x if self.lazy and not last and not hooks else self.leaving(last)
+            self.given_back = x if self.lazy and not last and not hooks else run.full()
             tell(self.given_back)
         return (self.given_back, None) if type(block).__name__ in TUPLES else self.given_back
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from agglo.grouping import Grouping
-from agglo.hosts.common.refusals import bound_arguments
+from agglo.hosts.common.base import bound_arguments
 from agglo.hosts.common.swap import StandIn, begins_pass, original_class
 from agglo.hosts.vlm.reduction import MergedImage, ReducedVLM, VLMReduction, as_asked, merged_features
 from agglo.methods import Grid
