@@ -19,7 +19,7 @@ from agglo.lab.demo import keep_rate_of, patch_colours, whole_patches
 from agglo.lab.options import EMBEDDED
 from agglo.lab.tasks.classification.data import open_split
 from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
-from agglo.lab.tasks.classification.evaluation.metrics import evaluate, metric_for
+from agglo.lab.tasks.classification.evaluation.metrics import evaluate
 from agglo.models.opening import build
 
 LOG = Path(__file__).parents[2] / "results" / "training" / "embedded-model" / "log.csv"
@@ -34,7 +34,7 @@ def test_embedded_model_is_small_and_accurate() -> None:
         "fashion-mnist", IMAGES, "val", transform=evaluation_transform(inputs_for(model, "fashion-mnist"))
     )
     assert len(images) == 1000
-    found = evaluate(model, torch.utils.data.DataLoader(images, 100), metric_for(False))
+    found = evaluate(model, torch.utils.data.DataLoader(images, 100))
     with LOG.open() as log:
         promised = max(float(row["best_metric"]) for row in csv.DictReader(log))
     assert promised >= 90

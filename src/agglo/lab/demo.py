@@ -17,15 +17,14 @@ from agglo.drawing.groups import Pixels, draw_groups, first_members
 from agglo.drawing.sheet import Panel, Row, compose
 from agglo.embedded.classifier import IMAGES, PHOTO
 from agglo.lab.data.image_files import open_image
-from agglo.lab.evaluation.cells import Reducible
 from agglo.lab.evaluation.configs import configs_of
-from agglo.lab.evaluation.report import sampling_error
+from agglo.lab.evaluation.grid import Reducible
+from agglo.lab.evaluation.report import plot, sampling_error
 from agglo.lab.options import EMBEDDED
 from agglo.lab.tasks.classification.data import open_split
 from agglo.lab.tasks.classification.data.transforms import Normalise, evaluation_transform, inputs_for
 from agglo.lab.tasks.classification.evaluation.figures import draw_configs
-from agglo.lab.tasks.classification.evaluation.grid import EvaluationSettings, run
-from agglo.lab.tasks.classification.evaluation.report import plot
+from agglo.lab.tasks.classification.evaluation.grid import QUALITY, EvaluationSettings, run
 from agglo.models.opening import build
 from agglo.utils.files import write_json
 from agglo.utils.machine import load_warning
@@ -67,7 +66,7 @@ def show(output: Path, *, images: int | None = None) -> dict[str, Any]:
         result.update(speed)
     cannot = [result for result in report["results"] if "cannot" in result]
     write_json(output / "results.json", {**report, "results": done, "cannot": cannot})  # as `agglo evaluate` does
-    plot(report, output / "accuracy.png")
+    plot(report, output / "accuracy.png", QUALITY)
     half = {config: name for config, name in configs.items() if config.keep_rate == 0.5}
     chosen, names = [0, count // 2][:count], ["image 1", "image 2"][:count]
     drawn = seen[chosen].expand(-1, 3, -1, -1)

@@ -20,16 +20,17 @@ MODEL is of timm by its plain name, or of another library:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from textwrap import indent
 from typing import ClassVar
 
 from agglo.lab.cli.arguments import GridOptions
+from agglo.lab.evaluation.report import plot, text
 from agglo.lab.options import ExecutionOptions, ModelOptions, ZeroShotOptions, option
 from agglo.lab.tasks.classification.data import dataset_named, dataset_names
 from agglo.lab.tasks.classification.data.transforms import FRAMES
-from agglo.lab.tasks.classification.evaluation.grid import EvaluationSettings
+from agglo.lab.tasks.classification.evaluation.grid import QUALITY, EvaluationSettings
 from agglo.lab.tasks.classification.evaluation.grid import run as evaluate
-from agglo.lab.tasks.classification.evaluation.report import plot, text
 from agglo.utils.tables import Column, Table
 
 _DATASETS = [dataset_named(name) for name in dataset_names()]
@@ -61,7 +62,6 @@ class Options(GridOptions, ZeroShotOptions):
 
     model: str = option(help=ZeroShotOptions.MODEL_HELP, positional=True, metavar="MODEL", group=ModelOptions.GROUP)
     dataset: str | None = option(None, f"{', '.join(dataset_names())} (default: found by the files of DIR)")
-    skip_bad: bool = option(False, "leave out missing and unreadable images and count them; reads all images once more")
     crop_pct: float | None = option(
         None, "side of the crop, as a fraction of the resized image's (default: as --frame says; the study's is 0.875)"
     )
@@ -84,10 +84,10 @@ def run(options: Options) -> None:
     settings = EvaluationSettings(
         model=options.trained_spec(),
         dataset=options.dataset,
-        skip_bad=options.skip_bad,
         crop=options.crop_pct,
         frame=options.frame,
         cache_gigabytes=options.cache,
         **options.settings(),
     )
-    options.tell(evaluate(settings, options.json), text, plot)
+    report = evaluate(settings, options.json)
+    options.tell(report, partial(text, quality=QUALITY), partial(plot, quality=QUALITY))

@@ -36,7 +36,6 @@ class Options(RecipeOptions):
 
     model: str | None = option(None, ModelOptions.MODEL_HELP, group=SETTINGS)
     dataset: str | None = option(None, ", ".join(dataset_names()), group=SETTINGS)
-    skip_bad: bool | None = option(None, "leave out missing and unreadable images and count them", group=SETTINGS)
     checkpoint: str | None = option(
         None, "starting weights; a head of other classes is replaced", metavar="F", group=SETTINGS
     )

@@ -14,7 +14,7 @@ from agglo.lab.training.recipes import assignment, shown
 from agglo.text import parse_call
 from agglo.utils.tables import Column, Table
 
-_CHOICES = ("model", "dataset", "skip_bad", "method", "linkage", "keep_rate", "threshold", "schedule", "checkpoint")
+_CHOICES = ("model", "dataset", "method", "linkage", "keep_rate", "threshold", "schedule", "checkpoint")
 SETTINGS = "settings that recipes go by"
 
 

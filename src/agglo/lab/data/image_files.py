@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,8 +24,8 @@ class BadImageError(ValueError):
         super().__init__(message.strip().rpartition(f"{type(self).__name__}: ")[2])
 
 
-class Images(Protocol):
-    """Images by index: decoded, their names, which are the same on every machine, and what is stored of them."""
+class ImageSource(Protocol):
+    """Images by index: decoded, their names, which are the same on every machine, and the bytes stored of them."""
 
     def __len__(self) -> int: ...
     def open(self, index: int) -> Any: ...
@@ -64,20 +62,6 @@ class Files:
 
     def content(self, index: int) -> bytes:
         return (self.root / self.paths[index]).read_bytes()
-
-
-def unreadable(count: int, open_image: Callable[[int], Any]) -> list[str | None]:
-    """Decode all images, on several threads; return the error message of each, None where it can be read."""
-
-    def problem(index: int) -> str | None:
-        try:
-            open_image(index)
-        except BadImageError as error:
-            return str(error)
-        return None
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(problem, range(count)))
 
 
 def listed(problems: Sequence[str]) -> str:

@@ -1,9 +1,9 @@
-"""Tables and plots of an evaluation, from what a task's `grid.run` returns or from its JSON file."""
+"""Tables and plots of an evaluation, from what `EvaluationGrid.run` returns or from its JSON file."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -12,18 +12,16 @@ from typing import Any
 
 from agglo.config import BUDGETS, ReductionConfig
 from agglo.drawing.charts import Curve, CurvePanel, Level, draw_curves
-from agglo.lab.evaluation.configs import budget_of
 from agglo.text import format_value
 from agglo.utils.machine import load_warning
 from agglo.utils.tables import CANNOT, Column, Table
 
 Report = dict[str, Any]
-Result = dict[str, Any]
-# What a result calls its budget, the column's title, and the axis's.
-_BUDGETS = {
+# The column's title and the axis's, for each field of a config that is a budget.
+_TITLES = {
     "keep_rate": ("keep", "keep rate at each stage"),
     "threshold": ("threshold", "threshold"),
-    "tokens_left": ("schedule", "patch tokens left after a block, on average"),
+    "schedule": ("schedule", "patch tokens left after a block, on average"),
 }
 
 
@@ -33,13 +31,51 @@ class Quality:
 
     Args:
         metrics: Names of metrics in results, and the titles of their columns.
-        main: Given a report, returns the metrics that get a table of methods by budgets, and a plot.
+        main: The metrics that get a table of methods by budgets, and a plot.
         fractions: The metrics that are fractions of the images, whose sampling error is therefore known.
     """
 
     metrics: dict[str, str]
-    main: Callable[[Report], Sequence[str]]
+    main: Sequence[str]
     fractions: Sequence[str] = ()
+
+
+class _Row:
+    """A result, with its config and its budget.
+
+    Attributes:
+        result, config: As the report has them; None is the config of the dense model.
+        kind: The field of the config that is its budget; empty for the dense model.
+        level: The budget as a number, by which rows of one kind are ordered.
+        budget: The budget without its kind, which the column's title names.
+        how: The method with its options, then the other fields of the config.
+        line: What distinguishes the curves of a plot: name, kind of schedule, the method's options, other fields.
+    """
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        self.result, self.name = result, result["name"]
+        self.kind, self.level, self.budget, self.config = "", 0.0, "", None
+        if result["config"] is None:
+            return
+        self.config = config = ReductionConfig.from_dict(result["config"])
+        self.kind = next(name for name in _TITLES if getattr(config, name) is not None)
+        # A schedule that cannot run has no counts.
+        self.level = fmean(result.get("counts") or [0]) if self.kind == "schedule" else getattr(config, self.kind)
+        self.budget = config.budget.rpartition(" ")[2]
+        given = {n: value for n, value in config.given().items() if n not in BUDGETS and n not in config.options}
+        self.how = [str(config.create_method()), *(f"{name}={format_value(value)}" for name, value in given.items())]
+        method, *others = self.how
+        self.schedule = str(config.schedule or "").partition(":")[0]
+        self.line = (self.name, self.schedule, *method.partition(":")[2].split(","), *others)
+
+    def speed_range(self) -> tuple[float, float] | None:
+        """Return the range of speeds of half of the turns; None where speeds were not measured in turns."""
+        speed, spread = self.result["images_per_second"], self.result.get("spread")
+        return None if spread is None else (speed - spread / 2, speed + spread / 2)
+
+    def error(self, metric: str, quality: Quality) -> float | None:
+        """Return the sampling error of a metric; None where it is not known."""
+        return sampling_error(self.result[metric], self.result["images"]) if metric in quality.fractions else None
 
 
 def sampling_error(percent: float, images: int) -> float:
@@ -56,145 +92,106 @@ def sampling_error(percent: float, images: int) -> float:
     return 100 * math.sqrt(p * (1 - p) / images + 1 / (4 * images**2)) / (1 + 1 / images)
 
 
+def _opened(report: Report, quality: Quality) -> tuple[list[_Row], list[str], str]:
+    """Return the rows, the metrics they have, and the kind of budget of their table."""
+    rows = [_Row(result) for result in report["results"]]
+    metrics = [name for name in quality.metrics if any(name in row.result for row in rows)]
+    return rows, metrics, next((kind for kind in _TITLES for row in rows if row.kind == kind), "keep_rate")
+
+
 def text(report: Report, quality: Quality) -> str:
     """Return text for a terminal: what ran, a row for each cell, and methods by budgets as in the paper's tables."""
-    report = _with_budgets(report)
-    parts = [_headlines(report), _rows(report, quality)]
-    reduced = [result for result in report["results"] if result["name"] != "dense"]
-    if len({_budget(result) for result in reduced}) > 1 and len({result["name"] for result in reduced}) > 1:
-        parts += [_pivot(report, metric, quality.metrics[metric]) for metric in quality.main(report)]
-    if notes := _notes(report, quality):
+    rows, metrics, kind = _opened(report, quality)
+    parts = [_headlines(report, rows), _all_rows(rows, metrics, kind, quality)]
+    reduced = [row for row in rows if row.config is not None]
+    if len({row.budget for row in reduced}) > 1 and len({row.name for row in reduced}) > 1:
+        parts += [_pivot(rows, name, kind, quality) for name in metrics if name in quality.main]
+    if notes := _notes(report, rows, quality):
         parts.append("\n".join(notes))
     return "\n\n".join(parts)
 
 
-def _headlines(report: Report) -> str:
+def _headlines(report: Report, rows: Sequence[_Row]) -> str:
     """Return lines on the model, the data, the machine, and the methods with options that are not their defaults."""
-    model, data, settings, machine = (report[part] for part in ("model", "data", "settings", "machine"))
-    where = machine["gpu"] or f"{machine['cpu']}, {settings['threads']} threads"
+    model, data, settings = (report[part] for part in ("model", "data", "settings"))
     several = f", {settings['processes']} processes" if settings["processes"] > 1 else ""
     lines = [
         f"{model['name']} ({model['weights']}) on {data['name']} ({data['chosen']}): {data['images']} images of "
         f"{data['classes']} classes, {report['inputs']['in_words']}",
-        f"{where}{several}, batch {settings['batch_size']}, {settings['dtype']}; img/s is the model alone, without "
-        "reading images",
+        f"{_where(report)}{several}, batch {settings['batch_size']}, {settings['dtype']}; img/s is the model alone, "
+        "without reading images",
     ]
-    configs = [result["config"] for result in report["results"] if result["config"] is not None]
-    if parts := dict.fromkeys(part for config in configs for part in _how(config)):
+    if parts := dict.fromkeys(part for row in rows if row.config is not None for part in row.how):
         lines.append(", ".join(parts))
     return "\n".join(lines)
 
 
-def _kind(results: Sequence[Result]) -> str:
-    """Return the kind of budget, a key of _BUDGETS, that the results have."""
-    return next((kind for kind in _BUDGETS for result in results if result.get(kind) is not None), "keep_rate")
+def _where(report: Report) -> str:
+    machine = report["machine"]
+    return machine["gpu"] or f"{machine['cpu']}, {report['settings']['threads']} threads"
 
 
-def _with_budgets(report: Report) -> Report:
-    """Return the report with the budget of each result as a number, by which its results can be ordered."""
-    return {**report, "results": [{**result, **_numbers(result)} for result in report["results"]]}
-
-
-def _numbers(result: Result) -> dict[str, Any]:
-    if result["config"] is None:
-        return {}
-    config = ReductionConfig.from_dict(result["config"])
-    if config.schedule is not None:  # 0 where it cannot run
-        return {"tokens_left": fmean(result.get("counts") or [0]), "schedule": str(config.schedule)}
-    return {"threshold": config.threshold} if config.keep_rate is None else {"keep_rate": config.keep_rate}
-
-
-def _budget(result: Result) -> str:
-    """Return the budget of a result without its kind, which the column's title names."""
-    return budget_of(result).rpartition(" ")[2]
-
-
-def _how(config: Mapping[str, Any]) -> list[str]:
-    """Return how a config reduces a model, without its budget: the method with its options, then the other fields."""
-    given = ReductionConfig.from_dict(config)
-    fields = {name: value for name, value in given.given().items() if name not in BUDGETS and name not in given.options}
-    return [str(given.create_method()), *(f"{name}={format_value(value)}" for name, value in fields.items())]
-
-
-def _rows(report: Report, quality: Quality) -> str:
-    results = report["results"]
-    metrics = [name for name in quality.metrics if any(name in result for result in results)]
+def _all_rows(rows: Sequence[_Row], metrics: Sequence[str], kind: str, quality: Quality) -> str:
     # By processor: a speed is compared with that of the dense model on the same one.
-    dense = {r.get("processor"): r["images_per_second"] for r in results if r["name"] == "dense"}
-    columns = [Column(title, left=True) for title in (_BUDGETS[_kind(results)][0], "method", "tokens left")]
+    dense = {row.result.get("processor"): row.result["images_per_second"] for row in rows if row.config is None}
+    columns = [Column(title, left=True) for title in (_TITLES[kind][0], "method", "tokens left")]
     columns += [Column(title, ".2f") for title in ("GFLOPs", *(quality.metrics[name] for name in metrics))]
     columns += [Column("img/s", ".1f"), *([Column("x dense", ".2f")] if dense else [])]
-    rows: list[list[Any]] = []
-    for result in results:
-        row = [_budget(result), result["name"]]
+    lines: list[list[Any]] = []
+    for row in rows:
+        result = row.result
+        line = [row.budget, row.name]
         if "cannot" in result:
-            row.append(CANNOT)
+            line.append(CANNOT)
         else:
             speed, of_dense = result["images_per_second"], dense.get(result.get("processor"))
-            row += [_tokens(result), result["gflops"], *(result[name] for name in metrics), speed]
-            row += [speed / of_dense] if of_dense else []
-        rows.append(row + [None] * (len(columns) - len(row)))
-    return Table(columns, rows).text()
+            line += [_tokens(result), result["gflops"], *(result[name] for name in metrics), speed]
+            line += [speed / of_dense] if of_dense else []
+        lines.append(line + [None] * (len(columns) - len(line)))
+    return Table(columns, lines).text()
 
 
-def _tokens(result: Result) -> str:
+def _tokens(result: dict[str, Any]) -> str:
     if result["counts"] is None:
         return "all" if result["name"] == "dense" else "differ"
     counts = " ".join(str(count) for count, _ in groupby(result["counts"]))
     return counts if result["varies"] == "no" else f"{result['varies'].replace('_', ' ')} {counts}"
 
 
-def _pivot(report: Report, metric: str, title: str) -> str:
+def _pivot(rows: Sequence[_Row], metric: str, kind: str, quality: Quality) -> str:
     """Return a table of methods by budgets, from many tokens to few, as the paper's off-the-shelf table."""
-    kind = _kind(report["results"])
     # A high keep rate leaves many tokens, a high threshold few.
     order = sorted(
-        (result for result in report["results"] if result.get(kind) is not None),
-        key=lambda result: (_schedule_kind(result), result[kind] if kind == "threshold" else -result[kind]),
+        (row for row in rows if row.kind == kind),
+        key=lambda row: (row.schedule, row.level if kind == "threshold" else -row.level),
     )
-    budgets = list(dict.fromkeys(map(_budget, order)))
-    rows: list[list[Any]] = []
-    for name in dict.fromkeys(result["name"] for result in report["results"]):
-        found = {_budget(result): result.get(metric, CANNOT) for result in report["results"] if result["name"] == name}
+    budgets = list(dict.fromkeys(row.budget for row in order))
+    lines: list[list[Any]] = []
+    for name in dict.fromkeys(row.name for row in rows):
+        found = {row.budget: row.result.get(metric, CANNOT) for row in rows if row.name == name}
         # The dense model has no budget: its one value stands in the first column.
-        rows.append([name, *map(found.get, budgets if name != "dense" else ["", *budgets[1:]])])
-    return Table([Column(title, left=True), *(Column(budget, ".2f") for budget in budgets)], rows).text()
+        lines.append([name, *map(found.get, budgets if name != "dense" else ["", *budgets[1:]])])
+    columns = [Column(quality.metrics[metric], left=True), *(Column(budget, ".2f") for budget in budgets)]
+    return Table(columns, lines).text()
 
 
-def _notes(report: Report, quality: Quality) -> list[str]:
-    data, results = report["data"], report["results"]
-    notes = []
+def _notes(report: Report, rows: Sequence[_Row], quality: Quality) -> list[str]:
+    data, notes = report["data"], []
     for metric in quality.fractions[:1]:
-        if errors := [sampling_error(result[metric], data["images"]) for result in results if metric in result]:
+        if errors := [sampling_error(row.result[metric], data["images"]) for row in rows if metric in row.result]:
             title = quality.metrics[metric]
             notes.append(f"sampling error of {title} on {data['images']} images: up to {max(errors):.2f} points")
     if busy := load_warning(report["machine"]):
         notes.append(busy)
-    ran_on = sorted({result["processor"] for result in results if result.get("processor")})
-    if len(ran_on) > 1:
-        notes.append(f"speeds are of several processors ({', '.join(ran_on)}); x dense compares those of one")
-    notes += data["remarks"]
-    if data["skipped"]:
-        notes.append(f"skipped {len(data['skipped'])}: {'; '.join(data['skipped'][:3])}")
-    cannot = (result for result in results if "cannot" in result)
-    return notes + [f"cannot: {result['name']} at {_budget(result)}: {result['cannot']}" for result in cannot]
-
-
-def _schedule_kind(result: Result) -> str:
-    """Return the kind of schedule; schedules of one kind are points of one curve."""
-    return (result.get("schedule") or "").partition(":")[0]
-
-
-def _line(result: Result) -> tuple[str, ...]:
-    """Return what distinguishes the curves of a plot: name, schedule, the method's options, how it is applied."""
-    method, *others = _how(result["config"])
-    return result["name"], _schedule_kind(result), *method.partition(":")[2].split(","), *others
-
-
-def _label(line: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
-    """Return the label of a curve: its name, and what distinguishes it from others of the same name."""
-    alike = [other for other in lines if other[0] == line[0]]
-    return ", ".join([line[0], *(part for part in line[1:] if part and not all(part in other for other in alike))])
+    processors = sorted({row.result["processor"] for row in rows if row.result.get("processor")})
+    if len(processors) > 1:
+        notes.append(f"speeds are of several processors ({', '.join(processors)}); x dense compares those of one")
+    cannot = (row for row in rows if "cannot" in row.result)
+    return [
+        *notes,
+        *data["remarks"],
+        *(f"cannot: {row.name} at {row.budget}: {row.result['cannot']}" for row in cannot),
+    ]
 
 
 def plot(report: Report, path: Path, quality: Quality) -> None:
@@ -203,58 +200,49 @@ def plot(report: Report, path: Path, quality: Quality) -> None:
     Each method is a curve, the dense model a grey level. Metrics have their standard error where it is known, speeds
     their range where it was measured.
     """
-    report = _with_budgets(report)
-    metrics = quality.main(report)
-    done = [result for result in report["results"] if "cannot" not in result]
-    kind = _kind(done)
-    ticks = sorted({result.get(kind) for result in done} - {None})
-    panels = [_panel(done, metric, kind, quality, ticks) for metric in metrics]
-    panels.append(_panel(done, metrics[0], "images_per_second", quality))
-    data, settings = report["data"], report["settings"]
-    where = report["machine"]["gpu"] or f"{report['machine']['cpu']}, {settings['threads']} threads"
-    title = (
-        f"{report['model']['name']}, {data['name']}, {data['images']} images\n{where}, batch {settings['batch_size']}"
-    )
-    known = any(_errors(done, metric, quality) for metric in metrics)
+    rows, metrics, kind = _opened(report, quality)
+    metrics = [name for name in metrics if name in quality.main]
+    rows = [row for row in rows if "cannot" not in row.result]
+    panels = [_panel(rows, metric, kind, quality) for metric in metrics]
+    panels.append(_panel(rows, metrics[0], None, quality))
+    data = report["data"]
+    title = f"{report['model']['name']}, {data['name']}, {data['images']} images"
+    title += f"\n{_where(report)}, batch {report['settings']['batch_size']}"
+    known = any(metric in quality.fractions for metric in metrics)
     notes = [f"bars and grey band: standard error of {data['images']} images"] if known else []
-    notes += ["horizontal bars: half of the turns"] if _speed_ranges(done) else []
+    notes += ["horizontal bars: half of the turns"] if all(row.speed_range() for row in rows) else []
     draw_curves(panels, path, title=title, note="; ".join(notes), share_y=len(metrics) == 1)
 
 
-def _panel(
-    done: list[Result], metric: str, against: str, quality: Quality, ticks: Sequence[float] | None = None
-) -> CurvePanel:
-    """Return a panel with a metric against a budget, or against images per second."""
-    by_speed, order = against not in _BUDGETS, _kind(done)
-    by_line: dict[tuple[str, ...], list[Result]] = {}
-    for result in done:
-        if result["config"] is not None:
-            by_line.setdefault(_line(result), []).append(result)
-    curves, level = [], None
-    for line, results in by_line.items():
-        results.sort(key=lambda result: result[order])
-        x, values = ([result[name] for result in results] for name in (against, metric))
-        ranges = _speed_ranges(results) if by_speed else None
-        curves.append(Curve(_label(line, list(by_line)), x, values, _errors(results, metric, quality), ranges))
-    for result in (result for result in done if result["name"] == "dense"):
-        errors, ranges = _errors([result], metric, quality), _speed_ranges([result])
-        at = {"x": result[against], "x_range": ranges[0] if ranges else None} if by_speed else {}
-        level = Level(result[metric], errors[0] if errors else None, **at)
-    x_label = "images per second (model alone)" if by_speed else _BUDGETS[against][1]
-    y_label = f"{quality.metrics[metric]} (%)"
-    return CurvePanel(curves, x_label, y_label, level, x_ticks=ticks, from_zero=by_speed)
-
-
-def _errors(results: list[Result], metric: str, quality: Quality) -> list[float] | None:
-    """Return the sampling errors; None for a metric whose errors are not known."""
-    if metric not in quality.fractions:
-        return None
-    return [sampling_error(result[metric], result["images"]) for result in results]
-
-
-def _speed_ranges(results: list[Result]) -> list[tuple[float, float]] | None:
-    """Return the range of speeds of half of the turns; None where speeds were not measured in turns."""
-    if not results or any(result.get("spread") is None for result in results):
-        return None
-    speeds = ((result["images_per_second"], result["spread"] / 2) for result in results)
-    return [(speed - half, speed + half) for speed, half in speeds]
+def _panel(rows: Sequence[_Row], metric: str, kind: str | None, quality: Quality) -> CurvePanel:
+    """Return a panel with a metric against budgets of a kind; None is against images per second."""
+    reduced = [row for row in rows if row.config is not None and (kind is None or row.kind == kind)]
+    lines = dict.fromkeys(row.line for row in reduced)
+    curves = []
+    for line in lines:
+        of_line = sorted((row for row in reduced if row.line == line), key=lambda row: row.level)
+        alike = [other for other in lines if other[0] == line[0]]  # curves of one name are labelled by what differs
+        label = [line[0], *(part for part in line[1:] if part and not all(part in other for other in alike))]
+        errors, ranges = [row.error(metric, quality) for row in of_line], [row.speed_range() for row in of_line]
+        curves.append(
+            Curve(
+                ", ".join(label),
+                [row.result["images_per_second"] if kind is None else row.level for row in of_line],
+                [row.result[metric] for row in of_line],
+                [error for error in errors if error is not None] or None,
+                ([each for each in ranges if each is not None] or None) if kind is None else None,
+            )
+        )
+    level = None
+    for row in rows:
+        if row.config is None:
+            at: dict[str, Any] = {"x": row.result["images_per_second"], "x_range": row.speed_range()}
+            level = Level(row.result[metric], row.error(metric, quality), **({} if kind else at))
+    return CurvePanel(
+        curves,
+        "images per second (model alone)" if kind is None else _TITLES[kind][1],
+        f"{quality.metrics[metric]} (%)",
+        level,
+        x_ticks=sorted({row.level for row in reduced}) if kind else None,
+        from_zero=kind is None,
+    )

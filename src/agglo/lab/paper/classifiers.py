@@ -11,7 +11,7 @@ from agglo.config import ReductionConfig
 from agglo.embedded import classifier as embedded
 from agglo.lab.data.fashion_mnist import find_idx, read_idx, write_idx
 from agglo.lab.paper.study import CannotRunError, Need, Settings
-from agglo.lab.training.run_folder import RunFolder
+from agglo.lab.training.loop import started_from
 from agglo.models.opening import ModelSpec, build
 from agglo.patch import apply, remove, report
 from agglo.utils.files import replacing
@@ -238,7 +238,7 @@ class FineTuner:
         assert reached is not None
         folder = self.folder / "_".join(str(value).replace(" ", "-") for value in about.values())
         best = finetune(how, self.roots[subject.data], folder, cpu=self.settings.on_cpu)
-        start = RunFolder(folder).started_from()
+        start = started_from(folder)
         return {
             **{name: best[name] for name in ("top1", "top5", "mAP", "epoch") if name in best},
             "counts": reached.counts,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agglo.config import ReductionConfig
-from agglo.lab.evaluation.cells import Reducible, one_of_several
+from agglo.lab.evaluation.grid import Reducible, one_of_several
 from agglo.lab.paper.classifiers import ALL, FASHION, RATES, SHELF, TUNED, Entry, named, training_choices
 from agglo.lab.paper.compare import DENSE
 from agglo.lab.paper.study import CannotRunError, Settings

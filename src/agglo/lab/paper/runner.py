@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from agglo.lab.evaluation.cells import one_of_several
+from agglo.lab.evaluation.grid import one_of_several
 from agglo.lab.paper.output import open_journal, read_results, write_output
 from agglo.lab.paper.study import CannotRunError, Result, RunCell, Settings, Study, StudyCell
 from agglo.utils.files import remove_unfinished

@@ -33,14 +33,14 @@ class Share:
         """Images of one step, all processes together."""
         return self.batch_size * self.accumulation * self.processes
 
-    def positions(self, step: int) -> list[range]:
-        """Return the positions in the epoch of this process's batches at a step.
+    def batches(self, first_step: int, n_steps: int) -> Iterator[range]:
+        """Yield the positions in the epoch of each of this process's batches.
 
         Neighbours go to different processes, so that the copies of repeated augmentation do not meet in one batch.
         """
         at_once = self.batch_size * self.processes
-        starts = (step * self.total + part * at_once for part in range(self.accumulation))
-        return [range(start + self.process, start + at_once, self.processes) for start in starts]
+        for start in range(first_step * self.total, n_steps * self.total, at_once):
+            yield range(start + self.process, start + at_once, self.processes)
 
 
 def epoch_order(n_images: int, seed: int, epoch: int, repeats: int = 1) -> list[int]:
@@ -81,14 +81,9 @@ class ImageBatches:
     def batches(self, epoch: int, first_step: int, n_steps: int) -> Iterator[Batch]:
         """Yield this process's batches of steps first_step to n_steps - 1, `accumulation` for each."""
         order = epoch_order(len(self), self.seed, epoch, self.repeats)
-        sampler = (
-            [(order[position], position) for position in positions]
-            for step in range(first_step, n_steps)
-            for positions in self.share.positions(step)
-        )
         loader = DataLoader(
             _Seeded(self.data, self.seed, epoch),
-            batch_sampler=sampler,
+            batch_sampler=([(order[at], at) for at in batch] for batch in self.share.batches(first_step, n_steps)),
             num_workers=self.workers,
             collate_fn=self.collate,
             pin_memory=torch.cuda.is_available(),
@@ -127,12 +122,11 @@ class MemoryBatches:
         draws = generator(self.seed, "shift and flip", epoch)
         offsets = torch.randint(0, 2 * self.shift + 1, (len(self), 2), generator=draws)
         mirrored = torch.rand(len(self), generator=draws) < self.flip
-        for step in range(first_step, n_steps):
-            for positions in self.share.positions(step):
-                at = torch.tensor(positions)
-                images = shifted(self.images[order[at]], offsets[at], self.shift)
-                images = torch.where(mirrored[at].view(-1, 1, 1, 1), images.flip(-1), images)
-                yield self.prepare(images), self.targets[order[at]]
+        for positions in self.share.batches(first_step, n_steps):
+            at = torch.tensor(positions)
+            images = shifted(self.images[order[at]], offsets[at], self.shift)
+            images = torch.where(mirrored[at].view(-1, 1, 1, 1), images.flip(-1), images)
+            yield self.prepare(images), self.targets[order[at]]
 
 
 TrainingData: TypeAlias = ImageBatches | MemoryBatches

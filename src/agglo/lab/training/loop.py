@@ -6,10 +6,12 @@ function of the step, and the checkpoint holds the rest. So a run that was kille
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,9 +22,10 @@ from torch import Tensor, nn
 
 from agglo.lab.training.batches import Batch, Share, TrainingData
 from agglo.lab.training.optimisation import LoopSettings, optimiser_and_schedule
-from agglo.lab.training.run_folder import RunFolder
 from agglo.utils.devices import new_accelerator
-from agglo.utils.files import load_state, save_state, save_weights, write_json
+from agglo.utils.files import load_state, remove_unfinished, replacing, save_state, save_weights, write_json
+from agglo.utils.journal import require_same
+from agglo.utils.machine import machine
 from agglo.utils.progress import progress
 from agglo.utils.randomness import seed_everything
 
@@ -40,7 +43,6 @@ class TrainingTask(ABC):
         model: The model to train.
         data: Its training batches.
         groups: Its parameters, as `optimiser_and_schedule` takes them.
-        companions: Further modules that the loss runs, to be put on the model's device.
         ranked_by: The metric of an evaluation that says which weights are best.
         lower_is_better: Whether a low value of that metric is good.
     """
@@ -48,7 +50,6 @@ class TrainingTask(ABC):
     model: nn.Module
     data: TrainingData
     groups: Sequence[Mapping[str, Any]]
-    companions: Sequence[nn.Module] = ()
     ranked_by: str
     lower_is_better: bool = False
 
@@ -77,10 +78,6 @@ class TrainingTask(ABC):
         """Return fingerprints of what the run starts from, by name: another start in the same folder is refused."""
         return {}
 
-    def skipped(self) -> Sequence[str]:
-        """Return descriptions of data that is left out."""
-        return ()
-
 
 def train(
     settings: LoopSettings,
@@ -88,40 +85,41 @@ def train(
     output: Path,
     prepare: Callable[[Any, Share], TrainingTask],
     *,
-    may_differ: frozenset[str],
+    may_differ: Collection[str],
     name: str,
-    loss_scale: float | None = None,
+    loss_scale: float = 65536.0,
     some_unused: bool = False,
     cpu: bool = False,
 ) -> dict[str, Any]:
     """Train, or resume where an earlier call with the same settings stopped; return the best row of the log.
 
-    Started by `accelerate launch` or `torchrun`, all processes call this.
+    Started by `accelerate launch` or `torchrun`, all processes call this. The folder of the run holds settings.json,
+    start.json, log.csv, last/ (state.pt, model.safetensors), best/ (model.safetensors, result.json), and result.json
+    once the run is done.
 
     Args:
         settings: Settings of the run.
-        data: Folder of the data set, which the folder of the run, `output`, notes.
-        output: See `RunFolder`.
+        data: Folder of the data set, which settings.json notes.
+        output: Folder of the run.
         prepare: Makes the task, given the accelerator and this process's share of a batch.
         may_differ: Names of settings that decide nothing about the weights.
         name: Title of the progress bar.
-        loss_scale: The scale that fp16 starts with; None is torch's default.
+        loss_scale: The scale that fp16 starts with; torch's default.
         some_unused: DDP's find_unused_parameters.
         cpu: Train on the CPU even where there is a GPU.
     """
     accelerator = _accelerator(settings, output, loss_scale, some_unused, cpu)
-    folder = RunFolder(output)
-    values, processes = asdict(settings), accelerator.num_processes
-    folder.require_same(values, processes, may_differ)
-    share = Share(settings.batch_size, settings.accumulation, processes, accelerator.process_index)
+    about = {"settings": asdict(settings), "processes": accelerator.num_processes, "data": str(data)}
+    _require_same_settings(output, about, may_differ)
+    share = Share(settings.batch_size, settings.accumulation, accelerator.num_processes, accelerator.process_index)
     task = prepare(accelerator, share)
-    loop = TrainingLoop(settings, accelerator, folder, task, share)
+    loop = TrainingLoop(settings, accelerator, output, task, share)
     # Every process has looked into the folder before the first one writes to it.
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        folder.start(values, processes, data, task.skipped(), task.fingerprints())
+        _start_folder(output, about, task.fingerprints())
     if settings.tracker != "none":
-        accelerator.init_trackers("agglo", {key: str(value) for key, value in values.items()})
+        accelerator.init_trackers("agglo", {key: str(value) for key, value in about["settings"].items()})
     best = loop.run(name)
     if accelerator.is_main_process:
         write_json(output / "result.json", best)  # which marks the run as done
@@ -132,7 +130,7 @@ def train(
     return best
 
 
-def _accelerator(settings: LoopSettings, output: Path, loss_scale: float | None, some_unused: bool, cpu: bool) -> Any:
+def _accelerator(settings: LoopSettings, output: Path, loss_scale: float, some_unused: bool, cpu: bool) -> Any:
     from accelerate.utils import DistributedDataParallelKwargs, GradScalerKwargs
 
     has_device = torch.accelerator.is_available() and not cpu
@@ -148,7 +146,7 @@ def _accelerator(settings: LoopSettings, output: Path, loss_scale: float | None,
         project_dir=output,
         kwargs_handlers=[
             DistributedDataParallelKwargs(find_unused_parameters=some_unused),
-            *([] if loss_scale is None else [GradScalerKwargs(init_scale=loss_scale)]),
+            GradScalerKwargs(init_scale=loss_scale),
         ],
     )
     kind = accelerator.distributed_type.value
@@ -156,6 +154,40 @@ def _accelerator(settings: LoopSettings, output: Path, loss_scale: float | None,
         # Checkpoints and exports need all weights in every process.
         raise ValueError(f"Accelerate is set to {kind}, which shards weights; only data parallel runs are supported")
     return accelerator
+
+
+def _require_same_settings(output: Path, about: Mapping[str, Any], may_differ: Collection[str]) -> None:
+    """Raise ValueError if the folder belongs to a run with other settings than those that may differ."""
+    path = output / "settings.json"
+    if not path.exists():
+        return
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        then = {**before["settings"], "processes": before["processes"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{str(path)!r} is not the settings of a run; choose another folder") from error
+    now = {**about["settings"], "processes": about["processes"]}
+    require_same(path, then, now, [name for name in now if name not in may_differ])
+
+
+def _start_folder(output: Path, about: Mapping[str, Any], fingerprints: Mapping[str, str]) -> None:
+    """Make the folder of a run and write how it began, or raise ValueError if it started from something else.
+
+    Call it once settings and data are known to be right: a run that never began must not block the folder.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(output)
+    if not (output / "settings.json").exists():
+        write_json(output / "settings.json", {**about, "machine": machine()})
+    if not (output / "start.json").exists():
+        write_json(output / "start.json", dict(fingerprints))
+    require_same(output / "start.json", started_from(output), fingerprints, fingerprints)
+
+
+def started_from(output: Path) -> dict[str, str]:
+    """Return the fingerprints of what the run in a folder started from."""
+    found: dict[str, str] = json.loads((output / "start.json").read_text(encoding="utf-8"))
+    return found
 
 
 @dataclass
@@ -177,17 +209,12 @@ class Position:
         """Latest epoch that was evaluated; -1 if none."""
         return self.rows[-1]["epoch"] if self.rows else -1
 
-    def best_row(self, lower_is_better: bool) -> dict[str, Any]:
-        """Return the first of the best rows after training began."""
-        sign = -1 if lower_is_better else 1
-        return max((row for row in self.rows if row["epoch"] > 0), key=lambda row: sign * row[BEST])
-
 
 class TrainingLoop:
     """One run, from its last checkpoint to its end."""
 
     def __init__(
-        self, settings: LoopSettings, accelerator: Any, folder: RunFolder, task: TrainingTask, share: Share
+        self, settings: LoopSettings, accelerator: Any, folder: Path, task: TrainingTask, share: Share
     ) -> None:
         from timm.utils import ModelEmaV3
 
@@ -205,12 +232,17 @@ class TrainingLoop:
             settings, task.groups, share.total, self.steps_per_epoch
         )
         self.wrapped, self.stepper = accelerator.prepare(model, self.optimiser)
-        for other in (*task.companions, self.average):
-            if other is not None:
-                other.to(accelerator.device)
+        if self.average is not None:
+            self.average.to(accelerator.device)
+        self.parts = {"model": self.model, "optimiser": self.optimiser, "scaler": accelerator.scaler}
+        self.parts["average"] = None if self.average is None else self.average.module
         self.position = Position()
-        if (state := load_state(folder.state)) is not None:
-            self._restore(state)
+        self.state = folder / "last" / "state.pt"
+        if (state := load_state(self.state)) is not None:
+            for name, part in self.parts.items():
+                if part is not None and state[name] is not None:
+                    part.load_state_dict(state[name])
+            self.position = Position(**state["position"])
 
     def run(self, name: str) -> dict[str, Any]:
         """Train to the end; return the best row of the log."""
@@ -224,13 +256,18 @@ class TrainingLoop:
                 elif self.position.step < total:
                     self._train(epoch, first_step, advance)
                 else:
-                    return self.position.best_row(self.task.lower_is_better)
+                    return self._best_row()
 
     def _is_evaluation_due(self, epoch: int) -> bool:
         if epoch == 0:
             return self.settings.evaluate_first and not self.position.rows
         in_turn = epoch % self.settings.evaluate_every == 0 or epoch == self.settings.epochs
         return in_turn and self.position.evaluated < epoch
+
+    def _best_row(self) -> dict[str, Any]:
+        """Return the first of the best rows after training began."""
+        choose = min if self.task.lower_is_better else max
+        return choose((row for row in self.position.rows if row["epoch"] > 0), key=lambda row: row[BEST])
 
     def _train(self, epoch: int, first_step: int, advance: Callable[[str], None]) -> None:
         """Train the rest of an epoch."""
@@ -285,11 +322,13 @@ class TrainingLoop:
         if not math.isfinite(value):
             raise NonFiniteLossError(
                 f"the {what} is {value} in epoch {epoch + 1}, step {self.position.step}; checkpoints in "
-                f"{str(self.folder.last)!r} are from before; try a lower lr, clip_grad=1 or precision=no"
+                f"{str(self.folder / 'last')!r} are from before; try a lower lr, clip_grad=1 or precision=no"
             )
 
     def _evaluate(self, epoch: int) -> None:
         """Add a row to the log, keep the weights if they are the best so far, and write a checkpoint."""
+        from accelerate.utils import broadcast
+
         row: dict[str, Any] = {"epoch": epoch}
         if epoch:
             steps = (epoch - max(self.position.evaluated, 0)) * self.steps_per_epoch
@@ -297,7 +336,8 @@ class TrainingLoop:
             row["lr"] = max(group["lr"] for group in self.optimiser.param_groups)
         candidates = [("", self.model)] + ([] if self.average is None else [("ema_", self.average.module)])
         for prefix, model in candidates:
-            self._share_buffers(model)
+            for buffer in model.buffers():  # batch norms saw other images in each process: those of the first are saved
+                broadcast(buffer)
             row |= {prefix + name: value for name, value in self.task.evaluate(model).items()}
         choose = min if self.task.lower_is_better else max
         prefix, model = choose(candidates, key=lambda candidate: row[candidate[0] + self.task.ranked_by])
@@ -307,39 +347,27 @@ class TrainingLoop:
         self.accelerator.log({name: value for name, value in row.items() if name != "epoch"}, step=epoch)
         if self.accelerator.is_main_process:
             about = self.task.about()
-            if epoch > 0 and self.position.best_row(self.task.lower_is_better) is row:
-                save_weights(self.folder.best / "model.safetensors", model.state_dict(), about)
-                write_json(self.folder.best / "result.json", {**row, "average": prefix == "ema_"})
-            save_weights(self.folder.last / "model.safetensors", self.model.state_dict(), about)
-            self.folder.save_log(self.position.rows)
+            if epoch > 0 and self._best_row() is row:
+                save_weights(self.folder / "best" / "model.safetensors", model.state_dict(), about)
+                write_json(self.folder / "best" / "result.json", {**row, "average": prefix == "ema_"})
+            save_weights(self.folder / "last" / "model.safetensors", self.model.state_dict(), about)
+            self._save_log()
         # Last, so that a run killed before this does all of the above again.
         self._save()
 
-    def _share_buffers(self, model: nn.Module) -> None:
-        """Broadcast the first process's buffers, which are saved: batch norms saw other images in each process."""
-        from accelerate.utils import broadcast
-
-        for buffer in model.buffers():
-            broadcast(buffer)
+    def _save_log(self) -> None:
+        """Write all rows of the log anew: a resumed run repeats none and loses none."""
+        rows = self.position.rows
+        with (
+            replacing(self.folder / "log.csv") as unfinished,
+            unfinished.open("w", encoding="utf-8", newline="") as file,
+        ):
+            writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(name for row in rows for name in row)))
+            writer.writeheader()
+            writer.writerows(rows)
 
     def _save(self) -> None:
         self.saved_at = time.monotonic()
         if self.accelerator.is_main_process:
-            scaler = self.accelerator.scaler
-            state = {
-                "model": self.model.state_dict(),
-                "average": None if self.average is None else self.average.module.state_dict(),
-                "optimiser": self.optimiser.state_dict(),
-                "scaler": None if scaler is None else scaler.state_dict(),
-                "position": asdict(self.position),
-            }
-            save_state(self.folder.state, state)
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        if self.average is not None:
-            self.average.module.load_state_dict(state["average"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        if self.accelerator.scaler is not None and state["scaler"] is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.position = Position(**state["position"])
+            state = {name: None if part is None else part.state_dict() for name, part in self.parts.items()}
+            save_state(self.state, {**state, "position": asdict(self.position)})

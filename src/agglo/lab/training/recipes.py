@@ -68,7 +68,7 @@ class Recipe(Generic[S]):
     def resolve(self, choices: Mapping[str, Any]) -> tuple[S, list[str]]:
         """Return the settings for what a user chose, and the notes of the cases that apply."""
         chosen = checked(self.task.settings, choices, "command line")
-        chosen = {**self.task.implied(chosen), **self.task.excluded_by(chosen), **chosen}
+        chosen = {**self.task.implied(chosen), **chosen}
         values: dict[str, Any] = {**self.task.start, **self.values}
         values = {**values, **self.task.of_data({**values, **chosen}), **self.values}
         notes = []
@@ -90,20 +90,22 @@ class Recipes(Generic[S]):
     Attributes:
         settings: The class of its settings.
         package: Whose folder "recipes" holds its recipes.
-        start: The default of every setting.
-        implied: Returns the settings that follow from what a user chose, unless chosen too.
-        of_data: Returns those that follow from the data set, unless a recipe says otherwise.
+        of_data: Returns the settings that follow from the data set, unless a recipe says otherwise.
         of_method: Settings that mean nothing without a method.
         beside_no_method: Settings that exclude a method.
     """
 
     settings: type[S]
     package: str
-    start: Mapping[str, Any]
-    implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda chosen: {}
     of_data: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
     of_method: Sequence[str] = OF_METHOD
     beside_no_method: Sequence[str] = ()
+
+    @property
+    def start(self) -> dict[str, Any]:
+        """The default of every setting."""
+        settings: Any = self.settings
+        return {**asdict(settings(from_scratch=True)), "from_scratch": False}
 
     def names(self) -> list[str]:
         """Return the names of the package's recipes."""
@@ -140,9 +142,11 @@ class Recipes(Generic[S]):
             for name, values in each.items()
         }
 
-    def excluded_by(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that what a user chose excludes, with their defaults, which replace a recipe's."""
+    def implied(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that follow from what a user chose, in place of a recipe's."""
         names: set[str] = set()
+        if chosen.get("checkpoint") is not None:  # replaces the weights that a recipe starts from
+            names.update({"pretrained", "from_scratch"} & self.start.keys())
         if any(chosen.get(name) is not None for name in BUDGETS):
             names.update(BUDGETS)
         if chosen.get("method") == "none":

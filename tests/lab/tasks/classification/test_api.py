@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +69,6 @@ def test_batches_give_the_share_that_is_right(library: str, data: Path) -> None:
     assert found["images"] == 12 and found["images_per_second"] > 0
 
 
-def test_several_labels_per_image_ask_for_mean_average_precision() -> None:
-    images = torch.randn(6, 3, 4, 4)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
-    with torch.inference_mode():
-        targets = (model(images) > model(images).median(dim=0).values).float()
-    assert agglo.lab.evaluate(model, [(images, targets)], quiet=True)["mAP"] == pytest.approx(100)
-
-
 def test_names_and_zero_shot(data: Path, tmp_path: Path) -> None:
     name = f"hf:{tiny_models.vit_folder(tmp_path)}"
     own = transformers.ViTForImageClassification.from_pretrained(tmp_path)
@@ -97,16 +87,13 @@ def test_what_evaluate_refuses(data: Path) -> None:
         agglo.lab.evaluate(model, data)
     with pytest.raises(ValueError, match="images"):
         agglo.lab.evaluate(model, [], images=3)
-    with pytest.raises(ValueError, match="no images"):
-        agglo.lab.evaluate(model, [])
     with pytest.raises(ValueError, match="model=None"):
         agglo.lab.evaluate(None, data)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("library", BUILDERS)
-def test_a_model_object_learns_and_ends_with_the_best_weights(library: str, data: Path, tmp_path: Path) -> None:
+def test_a_model_object_learns_and_ends_with_the_best_weights(data: Path, tmp_path: Path) -> None:
     """Of other classes than the data, so that it gets a new head; reduced while it learns."""
-    model = BUILDERS[library](7)
+    model = torchvision_vit(7)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     best = agglo.lab.finetune(model, data, tmp_path / "run", method="atc", keep_rate=0.5, **QUICK)
     assert agglo.report(model) is not None
@@ -142,13 +129,3 @@ def test_finetuning_an_image_tower_by_name(data: Path, tmp_path: Path) -> None:
     name = f"open_clip:local-dir:{tmp_path}"
     best = agglo.lab.finetune(name, data, tmp_path / "run", drop_path=0.0, method="atc", keep_rate=0.5, **QUICK)
     assert 0 <= best["best_metric"] <= 100
-
-
-def test_importing_agglo_needs_no_library_of_models() -> None:
-    code = (
-        "import sys, agglo; agglo.lab.evaluate, agglo.lab.finetune, agglo.lab.zero_shot; "
-        "print([name for name in ('timm', 'transformers', 'torchvision', 'open_clip', 'PIL', 'accelerate', 'datasets') "
-        "if name in sys.modules])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 # Settings of a training run that decide how a model is built; a model that a person has built has them already.
 _OF_BUILDING: dict[str, Any] = {"drop_path": 0.0, "global_pool": None, "patch_drop_rates": []}
@@ -21,7 +21,6 @@ def evaluate(
     images: int | None = None,
     dataset: str | None = None,
     frame: str | None = None,
-    skip_bad: bool = False,
     batch_size: int = 64,
     workers: int = 2,
     quiet: bool = False,
@@ -31,20 +30,23 @@ def evaluate(
         agglo.apply(model, keep_rate=0.5)
         agglo.lab.evaluate(model, "imagenet")  # {"top1": ..., "top5": ..., "images": ..., "images_per_second": ...}
 
-    What matters:
-        model: a classifier of timm, transformers, torchvision or open_clip, what `agglo.lab.zero_shot` gives, or any
+    The model runs on its own device, with its own dtype.
+
+    Args:
+        model: A classifier of timm, transformers, torchvision or open_clip, what `agglo.lab.zero_shot` gives, or any
             module that turns images into logits. Or a name as `agglo evaluate` takes it, with its published weights.
-        data: the folder of a data set (docs/evaluate.md lists the layouts), whose images are prepared as the model
+        data: The folder of a data set (docs/evaluate.md lists the layouts), whose images are prepared as the model
             wants them; or batches (images, labels), prepared already: a DataLoader. Labels are classes (B,), or
             0 and 1 for several labels per image (B, classes).
+        images: Only so many of a folder, evenly spread.
+        dataset: The folder's data set by name, where its files do not show it.
+        frame: How images of a folder are resized and cropped: "study" or "model"; see docs/evaluate.md.
+        batch_size, workers: Of a folder.
+        quiet: Show no progress.
 
-    To tinker with:
-        images: only so many of a folder, evenly spread. dataset: its name, where the files do not show it.
-        frame: how images are resized and cropped: "study" or "model"; see docs/evaluate.md. skip_bad: leave out
-            unreadable images. batch_size, workers: of a folder.
-
-    The model runs on its own device, with its own dtype. Returns "top1" and "top5", or "mAP" for several labels per
-    image, in percent; "images"; and "images_per_second" of the model alone.
+    Returns:
+        "top1" and "top5", or "mAP" for several labels per image, in percent; "images"; and "images_per_second" of the
+        model alone.
 
     >>> import timm
     >>> model = agglo.apply(timm.create_model("test_vit", num_classes=4), keep_rate=0.5)
@@ -59,33 +61,22 @@ def evaluate(
     from agglo.utils.progress import progress
 
     built = _require_module(build(ModelSpec(model, pretrained=True)) if isinstance(model, str) else model)
-    prepare = None
+    prepare: Any = None
+    loader: Any = data
     if isinstance(data, (str, PathLike)):
         folder = Path(data)
         name = detect(folder) if dataset is None else dataset
-        opened = open_split(name, folder, "val", skip_bad=skip_bad)
+        opened = open_split(name, folder, "val")
         grid.require_same_classes(built, opened)
         inputs = inputs_for(built, name, frame)
         opened.transform = evaluation_transform(inputs, normalise=False)
         prepare = Normalise(inputs.mean, inputs.std)
-        loader: Any = grid.ImageStore(grid.spread(opened, images), batch_size, workers=workers).loader()
-    else:
-        if images is not None or dataset is not None or frame is not None or skip_bad:
-            raise ValueError("images, dataset, frame and skip_bad go with a folder; batches are taken as they are")
-        loader = data
+        loader = DataLoader(grid.spread(opened, images), batch_size, num_workers=workers)
+    elif images is not None or dataset is not None or frame is not None:
+        raise ValueError("images, dataset and frame go with a folder; batches are taken as they are")
     total = len(loader) if hasattr(loader, "__len__") else 0
     with progress(total, "evaluate", every_seconds=10, quiet=quiet or not total) as advance:
-        batches = iter(loader)
-        first = next(batches, None)
-        if first is None:
-            raise ValueError("data has no images")
-        return metrics.evaluate(
-            built,
-            chain([first], batches),
-            metrics.metric_for(multi_label=first[1].dim() == 2),
-            prepare=prepare,
-            advance=lambda count: advance(f"{count} images"),
-        )
+        return metrics.evaluate(built, loader, prepare=prepare, advance=lambda count: advance(f"{count} images"))
 
 
 def finetune(
@@ -100,20 +91,20 @@ def finetune(
 
         agglo.lab.finetune(model, "birds", "runs/atc50", method="atc", keep_rate=0.5, epochs=10)
 
-    What matters:
-        model: a classifier of timm, transformers, torchvision or open_clip, which gets a new head where its own is of
+    The same call goes on where an earlier one stopped.
+
+    Args:
+        model: A classifier of timm, transformers, torchvision or open_clip, which gets a new head where its own is of
             other classes; or a name as `agglo finetune --model` takes it.
-        data: folder of a data set, with a training and a validation split. output: folder of the run. The same call
-            goes on where an earlier one stopped.
-        method, keep_rate (or threshold, schedule), linkage: how tokens are reduced; without a method the dense model is
-            trained.
+        data: The folder of a data set, with a training and a validation split.
+        output: The folder of the run.
+        recipe: Its name, or the path of a .toml file (docs/finetune.md).
+        settings: method, keep_rate (or threshold, schedule) and linkage say how tokens are reduced; without a method
+            the dense model is trained. All others are those that `agglo finetune RECIPE --show` lists.
 
-    To tinker with:
-        recipe: its name, or the path of a .toml file (docs/finetune.md).
-        settings: all others, by the names that `agglo finetune RECIPE --show` lists: epochs, lr, batch_size, ...
-
-    Returns the best row of the log. The best weights are in output/best; a model that was given as an object has them
-    too, with the reduction applied.
+    Returns:
+        The best row of the log. The best weights are in output/best; a model that was given as an object has them too,
+        with the reduction applied.
 
     >>> import tempfile, timm
     >>> from pathlib import Path

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from agglo.lab.data.image_store import ImageStore
 from agglo.lab.tasks.classification.data import detect, open_split
 from agglo.lab.tasks.classification.data.transforms import Normalise, evaluation_transform, inputs_for
 from agglo.lab.tasks.classification.evaluation.grid import prompted, spread
@@ -60,10 +60,10 @@ def prepare(settings: FolderSettings, *, quiet: bool = False) -> Prepared:
     model: Any = build(prompted(settings.model, data))
     wanted = inputs_for(model, name)
     data.transform = evaluation_transform(wanted, normalise=False)
-    store = ImageStore(spread(data, settings.images), settings.batch_size, workers=settings.workers)
+    loader = DataLoader(spread(data, settings.images), settings.batch_size, num_workers=settings.workers)
     batches = []
-    with progress(len(store.loader()), "reading images", every_seconds=10, quiet=quiet) as advance:
-        for images, labels in store.loader():
+    with progress(len(loader), "reading images", every_seconds=10, quiet=quiet) as advance:
+        for images, labels in loader:
             # What workers send lies in shared memory, with open files for as long as it is kept.
             batches.append((images.clone(), labels.clone()))
             advance(f"{len(images)} images")

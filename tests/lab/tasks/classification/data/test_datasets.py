@@ -13,8 +13,15 @@ import pytest
 import torch
 
 from agglo.lab.data.image_files import BadImageError
-from agglo.lab.tasks.classification.data import ClassificationData, detect, open_split
-from tests.support.data import data_path
+from agglo.lab.tasks.classification import data as registry
+from agglo.lab.tasks.classification.data import (
+    ClassificationData,
+    DataSet,
+    Listing,
+    dataset_names,
+    detect,
+    open_split,
+)
 
 Image = pytest.importorskip("PIL.Image")
 WNIDS = ("n01440764", "n01443537", "n02102040")  # classes 0, 1 and 217 of ImageNet-1K
@@ -106,7 +113,8 @@ def clothes(tmp_path: Path) -> Path:
 def test_class_folders(tmp_path: Path) -> None:
     for path in ("val/b/2.png", "val/b/1.jpg", "val/a/deep/3.JPEG", "train/a/4.webp", "train/b/5.png"):
         save_image(tmp_path / path)
-    (tmp_path / "val" / "b" / ".hidden").write_text("the system's")
+    (tmp_path / "val" / "b" / ".1.jpg").write_text("the system's")
+    (tmp_path / "val" / "b" / "notes.txt").write_text("no image by its ending")
     val, train = open_split("folder", tmp_path, "val"), open_split("folder", tmp_path, "train")
     assert val.classes == train.classes == ["a", "b"]
     assert targets(val) == [0, 1, 1] and targets(train) == [0, 1]
@@ -115,6 +123,9 @@ def test_class_folders(tmp_path: Path) -> None:
     # The split itself may be given, and is what is evaluated.
     assert targets(open_split("folder", tmp_path / "val", "test")) == [0, 1, 1]
     require_refusal("has no folder 'train'", "folder", tmp_path / "val", "train")
+    (tmp_path / "val" / "empty").mkdir()
+    with pytest.raises(OSError, match="empty"):
+        open_split("folder", tmp_path, "val")
 
 
 def test_some_of_imagenets_classes_keep_their_numbers(tmp_path: Path) -> None:
@@ -146,19 +157,6 @@ def test_coco(coco: Path) -> None:
     assert not train.remarks and detect(coco) == "coco"
 
 
-def test_coco_with_real_annotations(tmp_path: Path) -> None:
-    source = data_path("coco128")
-    (tmp_path / "annotations").mkdir()
-    (tmp_path / "annotations" / "instances_val2014.json").symlink_to(source / "instances_train2017.json")
-    (tmp_path / "val2014").symlink_to(source / "images")
-    data = open_split("coco", tmp_path, "val")
-    content = json.loads((source / "instances_train2017.json").read_text())
-    shown = {(entry["image_id"], entry["category_id"]) for entry in content["annotations"]}
-    assert len(data.classes) == 80
-    assert int(sum(target.sum() for target in targets(data))) == len(shown)
-    assert len(data) == len({image for image, _ in shown})
-
-
 def test_nuswide(nuswide: Path) -> None:
     train, val = open_split("nuswide", nuswide, "train"), open_split("nuswide", nuswide, "val")
     assert train.classes == val.classes == ["animal", "clouds", "sky"]
@@ -180,39 +178,16 @@ def test_fashion_mnist(clothes: Path, tmp_path: Path) -> None:
     assert targets(open_split("fashion-mnist", clothes, "val")) == [2, 3, 4]
 
 
-def test_an_unreadable_image_is_named(tmp_path: Path) -> None:
-    save_image(tmp_path / "a" / "1.png")
-    save_image(tmp_path / "a" / "2.png", size=(60, 60))
-    (tmp_path / "a" / "2.png").write_bytes((tmp_path / "a" / "2.png").read_bytes()[:60])
-    (tmp_path / "a" / "3.jpg").write_text("no image")
-    data = open_split("folder", tmp_path, "val")
-    for index, name in ((1, "2.png"), (2, "3.jpg")):
-        with pytest.raises(BadImageError, match=f"a/{name}' cannot be read"):
-            data[index]
-    with pytest.warns(UserWarning, match=r"2 skipped: image .*2.png.*3.jpg"):
-        skipping = open_split("folder", tmp_path, "val", skip_bad=True)
-    assert len(skipping) == 1 and len(skipping.skipped) == 2
-    assert skipping.fingerprint() != data.fingerprint()
-
-
-def test_a_loaders_worker_names_the_image_in_one_line(tmp_path: Path) -> None:
-    save_image(tmp_path / "a" / "1.png")
-    (tmp_path / "a" / "2.png").write_text("no image")
+def test_an_unreadable_image_is_named_in_one_line(tmp_path: Path) -> None:
+    save_image(tmp_path / "a" / "1.png", size=(60, 60))
+    (tmp_path / "a" / "1.png").write_bytes((tmp_path / "a" / "1.png").read_bytes()[:60])
+    (tmp_path / "a" / "2.jpg").write_text("no image")
     data = open_split("folder", tmp_path, "val", transform=lambda image: torch.zeros(1))
-    with pytest.raises(BadImageError) as caught:
-        list(torch.utils.data.DataLoader(data, num_workers=1))
-    assert str(caught.value).startswith("image '") and "2.png' cannot be read" in str(caught.value)
+    with pytest.raises(BadImageError, match=r"a/1.png' cannot be read"):
+        data[0]
+    with pytest.raises(BadImageError, match=r"^image '.*a/2.jpg' cannot be read.*") as caught:
+        list(torch.utils.data.DataLoader(torch.utils.data.Subset(data, [1]), num_workers=1))
     assert "\n" not in str(caught.value)
-
-
-def test_files_that_are_no_images_and_empty_folders_are_told_or_counted(tmp_path: Path) -> None:
-    save_image(tmp_path / "a" / "1.png")
-    (tmp_path / "a" / "notes.txt").write_text("x")
-    (tmp_path / "b").mkdir()
-    require_refusal(r"notes.txt.*; class folder .*b'", "folder", tmp_path, "val")
-    with pytest.warns(UserWarning, match="folder: 2 skipped"):
-        data = open_split("folder", tmp_path, "val", skip_bad=True)
-    assert data.classes == ["a", "b"] and targets(data) == [0]
 
 
 def test_two_data_sets_in_one_folder_must_be_told_apart(nuswide: Path, clothes: Path) -> None:
@@ -240,7 +215,7 @@ def test_what_is_missing_or_not_understood_is_named(birds: Path, coco: Path, nus
         ("nuswide", "val", "images/2.jpg"),
     ):
         (root / image).unlink()
-        require_refusal(f"{image}.*--skip-bad", dataset, root, split)
+        require_refusal(image, dataset, root, split)
     for dataset, file, content in (
         ("nabirds", "image_class_labels.txt", "aa 295\n"),
         ("nabirds", "classes.txt", "9\n"),
@@ -271,6 +246,18 @@ def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
     require_refusal("no images", "nuswide", tmp_path, "train")
 
 
+def test_a_name_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_nothing(root: Path, split: str) -> Listing:
+        raise NotImplementedError
+
+    dataset_names()
+    monkeypatch.setattr(registry, "_KNOWN", dict(registry._KNOWN))
+    mine = DataSet("mine", "", read_nothing)
+    assert registry.register(mine) is registry.register(mine)
+    with pytest.raises(ValueError, match=r"'coco' .*data.formats"):
+        registry.register(DataSet("coco", "", read_nothing))
+
+
 def test_hugging_face_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -286,12 +273,13 @@ def test_hugging_face_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert val[0][0].getpixel((0, 0)) == (120, 0, 0)
 
     lists = datasets.Features({"photo": datasets.Image(), "tags": datasets.Sequence(names)})
-    encoded = [{"bytes": b"junk", "path": None}, *images[1:]]
-    tagged = datasets.Dataset.from_dict({"photo": encoded, "tags": [[1, 0], [], [1, 1]]}, features=lists)
+    encoded = [*images[1:], {"bytes": b"junk", "path": None}]
+    tagged = datasets.Dataset.from_dict({"photo": encoded, "tags": [[], [1, 1], [1, 0]]}, features=lists)
     tagged.save_to_disk(tmp_path / "tagged")
-    with pytest.warns(UserWarning, match="1 skipped: row 0"):
-        several = open_split("hf", tmp_path / "tagged", "val", skip_bad=True)
-    assert several.multi_label and torch.stack(targets(several)).tolist() == [[0, 0], [0, 1]]
+    several = open_split("hf", tmp_path / "tagged", "val")
+    assert several.multi_label and [several[n][1].tolist() for n in range(2)] == [[0, 0], [0, 1]]
+    with pytest.raises(BadImageError, match="row 2"):
+        several[2]
     require_refusal("without splits", "hf", tmp_path / "tagged", "train")
 
     (tmp_path / "downloaded" / "data").mkdir(parents=True)

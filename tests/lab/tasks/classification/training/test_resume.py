@@ -76,7 +76,7 @@ def test_killed_while_files_are_written(data: Path, whole: tuple[dict[str, Any],
     undisturbed, its_folder = whole
     output = tmp_path / "run"
     # 1 is settings.json, 2 start.json, then three steps' states, then an evaluation's four files, its state, and so on.
-    for number in (1, 2, 3, 5, 4, 3, 2):
+    for number in (1, 2, 5, 4, 3):
         process = start(quick(), data, output, die_at_replacement, number)
         process.join()
         assert process.exitcode == -signal.SIGKILL
@@ -86,22 +86,16 @@ def test_killed_while_files_are_written(data: Path, whole: tuple[dict[str, Any],
     assert not list(output.rglob("*.unfinished"))
 
 
-def test_killed_at_any_moment(data: Path, whole: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    output = tmp_path / "run"
+def test_killed_at_any_moment_in_half_precision(data: Path, whole: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    settings = quick(precision="bf16")
+    undisturbed = train(settings, data, tmp_path / "whole")
     ends = []
-    for delay in (0.001, 0.02, 0.01, 0.03):
+    for delay in (0.001, 0.02):
         # From its next checkpoint on, or its start would be all that is ever disturbed.
-        process = start(quick(), data, output, die_after_state, delay)
+        process = start(settings, data, tmp_path / "run", die_after_state, delay)
         process.join()
         ends.append(process.exitcode)
     assert ends[0] == -signal.SIGVTALRM and set(ends) <= {-signal.SIGVTALRM, 0}, ends
-    require_equal(train(quick(), data, output), whole[0])
-
-
-def test_half_precision_goes_on_too(data: Path, whole: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    settings = quick(precision="bf16")
-    undisturbed = train(settings, data, tmp_path / "whole")
-    start(settings, data, tmp_path / "run", die_at_replacement, 4).join()
     require_equal(train(settings, data, tmp_path / "run"), undisturbed)
     exact, rounded = (state["position"]["rows"][0]["train_loss"] for state in (whole[0], undisturbed))
     assert exact != rounded and exact == pytest.approx(rounded, rel=0.01)
@@ -157,13 +151,11 @@ def test_gradient_that_is_not_a_number_stops_it_too(
         return loss + (bias * 0).abs().sqrt().sum() if bias.abs().sum() > 0 else loss
 
     monkeypatch.setattr(Objective, "__call__", steep)
-    for clip_grad in (0.0, 1.0):
-        output = tmp_path / str(clip_grad)
-        with pytest.raises(NonFiniteLossError, match="gradient's norm is nan in epoch 1, step 1"):
-            finetune(quick(clip_grad=clip_grad, warmup_epochs=0.0), data, output)
-        state = checkpoints.load_state(output / "last" / "state.pt")
-        assert state is not None and state["position"]["step"] == 1
-        assert all(torch.isfinite(value).all() for value in state["model"].values())
+    with pytest.raises(NonFiniteLossError, match="gradient's norm is nan in epoch 1, step 1"):
+        finetune(quick(clip_grad=1.0, warmup_epochs=0.0), data, tmp_path)
+    state = checkpoints.load_state(tmp_path / "last" / "state.pt")
+    assert state is not None and state["position"]["step"] == 1
+    assert all(torch.isfinite(value).all() for value in state["model"].values())
 
 
 def test_unreadable_checkpoint_is_told(tmp_path: Path) -> None:

@@ -19,13 +19,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 import agglo
-from agglo.lab.data.image_files import BadImageError
 from agglo.lab.tasks.classification.data import open_split
 from agglo.lab.tasks.classification.data.transforms import Inputs
-from agglo.lab.tasks.classification.evaluation.metrics import TopK, evaluate
+from agglo.lab.tasks.classification.evaluation.metrics import evaluate
 from agglo.lab.tasks.classification.training.objective import Objective
 from agglo.lab.tasks.classification.training.settings import RECIPES, TrainingSettings
 from agglo.lab.tasks.classification.training.trainer import (
+    Classification,
     build_models,
     finetune,
     in_memory,
@@ -101,11 +101,10 @@ def test_accumulated_batches_are_one_large_batch(data: Path, tmp_path: Path) -> 
 
 def test_backbone_is_frozen_for_so_many_epochs(data: Path, tmp_path: Path) -> None:
     start = build_models(plain(), 10)[0].state_dict()
-    for frozen, unchanged in ((2, True), (1, False)):
-        finetune(plain(frozen_epochs=frozen, warmup_epochs=0.0), data, tmp_path / str(frozen))
-        found = last(tmp_path / str(frozen))["model"]
-        assert torch.equal(found["blocks.3.mlp.fc1.weight"], start["blocks.3.mlp.fc1.weight"]) is unchanged
-        assert not torch.equal(found["head.weight"], start["head.weight"])
+    finetune(plain(frozen_epochs=2, warmup_epochs=0.0), data, tmp_path / "run")
+    found = last(tmp_path / "run")["model"]
+    assert torch.equal(found["blocks.3.mlp.fc1.weight"], start["blocks.3.mlp.fc1.weight"])
+    assert not torch.equal(found["head.weight"], start["head.weight"])
 
 
 def test_patches_are_dropped_but_in_the_last_epochs(
@@ -138,7 +137,7 @@ def test_best_weights_are_those_of_the_best_row(data: Path, tmp_path: Path) -> N
     model = build(ModelSpec(settings.model, tmp_path / "run" / "best" / "model.safetensors"))
     agglo.apply(model, settings.config)
     _, validation = open_splits(settings, data)
-    found = evaluate(model, validation_loader(settings, validation, model), TopK())
+    found = evaluate(model, validation_loader(settings, validation, model))
     assert found["top1"] == top
     assert float(rows[-1]["train_loss"]) < float(rows[0]["train_loss"])
 
@@ -221,7 +220,7 @@ def write_coco(root: Path) -> Path:
 
 
 def test_several_labels_an_image_train_by_the_recipe(tmp_path: Path) -> None:
-    few = {"epochs": 1, "warmup_epochs": 0.0, "batch_size": 2, "accumulation": 1, "workers": 2, "precision": "no"}
+    few = {"epochs": 1, "warmup_epochs": 0.0, "batch_size": 2, "accumulation": 1, "workers": 0, "precision": "no"}
     settings, _ = RECIPES.load("deit").resolve(
         {"model": "test_vit", "dataset": "coco", "pretrained": False, "from_scratch": True, "method": "evit"}
         | {"keep_rate": 0.7, **few}
@@ -257,33 +256,12 @@ def test_images_one_by_one_and_a_tracker(data: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "run").rglob("events.out.tfevents*"))
 
 
-def test_the_untrained_model_is_never_the_best(data: Path, tmp_path: Path) -> None:
-    # At this rate one epoch spoils what it started from.
-    finetune(plain(epochs=6, warmup_epochs=0.0), data, tmp_path / "good")
-    weights = str(tmp_path / "good" / "best" / "model.safetensors")
-    settings = plain(epochs=1, warmup_epochs=0.0, lr=1.0, checkpoint=weights, from_scratch=False, evaluate_first=True)
-    best = finetune(settings, data, tmp_path / "spoilt")
-    before, after = (float(row["top1"]) for row in log(tmp_path / "spoilt"))
-    assert before > after and best["epoch"] == 1 and best["top1"] == after
-    assert json.loads((tmp_path / "spoilt" / "best" / "result.json").read_text())["epoch"] == 1
-
-
-def test_bad_images_stop_a_run_or_are_counted(tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        for name in ("ant", "bee"):
-            (tmp_path / split / name).mkdir(parents=True)
-            for number in range(5):
-                Image.new("L", (28, 28), 20 * number).save(tmp_path / split / name / f"{number}.png")
-    (tmp_path / "train" / "bee" / "3.png").write_bytes(b"no image")
-    chosen = {"dataset": "folder", "in_memory": False, "shift": None, "epochs": 1, "warmup_epochs": 0.0}
-    settings = plain(**chosen, batch_size=3, erasing=0.1)
-    with pytest.raises(BadImageError, match=r"bee/3\.png"):
-        finetune(settings, tmp_path, tmp_path / "strict")
-    with pytest.warns(UserWarning, match=r"1 skipped: .*bee/3\.png"):
-        row = finetune(replace(settings, skip_bad=True), tmp_path, tmp_path / "skipping")
-    assert row["epoch"] == 1
-    [skipped] = json.loads((tmp_path / "skipping" / "settings.json").read_text())["skipped"]
-    assert "bee/3.png" in skipped
+def test_the_untrained_model_is_never_the_best(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([90.0, 10.0])
+    monkeypatch.setattr(Classification, "evaluate", lambda self, model: {"top1": next(found)})
+    best = finetune(plain(epochs=1, warmup_epochs=0.0, evaluate_first=True), data, tmp_path)
+    assert best["epoch"] == 1 and best["top1"] == 10
+    assert json.loads((tmp_path / "best" / "result.json").read_text())["epoch"] == 1
 
 
 def test_runs_that_cannot_be_are_refused_and_leave_nothing(data: Path, tmp_path: Path) -> None:
@@ -337,12 +315,3 @@ def test_the_model_is_reduced_as_the_settings_say(budget: dict[str, Any]) -> Non
     assert torch.equal(found, class_token())
     agglo.remove(model)
     assert not torch.allclose(found, class_token())
-
-
-def test_a_reduced_run_learns_and_belongs_to_its_budget(data: Path, tmp_path: Path) -> None:
-    settings = plain(method="atc", epochs=8, evaluate_every=8, warmup_epochs=0.0, threshold=0.2)
-    finetune(settings, data, tmp_path / "run")
-    [row] = log(tmp_path / "run")
-    assert float(row["train_loss"]) < 2.1 < math.log(10), "less than by guessing"
-    with pytest.raises(ValueError, match="schedule: "):
-        finetune(replace(settings, threshold=None, schedule="linear:4"), data, tmp_path / "run")

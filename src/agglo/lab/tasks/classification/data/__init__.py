@@ -1,31 +1,27 @@
 """Data sets by name: how each is recognised, read and prepared, and the images of a split with their classes.
 
-The folder `sets` has one file per format, which lists the images of a split; any module can register its own.
+`formats.py` holds those that come with agglo; any module can register its own.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import pkgutil
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from agglo.checks import choice
-from agglo.lab.data.image_files import Files, Images, listed, unreadable
+from agglo.lab.data.image_files import Files, ImageSource
 
 __all__ = ["Augmentation", "ClassificationData", "DataSet", "Files", "Listing", "detect", "open_split", "register"]
 
-T = TypeVar("T")
 _SPLITS = {"train": "train", "val": "val", "test": "val"}
 _SAMPLED = 256  # images whose content a fingerprint reads
 
@@ -39,67 +35,33 @@ class Listing:
         images: The images, which are opened one by one.
         targets: The class of each image; with multi_label a tuple of classes.
         multi_label: Whether an image has several classes.
-        bad: Descriptions of entries that are missing or unusable, which are not among images and targets.
         remarks: Notes for the user on the choice of images.
     """
 
     classes: list[str]
-    images: Images
+    images: ImageSource
     targets: Sequence[int | tuple[int, ...]]
     multi_label: bool = False
-    bad: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
 
-def present_files(folder: Path, entries: Iterable[tuple[str, T]], source: str) -> tuple[Files, list[T], list[str]]:
-    """Return the files of (path, target) entries that exist, their targets, and descriptions of the missing ones."""
-    paths, targets, bad = [], [], []
-    for path, target in entries:
-        if (folder / path).is_file():
-            paths.append(path)
-            targets.append(target)
-        else:
-            bad.append(f"an image of {source} is missing: {str(folder / path)!r}")
-    return Files(folder, paths), targets, bad
-
-
 class ClassificationData(Dataset[tuple[Any, Any]]):
-    """One split: [i] -> (transform(PIL image), target); the target is a float tensor (classes,) if multi_label.
+    """One split: [i] -> (transform(PIL image), target); the target is a float tensor (classes,) if multi_label."""
 
-    Args:
-        name: Name of the data set.
-        listing: Its images and targets.
-        transform: Applied to every image.
-        skip_bad: Leave out what is missing or unreadable; `skipped` describes it.
-    """
-
-    def __init__(
-        self, name: str, listing: Listing, *, transform: Callable[[Any], Any] | None = None, skip_bad: bool = False
-    ) -> None:
+    def __init__(self, name: str, listing: Listing, transform: Callable[[Any], Any] | None = None) -> None:
         self.name, self.classes, self.multi_label = name, listing.classes, listing.multi_label
-        self.transform, self.remarks, self.skipped = transform, listing.remarks, list(listing.bad)
+        self.transform, self.remarks = transform, listing.remarks
         self._images, self._targets = listing.images, listing.targets
-        if listing.bad and not skip_bad:
-            raise ValueError(f"{name}: {listed(listing.bad)}; --skip-bad goes on without")
-        self._chosen: Sequence[int] = range(len(self._images))
-        if skip_bad:
-            # All are tried before any batch is made, so that every process leaves out the same ones.
-            problems = unreadable(len(self._images), self._images.open)
-            self.skipped += filter(None, problems)
-            self._chosen = [index for index, problem in enumerate(problems) if problem is None]
-        if self.skipped:
-            warnings.warn(f"{name}: {len(self.skipped)} skipped: {listed(self.skipped)}", stacklevel=3)
 
     def __len__(self) -> int:
-        return len(self._chosen)
+        return len(self._images)
 
     def __getitem__(self, index: int) -> tuple[Any, int | Tensor]:
-        chosen = self._chosen[index]
-        image = self._images.open(chosen)
-        target: Any = self._targets[chosen]
+        image, target = self._images.open(index), self._targets[index]
+        label: Any = target
         if isinstance(target, tuple):
-            target = torch.zeros(len(self.classes)).index_fill_(0, torch.tensor(target, dtype=torch.long), 1)
-        return image if self.transform is None else self.transform(image), target
+            label = torch.zeros(len(self.classes)).index_fill_(0, torch.tensor(target, dtype=torch.long), 1)
+        return image if self.transform is None else self.transform(image), label
 
     def fingerprint(self) -> str:
         """Return a short hash of the names, targets and sizes of all images, and of the content of some of them.
@@ -107,10 +69,10 @@ class ClassificationData(Dataset[tuple[Any, Any]]):
         To read all of a large data set would take longer than many evaluations.
         """
         found = hashlib.sha256("\n".join(self.classes).encode())
-        for chosen in self._chosen:
-            found.update(f"\n{self._images.name(chosen)} {self._targets[chosen]} {self._images.size(chosen)}".encode())
-        for chosen in self._chosen[:: math.ceil(len(self._chosen) / _SAMPLED)]:
-            found.update(self._images.content(chosen))
+        for index, target in enumerate(self._targets):
+            found.update(f"\n{self._images.name(index)} {target} {self._images.size(index)}".encode())
+        for index in range(0, len(self), math.ceil(len(self) / _SAMPLED)):
+            found.update(self._images.content(index))
         return found.hexdigest()[:16]
 
 
@@ -184,23 +146,12 @@ def dataset_named(name: str) -> DataSet:
 
 def dataset_names() -> list[str]:
     """Return the names of all data sets, sorted."""
-    _import_all()
+    import_module(f"{__name__}.formats")
     return sorted(_KNOWN)
 
 
-@cache
-def _import_all() -> None:
-    for module in pkgutil.iter_modules(import_module(f"{__name__}.sets").__path__, f"{__name__}.sets."):
-        import_module(module.name)
-
-
 def open_split(
-    name: str,
-    root: Path,
-    split: str,
-    *,
-    transform: Callable[[Any], Any] | None = None,
-    skip_bad: bool = False,
+    name: str, root: Path, split: str, *, transform: Callable[[Any], Any] | None = None
 ) -> ClassificationData:
     """Open one split of a data set on disk.
 
@@ -209,7 +160,6 @@ def open_split(
         root: Folder of the data set.
         split: "train", or "val" (also called "test") to evaluate on.
         transform: Applied to every image.
-        skip_bad: Warn about missing and unreadable images and leave them out; decodes every image once to find them.
 
     Raises:
         ValueError: A file is missing. An unreadable image raises BadImageError when it is asked for.
@@ -217,7 +167,7 @@ def open_split(
     dataset = dataset_named(name)
     choice("split", split, _SPLITS)
     _require_folder(root)
-    data = ClassificationData(name, dataset.read(root, _SPLITS[split]), transform=transform, skip_bad=skip_bad)
+    data = ClassificationData(name, dataset.read(root, _SPLITS[split]), transform)
     if not len(data):
         raise ValueError(f"{name}: split {split!r} of {str(root)!r} holds no images")
     return data
@@ -229,7 +179,7 @@ def detect(root: Path) -> str:
     Without signs, class folders are ImageNet's if all their names are WordNet ids of it, and otherwise the data set
     `folder`.
     """
-    from agglo.lab.tasks.classification.data.sets.class_folders import class_names, imagenet_classes, split_folder
+    from agglo.lab.tasks.classification.data.formats import class_names, imagenet_classes, split_folder
 
     _require_folder(root)
     known = [dataset_named(name) for name in dataset_names()]

@@ -1,13 +1,12 @@
 """Accuracy of a classifier in percent, and the speed of the model alone, in one pass over images.
 
-The metrics take batches in any order and of any size. They are not torchmetrics': there a logit that is not a number
-counts as the highest, ties among the five highest go by no rule, and average precision goes through a sigmoid where a
-batch happens to have values outside of 0 to 1, which makes large logits equal.
+The metrics are not torchmetrics': there a logit that is not a number counts as the highest, ties among the five highest
+go by no rule, and average precision goes through a sigmoid where a batch happens to have values outside of 0 to 1,
+which makes large logits equal.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from statistics import median
@@ -23,57 +22,36 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-class TopK:
-    """Fraction of images whose class is among the k highest logits: "top1", and "top5" where there are more classes.
+def ranks(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return how many classes each image's own class (B,) comes after, by logits (B, classes).
 
-    An image whose class shares its logit with others counts as first among them only if its index is lowest.
+    Of classes with equal logits the lowest comes first.
     """
-
-    def __init__(self) -> None:
-        self._correct: Counter[int] = Counter()
-        self._total = 0
-
-    def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch: logits (B, classes), targets (B,)."""
-        classes = logits.shape[1]
-        own = logits.gather(1, targets[:, None])
-        before = torch.arange(classes, device=logits.device) < targets[:, None]
-        rank = ((logits > own) | ((logits == own) & before)).sum(dim=1)
-        # NaN beats nothing and nothing beats it: without this it would be correct.
-        rank = rank.masked_fill(own.isnan()[:, 0], classes)
-        for k in (1, 5) if classes > 5 else (1,):
-            self._correct[k] += int((rank < k).sum())
-        self._total += len(targets)
-
-    def compute(self) -> dict[str, float]:
-        return {f"top{k}": 100 * correct / self._total for k, correct in self._correct.items()}
+    classes = logits.shape[1]
+    own = logits.gather(1, targets[:, None])
+    before = torch.arange(classes, device=logits.device) < targets[:, None]
+    rank = ((logits > own) | ((logits == own) & before)).sum(dim=1)
+    # NaN beats nothing and nothing beats it: without this it would be correct.
+    return rank.masked_fill(own.isnan()[:, 0], classes)
 
 
-class MeanAveragePrecision:
-    """Mean average precision ("mAP") over classes; a class that no image shows counts as 0, as in the paper.
+def mean_average_precision(logits: Tensor, targets: Tensor) -> float:
+    """Return the mean average precision over classes; a class that no image shows counts as 0, as in the paper.
 
-    Average precision of a class: images sorted by falling score, the mean over its positives of the precision
-    among all images that score at least as high. No interpolation; equal scores stand or fall together, so that the
-    order of the images does not matter. Scores are logits: a sigmoid would change no order, and lose some.
+    Args:
+        logits: (B, classes); a sigmoid would change no order, and lose some.
+        targets: (B, classes) of 0 and 1.
     """
-
-    def __init__(self) -> None:
-        self._logits: list[Tensor] = []
-        self._targets: list[Tensor] = []
-
-    def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch: logits (B, classes), targets (B, classes) of 0 and 1."""
-        self._logits.append(logits.detach().float().cpu())
-        self._targets.append(targets.detach().bool().cpu())
-
-    def compute(self) -> dict[str, float]:
-        columns = zip(torch.cat(self._logits).T, torch.cat(self._targets).T, strict=True)
-        per_class = torch.stack([average_precision(*column) for column in columns])
-        return {"mAP": 100 * float(per_class.nan_to_num(0).mean())}
+    per_class = [average_precision(*column) for column in zip(logits.T, targets.T.bool(), strict=True)]
+    return float(torch.stack(per_class).nan_to_num(0).mean())
 
 
 def average_precision(scores: Tensor, positive: Tensor) -> Tensor:
-    """Return the average precision of scores (N,) for positives (N,) bool; NaN without positives."""
+    """Return the average precision of scores (N,) for positives (N,) bool; NaN without positives.
+
+    It is the mean over the positives of the precision among all images that score at least as high, so that the order
+    of images with equal scores does not matter.
+    """
     scores, order = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(descending=True)
     hits = positive[order]
     # Equal scores are seen at once: each position counts all images up to the last of its equals.
@@ -83,26 +61,19 @@ def average_precision(scores: Tensor, positive: Tensor) -> Tensor:
     return precision[hits].mean()
 
 
-def metric_for(multi_label: bool) -> TopK | MeanAveragePrecision:
-    """Return a new metric, the one that the study reports for a kind of data."""
-    return MeanAveragePrecision() if multi_label else TopK()
-
-
 def evaluate(
     model: nn.Module,
     loader: Iterable[tuple[Tensor, Tensor]],
-    metric: TopK | MeanAveragePrecision,
     *,
     accelerator: Accelerator | None = None,
     prepare: Callable[[Tensor], Tensor] | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Return what the metric finds, "images", and "images_per_second" of the model alone: no decoding, no transfer.
+    """Return "top1" and "top5", or "mAP", "images", and "images_per_second" of the model alone.
 
     Args:
         model: A classifier, whose mode is put back at the end.
-        loader: Batches of images and targets.
-        metric: A new one, which keeps what it saw.
+        loader: Batches of images and targets: classes (B,), or 0 and 1 for several labels per image (B, classes).
         accelerator: The Accelerator of a run on several processes; the loader is then what its `prepare` returned.
             Every process returns the numbers of all images.
         prepare: Applied to inputs on the model's device before it runs, such as normalisation; not timed.
@@ -116,7 +87,7 @@ def evaluate(
     was_training = model.training
     model.eval()
     speeds: list[float] = []
-    images = 0
+    seen: list[tuple[Tensor, ...]] = []
     try:
         with torch.inference_mode():
             for inputs, targets in loader:
@@ -126,10 +97,13 @@ def evaluate(
                 speeds.append(len(inputs) / spent)
                 if accelerator is not None:
                     logits, targets = accelerator.gather_for_metrics((logits, targets))
-                metric.update(logits, targets)
-                images += len(targets)
+                several = targets.dim() == 2
+                found = (logits.float(), targets) if several else (ranks(logits, targets),)
+                seen.append(tuple(part.cpu() for part in found))
                 if advance is not None:
                     advance(len(targets))
+            if not seen:
+                raise ValueError("data has no images")
             if len(speeds) == 1:
                 speeds.append(len(inputs) / _run(model, inputs, accelerator)[0])
     finally:
@@ -137,7 +111,14 @@ def evaluate(
     speed = median(speeds[1:] or [0.0])
     if accelerator is not None:
         speed = float(accelerator.reduce(torch.tensor([speed], device=like.device), "sum"))
-    return {**metric.compute(), "images": images, "images_per_second": speed}
+    columns = [torch.cat(parts) for parts in zip(*seen, strict=True)]
+    images = len(columns[0])
+    if several:
+        quality = {"mAP": 100 * mean_average_precision(*columns)}
+    else:
+        largest = (1, 5) if logits.shape[1] > 5 else (1,)
+        quality = {f"top{k}": 100 * int((columns[0] < k).sum()) / images for k in largest}
+    return {**quality, "images": images, "images_per_second": speed}
 
 
 def _run(model: nn.Module, inputs: Tensor, accelerator: Accelerator | None) -> tuple[float, Tensor]:

@@ -37,31 +37,23 @@ class Objective:
         from timm.data import Mixup
         from timm.loss import AsymmetricLossMultiLabel, SoftTargetCrossEntropy
 
-        mixed = settings.mixup > 0 or settings.cutmix > 0
-        if multi_label and mixed:
+        mixup, cutmix, smoothing = settings.mixup, settings.cutmix, settings.label_smoothing
+        if multi_label and (mixup or cutmix):
             raise ValueError(
-                f"mixup={settings.mixup:g} and cutmix={settings.cutmix:g} mix single labels; "
-                "for data with several labels per image both must be 0"
+                f"{mixup=:g} and {cutmix=:g} mix single labels; for data with several labels per image both must be 0"
             )
-        if mixed and settings.batch_size % 2:
+        if (mixup or cutmix) and settings.batch_size % 2:
             raise ValueError(f"batch_size={settings.batch_size} must be even with mixup or cutmix")
         self.model, self.teacher = model, teacher
         self.mixup: Any = None
-        self.criterion: Any = nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing)
+        self.criterion: Any = nn.CrossEntropyLoss(label_smoothing=smoothing)
         if multi_label:
             asymmetric = AsymmetricLossMultiLabel(gamma_neg=4, gamma_pos=0, clip=0.05, eps=1e-8)
             # The paper sums over images; AdamW does not see the difference, but accumulation and processes would.
             self.criterion = lambda logits, targets: asymmetric(logits, targets) / len(logits)
-        elif mixed:
+        elif mixup or cutmix:
             self.criterion = SoftTargetCrossEntropy()
-            self.mixup = Mixup(
-                mixup_alpha=settings.mixup,
-                cutmix_alpha=settings.cutmix,
-                prob=settings.mixup_probability,
-                switch_prob=settings.mixup_switch,
-                label_smoothing=settings.label_smoothing,
-                num_classes=classes,
-            )
+            self.mixup = Mixup(mixup, cutmix, label_smoothing=smoothing, num_classes=classes)
 
     def __call__(self, forward: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of forward(inputs), where `forward` is the model, perhaps wrapped by Accelerate."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from agglo.lab.options import Amount, AtLeastOne, Fraction, Whole, option, require_limits
@@ -33,10 +33,6 @@ class TrainingSettings(ReductionSettings, CosineSettings):
     head_std: float | None = option(None, "deviation of a new head's starting weights; none is the model's own start")
     from_scratch: bool = option(False, "start from random weights")
     dataset: str = option("imagenet", "by name; `agglo finetune --help` lists them")
-    skip_bad: bool = option(
-        False,
-        "leave out missing and unreadable images and count them; every process reads all images once for it",
-    )
 
     # What goes with token reduction
     distill: bool = option(False, "learn from the dense teacher too (DynamicViT)")
@@ -57,8 +53,6 @@ class TrainingSettings(ReductionSettings, CosineSettings):
     label_smoothing: Fraction = 0.1
     mixup: Amount = 0.8
     cutmix: Amount = 1.0
-    mixup_probability: Fraction = 1.0
-    mixup_switch: Fraction = option(0.5, "how often CutMix is taken where both could be")
     ema_decay: Fraction = 0.99996
     patch_drop_rates: list[float] = option(
         [], "fraction of patches left out of each training image, epoch by epoch; epochs after these see all patches"
@@ -111,11 +105,6 @@ MAY_DIFFER = frozenset({"workers", "checkpoint_minutes", "tracker", "evaluation_
 AUGMENTATION_SETTINGS = ("randaugment", "colour_jitter", "erasing", "cutout", "flip", "shift")
 
 
-def _weights(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a chosen checkpoint implies: it replaces the weights that a recipe starts from."""
-    return {} if chosen.get("checkpoint") is None else {"pretrained": False, "from_scratch": False}
-
-
 def _augmentation(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the augmentation of a data set as settings."""
     own = dataset_named(values["dataset"]).augmentation
@@ -125,8 +114,6 @@ def _augmentation(values: Mapping[str, Any]) -> dict[str, Any]:
 RECIPES = recipes.Recipes(
     TrainingSettings,
     "agglo.lab.tasks.classification.training",
-    start={**asdict(TrainingSettings(from_scratch=True)), "from_scratch": False},
-    implied=_weights,
     of_data=_augmentation,
     of_method=OF_METHOD,
     beside_no_method=("patch_drop_rates",),

@@ -24,7 +24,7 @@ from agglo.lab.tasks.classification.data.transforms import (
     inputs_for,
     train_transform,
 )
-from agglo.lab.tasks.classification.evaluation.metrics import evaluate, metric_for
+from agglo.lab.tasks.classification.evaluation.metrics import evaluate
 from agglo.lab.tasks.classification.training.objective import Objective
 from agglo.lab.tasks.classification.training.parameter_groups import freeze_backbone, parameter_groups
 from agglo.lab.tasks.classification.training.settings import AUGMENTATION_SETTINGS, MAY_DIFFER, TrainingSettings
@@ -59,11 +59,10 @@ class Classification(TrainingTask):
         self, settings: TrainingSettings, data: Path, accelerator: Any, share: Share, given: nn.Module | None = None
     ) -> None:
         self.settings, self.accelerator = settings, accelerator
-        self.train, self.validation = open_splits(settings, data)
-        classes, self.multi_label = len(self.train.classes), self.train.multi_label
+        self.train, validation = open_splits(settings, data)
+        classes, multi_label = len(self.train.classes), self.train.multi_label
         checkpoint = starting_weights(settings)
         self.model, teacher = build_models(settings, classes, checkpoint, given)
-        self.companions = () if teacher is None else (teacher,)
         # The method's weights apart: other methods start from the same model.
         parts = zip(("weights", "weights of the method"), split_method(self.model.state_dict()), strict=True)
         self.start = {} if settings.from_scratch else {name: fingerprint(part) for name, part in parts if part}
@@ -71,21 +70,22 @@ class Classification(TrainingTask):
         if fresh and accelerator.is_main_process:
             print(f"not in {settings.checkpoint}, so started afresh: {', '.join(fresh)}", file=sys.stderr)
         self.data = training_data(settings, self.train, self.model, share)
-        self.objective = Objective(settings, self.model, classes, self.multi_label, teacher)
-        self.loader = accelerator.prepare_data_loader(validation_loader(settings, self.validation, self.model))
+        teacher = teacher if teacher is None else teacher.to(accelerator.device)
+        self.objective = Objective(settings, self.model, classes, multi_label, teacher)
+        self.loader = accelerator.prepare_data_loader(validation_loader(settings, validation, self.model))
         self.groups = parameter_groups(
             self.model,
             weight_decay=settings.weight_decay,
             layer_decay=settings.layer_decay,
             backbone_lr_scale=settings.backbone_lr_scale,
         )
-        self.ranked_by = "mAP" if self.multi_label else "top1"
+        self.ranked_by = "mAP" if multi_label else "top1"
 
     def loss(self, forward: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.objective(forward, inputs, targets)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        found = evaluate(model, self.loader, metric_for(self.multi_label), accelerator=self.accelerator)
+        found = evaluate(model, self.loader, accelerator=self.accelerator)
         return {name: value for name, value in found.items() if name not in ("images", "images_per_second")}
 
     def begin_epoch(self, epoch: int) -> None:
@@ -103,9 +103,6 @@ class Classification(TrainingTask):
     def fingerprints(self) -> dict[str, str]:
         return {**self.start, "training images": self.train.fingerprint()}
 
-    def skipped(self) -> Sequence[str]:
-        return [*self.train.skipped, *self.validation.skipped]
-
 
 def starting_weights(settings: TrainingSettings) -> Checkpoint | None:
     return None if settings.checkpoint is None else Checkpoint.read(Path(settings.checkpoint))
@@ -121,10 +118,7 @@ def build_models(
     """
     seed_everything(settings.seed, "model")
     checkpoint = starting_weights(settings) if checkpoint is None else checkpoint
-    if given is None:
-        known, model = _named_model(settings, classes, checkpoint)
-    else:
-        known, model = _given_model(given, classes)
+    known, model = _named_model(settings, classes, checkpoint) if given is None else _given_model(given, classes)
     if settings.head_std is not None and known != classes and (name := head_name(model)) is not None:
         head: Any = model.get_submodule(name)
         nn.init.trunc_normal_(head.weight, std=settings.head_std)
@@ -140,17 +134,14 @@ def _named_model(
     settings: TrainingSettings, classes: int, checkpoint: Checkpoint | None
 ) -> tuple[int | None, nn.Module]:
     """Return the number of classes that the starting weights know, None without a head, and the model with them."""
-    options: dict[str, Any] = {"drop_path_rate": settings.drop_path}
-    if any(settings.patch_drop_rates):
-        options["patch_drop_rate"] = max(settings.patch_drop_rates)
-    if settings.global_pool is not None:
-        options["global_pool"] = settings.global_pool
+    pool = {} if settings.global_pool is None else {"global_pool": settings.global_pool}
+    drop = {"patch_drop_rate": max(settings.patch_drop_rates)} if any(settings.patch_drop_rates) else {}
     spec = ModelSpec(
         settings.model,
         None if settings.checkpoint is None else Path(settings.checkpoint),
         settings.pretrained,
         num_classes=classes,
-        options=options,
+        options={"drop_path_rate": settings.drop_path, **drop, **pool},
         new_head=True,
         from_scratch=settings.from_scratch,
     )
@@ -193,13 +184,11 @@ def _teacher(settings: TrainingSettings, model: nn.Module, known: int | None, cl
 
 def open_splits(settings: TrainingSettings, root: Path) -> tuple[ClassificationData, ClassificationData]:
     """Open the training and the validation split of the settings' data set, without transforms yet."""
-    train, validation = (
-        open_split(settings.dataset, root, split, skip_bad=settings.skip_bad) for split in ("train", "val")
-    )
-    one_sided = sorted(set(train.classes) ^ set(validation.classes))
-    if one_sided:
-        some = ", ".join(one_sided[:5]) + (", ..." if len(one_sided) > 5 else "")
-        raise ValueError(f"{len(one_sided)} classes are in only one of the splits of data={str(root)!r}: {some}")
+    train, validation = (open_split(settings.dataset, root, split) for split in ("train", "val"))
+    if one_sided := sorted(set(train.classes) ^ set(validation.classes)):
+        raise ValueError(
+            f"{len(one_sided)} classes are in only one of the splits of data={str(root)!r}: {', '.join(one_sided[:5])}"
+        )
     return train, validation
 
 
@@ -231,8 +220,7 @@ def validation_loader(settings: TrainingSettings, split: ClassificationData, mod
 def in_memory(data: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Return all images (N, C, H, W) uint8 and targets of a data set whose images have the model's size."""
     images, targets = zip(*(data[index] for index in range(len(data))), strict=True)
-    pixels = [torch.from_numpy(np.array(image)) for image in images]
-    pixels = [image[None] if image.ndim == 2 else image.permute(2, 0, 1) for image in pixels]
+    pixels = [torch.from_numpy(np.atleast_3d(image).transpose(2, 0, 1).copy()) for image in images]
     wanted = (len(inputs.mean), *inputs.image_size)
     if others := sorted({tuple(image.shape) for image in pixels} - {wanted}):
         raise ValueError(f"in_memory=true needs images of {wanted}, as the model does; {data.name} has {others[:3]}")

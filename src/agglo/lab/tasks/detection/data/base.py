@@ -29,7 +29,6 @@ class DetectionData(Dataset[tuple[Any, Target]], ABC):
         image_ids: The id of each image, in order.
     """
 
-    skipped: Sequence[str] = ()  # what reports say about the data; nothing here, much in other tasks
     remarks: Sequence[str] = ()
 
     def __init__(self, name: str, description: str, classes: Sequence[str], category_ids: Sequence[int]) -> None:

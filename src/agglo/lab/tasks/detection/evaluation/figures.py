@@ -13,8 +13,8 @@ import torch
 from agglo.drawing.groups import Ints, patch_labels
 from agglo.lab.data.image_files import open_image
 from agglo.lab.drawing.detections import LEAST_SCORE, Shown, sheet
-from agglo.lab.evaluation.cells import Reducible
 from agglo.lab.evaluation.configs import Configs
+from agglo.lab.evaluation.grid import Reducible
 from agglo.lab.tasks.detection.data.transforms import transforms_for
 from agglo.lab.tasks.detection.specs import Opened, open_detector
 from agglo.patch import remove, trace

@@ -11,9 +11,8 @@ from typing import Any
 
 from agglo.checks import choice
 from agglo.lab.evaluation import report as reports
-from agglo.lab.evaluation.cells import Cell, Reducible
 from agglo.lab.evaluation.configs import Configs, budget_of
-from agglo.lab.evaluation.grid import Grid, about_data
+from agglo.lab.evaluation.grid import EvaluationGrid, GridCell, Reducible, about_data
 from agglo.lab.evaluation.report import Quality
 from agglo.lab.tasks.detection.data import make_scenes, open_coco, transforms_for
 from agglo.lab.tasks.detection.data.transforms import LONGEST, TEST_SHORT_SIDE
@@ -28,7 +27,7 @@ from agglo.utils.progress import progress
 from agglo.utils.tables import Column, Table
 from agglo.utils.timing import speeds_in_turns
 
-QUALITY = Quality({"box_AP": "box AP", "mask_AP": "mask AP"}, lambda report: ("box_AP", "mask_AP"))
+QUALITY = Quality({"box_AP": "box AP", "mask_AP": "mask AP"}, ("box_AP", "mask_AP"))
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,13 @@ class EvaluationSettings:
     detections: Path | None = None
 
 
-class Evaluation(Grid):
+class Evaluation(EvaluationGrid):
     """A detector and a data set, ready to be evaluated in every way."""
 
     prepared_by = ("in_words",)
 
     def __init__(self, settings: EvaluationSettings) -> None:
         super().__init__(settings)
-        self.settings = settings
         self.data: Any
         if choice("dataset", settings.dataset, ("coco", "scenes")) == "scenes":
             count, side = settings.images or 1000, settings.image_size or 112
@@ -89,7 +87,7 @@ class Evaluation(Grid):
         batches = {"batch_size": settings.batch_size, "workers": settings.workers}
         self.images = DetectionBatches(self.data, transforms_for(self.side)[1], **batches, accelerator=self.accelerator)
 
-    def evaluate(self, cells: Sequence[Cell], journal: Journal) -> None:
+    def evaluate(self, cells: Sequence[GridCell], journal: Journal) -> None:
         count, what = len(self.images) * len(cells), f"batches of {self.settings.batch_size}"
         with progress(count, what, every_seconds=10, quiet=self.quiet) as advance:
             for cell in cells:
@@ -104,7 +102,7 @@ class Evaluation(Grid):
             name = re.sub(r"[^A-Za-z0-9.=-]+", "_", title)
             write_json(self.settings.detections / f"{name}.json", results)
 
-    def finish(self, cells: Sequence[Cell], journal: Journal) -> None:
+    def finish(self, cells: Sequence[GridCell], journal: Journal) -> None:
         """Replace speeds that were measured one after the other by speeds that can be compared."""
         found = [journal.find(cell.key) or {} for cell in cells]
         timed = all("turns" in result for result in found)

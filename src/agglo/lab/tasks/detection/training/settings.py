@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from agglo.lab.options import Amount, AtLeastOne, Fraction, Whole, option, require_limits
@@ -89,14 +88,4 @@ class DetectionSettings(ReductionSettings, DropSettings):
 MAY_DIFFER = frozenset({"workers", "checkpoint_minutes", "tracker", "from_scratch"})
 
 
-def _weights(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Let a file of weights that a person names replace starting from scratch."""
-    return {} if chosen.get("checkpoint") is None else {"from_scratch": False}
-
-
-RECIPES = Recipes(
-    DetectionSettings,
-    "agglo.lab.tasks.detection.training",
-    start={**asdict(DetectionSettings(from_scratch=True)), "from_scratch": False},
-    implied=_weights,
-)
+RECIPES = Recipes(DetectionSettings, "agglo.lab.tasks.detection.training")
