@@ -28,7 +28,7 @@ from agglo.utils.progress import progress
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-METRICS = {"top1": "top-1", "top5": "top-5", "mAP": "mAP"}
+QUALITY = Quality({"top1": "top-1", "top5": "top-5", "mAP": "mAP"}, ("top1", "mAP"), fractions=("top1", "top5"))
 _GIGABYTE = 1e9
 
 
@@ -221,11 +221,3 @@ def prompted(spec: ModelSpec, data: ClassificationData) -> ModelSpec:
     if len(names) != len(data.classes):
         raise ValueError(f"{len(names)} class names for the {len(data.classes)} classes of {data.name}: one each")
     return replace(spec, prompts=replace(spec.prompts, class_names=names))
-
-
-def main_metric(report: dict[str, Any]) -> str:
-    """Return the first of METRICS that the results have."""
-    return next(name for name in METRICS if any(name in result for result in report["results"]))
-
-
-QUALITY = Quality(METRICS, ("top1", "mAP"), fractions=("top1", "top5"))
