@@ -15,7 +15,7 @@ import torch
 from agglo.config import ReductionConfig
 from agglo.drawing.sheet import Panel, Row, compose
 from agglo.lab.data.fashion_mnist import read_split
-from agglo.lab.evaluation.cells import one_of_several
+from agglo.lab.evaluation.grid import one_of_several
 from agglo.lab.paper import compare
 from agglo.lab.paper.classifiers import FASHION, LINKAGES, data_need
 from agglo.lab.paper.compare import DENSE, Value, percent
