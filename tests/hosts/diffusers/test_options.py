@@ -94,15 +94,12 @@ def test_parts_that_a_model_does_not_have() -> None:
 
 def test_resolutions() -> None:
     model, inputs = unet()
-    for max_downsample, blocks in ((None, [0, 5, 6]), (1, [0, 5, 6]), (2, [0, 1, 2, 3, 4, 5, 6]), (8, list(range(7)))):
+    for max_downsample, blocks in ((None, [0, 5, 6]), (1, [0, 5, 6]), (2, [0, 1, 2, 3, 4, 5, 6])):
         agglo.apply(model, keep_rate=0.5, max_downsample=max_downsample)
         with agglo.trace(model) as trace:
             run(model, inputs)
         assert [step.block for step in trace.steps] == blocks
-
-
-def test_a_model_without_attention_at_its_finest_resolution() -> None:
-    """As SDXL: tomesd with its default does nothing there, and does not say so."""
+    # As SDXL, without attention at its finest resolution: tomesd does nothing there, and does not say so.
     types = {"down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D")}
     model, inputs = unet(**types, up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"))
     dense = run(model, inputs)

@@ -11,7 +11,7 @@ import torch
 import agglo
 from agglo.hosts.diffusers.state import drift
 from agglo.methods import ATC, Outcome, View
-from tests.support.diffusion import dit, generate, pipeline, run, unet
+from tests.support.diffusion import dit, run, unet
 
 
 class Counting(ATC):
@@ -68,18 +68,6 @@ def test_calls_with_one_timestep_are_one_step() -> None:
         assert torch.equal(result, reference)
 
 
-@pytest.mark.parametrize(("threshold", "times"), [(0.0, 4), (1e9, 1)])
-def test_drift_decides(threshold: float, times: int) -> None:
-    model, inputs = dit()
-    method = Counting()
-    agglo.apply(model, method, keep_rate=0.5, drift=threshold)
-    with agglo.hosts.diffusers.generation():
-        for step in range(4):
-            moved = {**inputs, "hidden_states": inputs["hidden_states"] * (1 + 0.1 * step)}
-            run(model, moved, timestep=torch.tensor([500 - step] * 2))
-    assert method.asked == {64: 2 * times}
-
-
 def test_drift_is_measured_since_the_grouping_was_made() -> None:
     """Steps of 0.06 add up: the second is beyond 0.1, the third again within."""
     before = torch.randn(2, 9, 4)
@@ -107,20 +95,6 @@ def test_drift_is_measured_since_the_grouping_was_made() -> None:
     assert asked == [1, 1, 2, 2, 3]
 
 
-def test_a_kept_grouping_is_the_one_that_was_made() -> None:
-    model, inputs = unet()
-    agglo.apply(model, keep_rate=0.5, every=2)
-    labels = []
-    with agglo.hosts.diffusers.generation():
-        for step, sample in enumerate(torch.randn(4, 2, 4, 8, 8)):
-            with agglo.trace(model) as trace:
-                run(model, {**inputs, "sample": sample}, timestep=torch.tensor(900 - step))
-            labels.append(trace.groupings[0].labels)
-    assert torch.equal(labels[0], labels[1])
-    assert torch.equal(labels[2], labels[3])
-    assert not torch.equal(labels[1], labels[2])
-
-
 def test_another_batch_or_another_apply_begins_anew() -> None:
     model, inputs = unet()
     one = {key: value[:1] if value.dim() else value for key, value in inputs.items()}
@@ -144,10 +118,3 @@ def test_outside_of_a_generation_nothing_is_kept_by_guessing(options: dict[str, 
         run(model, inputs)
     with agglo.hosts.diffusers.generation(), pytest.raises(ValueError, match="timestep"):
         run(model, inputs, timestep=None)
-
-
-def test_every_call_of_a_pipeline_is_a_generation_of_its_own() -> None:
-    pipe = agglo.apply(pipeline(), keep_rate=0.5, every=3)
-    first = generate(pipe, seed=1)
-    generate(pipe, seed=2)
-    assert torch.equal(generate(pipe, seed=1), first)

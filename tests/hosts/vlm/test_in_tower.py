@@ -95,16 +95,6 @@ def test_other_methods_leave_the_tower_merged_too(method: str) -> None:
     assert not logits(model, inputs).isnan().any()
 
 
-def test_what_was_dropped_does_not_come_back() -> None:
-    """The tokens that random dropping leaves are those that restoring shows at the same places."""
-    model, processor = applied(VLMS[2], method="random", seed=1)
-    inputs = VLMS[2].inputs(processor, [[image(1)]])
-    merged = features(model, inputs)[0]
-    agglo.apply(model, method="random", seed=1, keep_rate=0.7)
-    restored, labels = features(model, inputs)[0], labels_of(model, inputs, 7)[0]
-    torch.testing.assert_close(merged, restored[labels >= 0], atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("strategy", ["default", "full"])
 def test_the_class_token_is_handed_on_where_the_configuration_says_so(strategy: str) -> None:
     model = vlms._llava(vision_feature_select_strategy=strategy).eval()

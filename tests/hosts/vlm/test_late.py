@@ -108,20 +108,14 @@ def mrope_by_hand(model: Any, inputs: Any, dense_inputs: Any, was_image: Tensor,
     rest = iter(labels)
     for row in range(len(was_image)):
         columns: list[Tensor] = []
-        place = 0
-        there = dense_inputs["attention_mask"][row].bool()
+        there, done = dense_inputs["attention_mask"][row].bool(), 0
         of_row, images = dense[:, row, there].double(), was_image[row][there]
-        while place < len(images):
-            if not images[place]:
-                columns.append(of_row[:, place])
-                place += 1
-                continue
-            groups = torch.tensor(next(rest))
-            members = of_row[:, place : place + len(groups)]
-            columns += [
-                torch.floor(members[:, groups == group].mean(1) + 0.5) for group in range(int(groups.max()) + 1)
-            ]
-            place += len(groups)
+        while done < len(images):
+            groups = torch.tensor(next(rest) if images[done] else [0])
+            members = of_row[:, done : done + len(groups)]
+            found_here = range(int(groups.max()) + 1)
+            columns += [torch.floor(members[:, groups == group].mean(1) + 0.5) for group in found_here]
+            done += len(groups)
         found[:, row, inputs["attention_mask"][row].bool()] = torch.stack(columns, dim=1).long()
     return found
 

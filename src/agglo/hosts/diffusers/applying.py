@@ -163,11 +163,7 @@ class Level:
 
 
 def counted(model: Any, n_tokens: int | None = None) -> dict[str, Any]:
-    """Return the fields of `agglo.report` for a reduced denoiser; text is left out.
-
-    Args:
-        n_tokens: Tokens of an image (or video) at the model's finest resolution, if not those of its own size.
-    """
+    """Return the fields of `agglo.report` for a reduced denoiser, whose finest resolution has n_tokens image tokens."""
     plan: DiffusionPlan = model.agglo_applied
     sites = [modules.site for modules in plan.architecture.find(model)]
     at = {downsample: _tokens(model, downsample, n_tokens) for downsample in {1, *(site.downsample for site in sites)}}
@@ -208,6 +204,5 @@ def _tokens(model: Any, downsample: int, n_tokens: int | None) -> tuple[int, Gri
     return n_tokens // downsample**2, None
 
 
-def _madds(site: Site, n_groups: int) -> int:
-    """Count projections, attention scores and weighted sums."""
+def _madds(site: Site, n_groups: int) -> int:  # of projections, attention scores and weighted sums
     return 4 * n_groups * site.width * site.inner + 2 * n_groups**2 * site.inner

@@ -56,10 +56,7 @@ def _site(index: int, name: str, attention: Any, downsample: int = 1) -> Site:
 
 
 class UNet:
-    """U-Nets: resolutions that halve on the way down and double on the way up.
-
-    Blocks inside a Transformer2DModel, or attentions over feature maps (UNet2DModel, AttnDownBlock2D).
-    """
+    """U-Nets with blocks inside Transformer2DModels, or with attentions over feature maps (UNet2DModel)."""
 
     models = "UNet2DConditionModel, UNet2DModel, ControlNetModel"
 

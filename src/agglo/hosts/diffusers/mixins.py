@@ -314,7 +314,7 @@ class ReducedMapAttention(ReducedModule):
 def _require_mergeable(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise RuntimeError for an attention mask, and for caches of attention outputs."""
     if kwargs.get("attention_mask", args[1] if len(args) > 1 else None) is not None:
-        raise RuntimeError("an attention_mask says which tokens may be seen, and a group has several: agglo.remove it")
+        raise RuntimeError("an attention with an attention_mask cannot be reduced: a group has several tokens")
     hooks = getattr(getattr(attention, "_diffusers_hook", None), "hooks", {})
     caching = [name for name in hooks if any(part in name for part in _CACHING_HOOKS)]
     if caching:

@@ -126,8 +126,8 @@ class Kept(NamedTuple):
 class History:
     """The calls of one model, which this keeps alive, in one generation.
 
-    A step is the calls with one timestep: pipelines that run prompted and unprompted images one after the other call
-    the model twice. Such calls keep separate groupings, by their number within the step.
+    A step is the calls with one timestep: some pipelines run prompted and unprompted images one after the other. Such
+    calls keep separate groupings, by their number within the step.
     """
 
     model: Any
@@ -193,11 +193,7 @@ def history_of(model: Any, plan: DiffusionPlan, timestep: Any) -> History:
 
 
 def grouping_at(now: DenoiserPass, at: CurrentBlock, attention: Any, seen: Tensor) -> Grouping | None:
-    """Return the grouping of a block's image tokens, decided once per pass; None where none of them merge.
-
-    Args:
-        seen: The tokens (B, N, C) as the self-attention sees them.
-    """
+    """Return the grouping of image tokens (B, N, C) as attention sees them, decided once per block, if any merge."""
     if not at.decided:
         at.grouping, at.decided = _decide(now, at, attention, seen), True
     return at.grouping

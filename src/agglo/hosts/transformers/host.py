@@ -55,7 +55,7 @@ class TransformersViT(Host):
             tower = tower_of(module)
         except (AttributeError, TypeError) as error:
             raise UnsupportedModelError(
-                f"how many patches does {name} make ({error})? docs/hosts.md says how to write a host"
+                f"agglo cannot tell how many patches {name} makes ({error}); docs/hosts.md says how to write a host"
             ) from error
         for part in (module, tower.loop):
             require_no_bypass(part, ("forward",), "transformers")

@@ -173,20 +173,14 @@ class LayerLoop(BlockLoop):
             sequences = [Sequences(rows[:, None] * x.shape[1] + order, rows)]
             self.tile_bias = None if mask is None else mask[:, :, order][..., order]
 
-        def begin_one(each: Sequences, tokens: Tensor) -> ForwardPass:
-            where = None if points is None else points[each.index]
-            return self._begin(block, tokens, None if table is None else table[each.index[0]], where, prefix)
+        def begin_one(each: Sequences | None, tokens: Tensor) -> ForwardPass:
+            own = table if table is None or each is None else table[each.index[0]]
+            where = points if points is None or each is None else points[each.index]
+            ends, n_tokens = self.setup.plan.ends, int(tokens.shape[1])
+            positions = positions_of(block, own, where, ends, n_tokens, self.grid(n_tokens - sum(ends)))
+            return self.begin_pass(tokens, positions, prefix)
 
-        if sequences is not None:
-            return Split(x, sequences, begin_one, bounds)
-        return self._begin(block, x, table, points, prefix)
-
-    def _begin(
-        self, block: nn.Module, x: Tensor, table: Tensor | None, points: Tensor | None, prefix: int | None
-    ) -> ForwardPass:
-        ends, n_tokens = self.setup.plan.ends, int(x.shape[1])
-        grid = self.grid(n_tokens - sum(ends))
-        return self.begin_pass(x, positions_of(block, table, points, ends, n_tokens, grid), prefix)
+        return begin_one(None, x) if sequences is None else Split(x, sequences, begin_one, bounds)
 
     def grid(self, n_patches: int) -> Grid | None:
         # Where the grid is not forwarded, as for methods that do not ask for it, a size that is not the model's own is

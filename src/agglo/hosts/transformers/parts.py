@@ -225,8 +225,8 @@ def positions_of(
 def rows_and_columns(table: Tensor) -> tuple[int, int]:
     """Return the grid of a table (N, 2d) that goes row by row, each channel following either the row or the column.
 
-    Channels that the first step to the right leaves alone follow the row; the first patch where one of them changes
-    begins the second row. A single column is taken for a single row, which has the same angles.
+    The first patch where a channel changes that the first step leaves alone begins the second row. A single column is
+    taken for a single row, which has the same angles.
     """
     if len(table) < 3:
         return 1, len(table)

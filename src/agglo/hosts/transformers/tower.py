@@ -70,11 +70,7 @@ def loop_of(module: nn.Module) -> tuple[nn.Module, str] | None:
 
 
 def embeddings_of(module: nn.Module) -> nn.Module | None:
-    """Return the patch embedding of what may be a tower.
-
-    A child with a convolution over two or three dimensions, or with a linear layer named after patches, and without a
-    vocabulary.
-    """
+    """Return a child with a convolution, or a linear layer named after patches, and without a vocabulary, if any."""
     for name in _EMBEDDINGS:
         child = module._modules.get(name)
         if child is None or any("word_embeddings" in inner or "text" in inner for inner, _ in child.named_modules()):

@@ -58,10 +58,7 @@ def image_tokens(model: nn.Module, dense: int | None = None) -> int:
     """See `agglo.image_tokens`."""
     found = reduced_vlms(model)
     if not found:
-        raise ValueError(
-            f"this {type(model).__name__} gives as many tokens as ever: call "
-            "agglo.apply(model, ..., output='merged') first"
-        )
+        raise ValueError(f"{type(model).__name__} is not reduced: call agglo.apply(model, ..., output='merged') first")
     reduction = vlm_reduction_of(found[0])
     assert reduction is not None
     if dense is not None:
@@ -96,4 +93,4 @@ def _require_known_count(method: Method, plan: Plan) -> None:
             "it: give keep_rate or schedule"
         )
     if method.varies != "no" or method.tokens_return != "never":
-        raise ValueError(f"{method.name} leaves a number of tokens that is not known beforehand, as a prompt needs it")
+        raise ValueError(f"{method.name} leaves a number of tokens that is not known beforehand, and a prompt needs it")

@@ -55,15 +55,10 @@ class Family:
         pixels = int(size if isinstance(size, int) else size[0])
         return SmallerImages(pixels * self.side(model), interpolate_positions=self.pointwise)
 
-    def recognises(self, model: nn.Module) -> bool:
-        return _is_of_transformers(model, self.models)
-
-    def fits(self, processor: Any) -> bool:
-        return _is_of_transformers(processor, self.processors)
-
-
-def _is_of_transformers(thing: object, names: Sequence[str]) -> bool:
-    return any(cls.__module__.split(".")[0] == "transformers" and cls.__name__ in names for cls in type(thing).__mro__)
+    def has(self, thing: object) -> bool:
+        """Return whether this is a model or processor of the family."""
+        own = {cls.__name__ for cls in type(thing).__mro__ if cls.__module__.split(".")[0] == "transformers"}
+        return not own.isdisjoint(self.models + self.processors)
 
 
 def _n_patches(model: Any) -> int:
@@ -76,7 +71,7 @@ def _n_patches(model: Any) -> int:
 def _llava_dense(model: Any) -> int | None:
     tower = model.config.vision_config.model_type
     if tower == "pixtral":
-        raise UnsupportedModelError("a LLaVA with a Pixtral tower marks rows of an image, which merged tokens have not")
+        raise UnsupportedModelError("a Pixtral tower's prompt has marks between rows, and merged tokens have no rows")
     prefix = {"clip_vision_model": 1, "siglip_vision_model": 0}.get(tower)
     if prefix is None:  # as many as the processor says
         return None
@@ -139,7 +134,7 @@ FAMILIES: tuple[Family, ...] = (
 
 def find_vlm(model: nn.Module, output: str) -> tuple[nn.Module, Family]:
     """Return the module inside a model that joins images and text, and its family."""
-    found = [(module, family) for module in model.modules() for family in FAMILIES if family.recognises(module)]
+    found = [(module, family) for module in model.modules() for family in FAMILIES if family.has(module)]
     if not found:
         supported = ", ".join(name for family in FAMILIES for name in family.models)
         raise UnsupportedModelError(

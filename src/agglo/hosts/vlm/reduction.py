@@ -73,7 +73,7 @@ class VLMReduction(Setting):
             return self.handed_on
         dense = self.dense if dense is None else dense
         if dense is None:
-            raise ValueError("an image's number of tokens depends on its size: agglo.image_tokens(model, 256), of 256")
+            raise ValueError("how many tokens an image takes depends on its size: say agglo.image_tokens(model, 256)")
         assert self.method is not None
         grid = square(dense) if grid is None else grid
         if self.tower_method is None:
@@ -188,9 +188,7 @@ def as_asked(model: Any, outputs: Any, options: dict[str, Any]) -> Any:
 
 def _images(tensor: Tensor, dense: int | None) -> list[Tensor]:
     """Split a batch (B, M, D), or images one behind the other (B M, D), into images (M, D)."""
-    if tensor.dim() == 3:
-        return list(tensor)
-    return list(tensor.split(len(tensor) if dense is None else dense)) if len(tensor) else []
+    return list(tensor if tensor.dim() == 3 or not len(tensor) else tensor.split(dense or len(tensor)))
 
 
 def explain_placeholder_mismatch(model: Any, reduction: VLMReduction, name: str, *args: Any, **kwargs: Any) -> Any:
