@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import agglo
+from agglo.methods.soft import PatchMerger
 from agglo.testing import assert_same, tensors
 from tests.support.class_heads import (
     MODELS,
@@ -130,10 +131,16 @@ def test_traces_hear_of_every_reduction(name: str) -> None:
         assert torch.equal(grouping.labels, heard[1][block].labels)
 
 
+class Learned(PatchMerger):
+    """Acts after the attention of the last block, where it has a say in the class token."""
+
+    place = "after_attention"
+
+
 @torch.no_grad()
 def test_a_method_that_learns_is_asked_at_the_last_block() -> None:
     reports, outputs, model = [], [], build("timm")
-    method = agglo.methods.parse_method("patch_merger")
+    method = Learned()
     for last_block in ("all", "class_token"):
         agglo.apply(model, method, keep_rate=0.5, blocks=(1, 3), last_block=last_block)
         reports.append(agglo.report(model))
