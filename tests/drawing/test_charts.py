@@ -76,7 +76,7 @@ def test_curves_show_the_errors_of_their_points(tmp_path: Path, figures: list[An
     [plain] = second.containers
     assert plain.lines[2] == ()
     [legend] = figures[0].legends
-    assert [text.get_text() for text in legend.get_texts()] == ["tome", "mine", "other methods", "dense"]
+    assert [text.get_text() for text in legend.get_texts()] == ["dense", "tome", "other methods", "mine"]
 
 
 def test_what_is_pointed_out_has_a_ring_and_small_values_a_logarithmic_scale(

@@ -60,15 +60,11 @@ def test_what_cannot_be_embedded(run: Path, tmp_path: Path) -> None:
         embed_detector(run, tmp_path / "detector.safetensors")
 
 
-def test_the_embedded_one(spec: DetectorSpec) -> None:
+def test_it_finds_garments_and_needs_its_tokens(spec: DetectorSpec) -> None:
+    """On scenes of the garments that come with the package, which it never saw."""
     assert embedded.DETECTOR_WEIGHTS.stat().st_size < LARGEST
     opened = open_detector("embedded")
     assert opened.spec == spec
-
-
-def test_it_finds_garments_and_needs_its_tokens() -> None:
-    """On scenes of the garments that come with the package, which it never saw."""
-    opened = open_detector("embedded")
     images = DetectionBatches(
         make_scenes(IMAGES, 10, 5, "val"), transforms_for(opened.spec.image_size)[1], batch_size=8
     )

@@ -71,7 +71,7 @@ def test_weights_and_words_can_be_read_by_the_library(tmp_path: Path) -> None:
 
 
 def write_often(path: Path, value: int) -> None:
-    for _ in range(20):
+    for _ in range(8):
         write_json(path, [value] * 2000)
 
 
@@ -108,18 +108,15 @@ def test_what_fails_leaves_the_file_from_before_and_nothing_else(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("kind", ["a folder", "a pipe"])
-def test_what_is_no_regular_file_is_refused_and_left_as_it_is(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_regular_file_is_refused_and_left_as_it_is(tmp_path: Path, make: Any) -> None:
     path = tmp_path / "out"
-    (os.mkdir if kind == "a folder" else os.mkfifo)(path)
+    make(path)
     before = path.stat().st_mode
     for write in (require_output, lambda path: write_json(path, {})):
-        with pytest.raises(ValueError, match=f"is {kind}"):
+        with pytest.raises(ValueError, match="no regular file"):
             write(path)
     assert path.stat().st_mode == before and list(tmp_path.iterdir()) == [path]
-
-
-def test_an_output_in_no_folder_is_refused(tmp_path: Path) -> None:
     assert require_output(tmp_path / "a.json") == tmp_path / "a.json"
     with pytest.raises(ValueError, match=r"no/a\.json"):
         require_output(tmp_path / "no" / "a.json")

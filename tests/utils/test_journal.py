@@ -27,8 +27,8 @@ def opened(path: Path | None, **options: Any) -> Journal:
     return Journal(path, HEADER, same=SAME, **options)
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.lists(keys, max_size=12), st.data())
+@settings(deadline=None, max_examples=15)
+@given(st.lists(keys, max_size=8), st.data())
 def test_every_key_is_computed_once_over_all_runs(wanted: list[dict[str, Any]], data: st.DataObject) -> None:
     """The oracle is a dict: canonical text -> how often it was computed."""
     stops = data.draw(st.lists(st.integers(1, 5), max_size=3))

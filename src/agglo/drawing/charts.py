@@ -97,13 +97,12 @@ def draw_curves(
         _draw_level(ax, panel)
         for curve in panel.curves:
             if curve.faint:
-                ax.plot(curve.x, curve.y, color=FAINT, linewidth=0.9, zorder=1)
-                continue
-            if curve.ringed:
-                ax.plot(curve.x, curve.y, zorder=4, **_RING)
-                continue
-            errors = {"yerr": curve.y_error, "xerr": _whiskers(curve.x, curve.x_range)}
-            ax.errorbar(curve.x, curve.y, **errors, elinewidth=0.8, zorder=3, **styled(chosen[curve.name]))
+                ax.plot(curve.x, curve.y, color=FAINT, linewidth=0.9, zorder=1, label="other methods")
+            elif curve.ringed:
+                ax.plot(curve.x, curve.y, zorder=4, label=curve.name, **_RING)
+            else:
+                how = {"elinewidth": 0.8, "zorder": 3, "label": curve.name, **styled(chosen[curve.name])}
+                ax.errorbar(curve.x, curve.y, curve.y_error, _whiskers(curve.x, curve.x_range), **how)
         ax.set_xlabel(panel.x_label)
         ax.set_title(panel.title, **_TITLE)
         if not share_y or ax is axes.flat[0]:
@@ -118,7 +117,7 @@ def draw_curves(
             ax.set_ylim(*panel.y_limits)
         if panel.y_log:
             _set_log_y(ax)
-    _add_legend(figure, panels, names)
+    _add_legend(figure, axes)
     _finish(figure, path, title, note)
 
 
@@ -167,7 +166,7 @@ def _draw_level(ax: Any, panel: CurvePanel) -> None:
     if level is None:
         return
     colour = LOOKS[DENSE].colour
-    ax.axhline(level.y, color=colour, linestyle="--", linewidth=1.1, zorder=2)
+    ax.axhline(level.y, color=colour, linestyle="--", linewidth=1.1, zorder=2, label=DENSE)
     if level.y_error:
         ax.axhspan(level.y - level.y_error, level.y + level.y_error, color=colour, alpha=0.13, linewidth=0, zorder=0)
     if level.x is not None:
@@ -175,20 +174,15 @@ def _draw_level(ax: Any, panel: CurvePanel) -> None:
         ax.errorbar([level.x], [level.y], xerr=whiskers, elinewidth=0.8, zorder=3, **styled(LOOKS[DENSE]))
 
 
-def _add_legend(figure: Any, panels: Sequence[CurvePanel], names: Sequence[str]) -> None:
-    """Add a legend by hand: every name once, whichever panels it is in, and lines without their error bars."""
-    from matplotlib.lines import Line2D
-
-    chosen = looks(names)
-    handles = [Line2D([], [], label=textwrap.fill(name, 30), **styled(chosen[name])) for name in names]
-    if any(curve.faint for panel in panels for curve in panel.curves):
-        handles.append(Line2D([], [], color=FAINT, linewidth=0.9, label="other methods"))
-    ringed = dict.fromkeys(curve.name for panel in panels for curve in panel.curves if curve.ringed)
-    handles += [Line2D([], [], label=textwrap.fill(name, 30), **_RING) for name in ringed]
-    if any(panel.level is not None for panel in panels):
-        dense = LOOKS[DENSE]
-        handles.append(Line2D([], [], color=dense.colour, linestyle=dense.line, linewidth=1.1, label=DENSE))
-    figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside right center", labelcolor=INK)
+def _add_legend(figure: Any, axes: Any) -> None:
+    """Add a legend on the right, with every name once, whichever panels it is in."""
+    handles: dict[str, Any] = {}
+    for ax in axes.flat:
+        handles |= {name: handle for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+    names = in_order(handles)
+    labels = [textwrap.fill(name, 30) for name in names]
+    place = {"loc": "outside right center", "fontsize": 9, "labelcolor": INK}
+    figure.legend([handles[name] for name in names], labels, frameon=False, **place)
 
 
 def _draw_bar_panel(ax: Any, panel: BarPanel) -> None:
@@ -220,13 +214,10 @@ def _whiskers(
     return [value - low for value, (low, _) in pairs], [high - value for value, (_, high) in pairs]
 
 
-_LETTERS_PER_INCH = 16  # of a note, at 8 points
-
-
 def _finish(figure: Any, path: Path, title: str, note: str) -> None:
     if title:
         figure.suptitle(title, fontsize=9, x=0.01, ha="left", color=INK)
     if note:
-        fitting = int(_LETTERS_PER_INCH * figure.get_figwidth())
-        figure.supxlabel(textwrap.fill(note, fitting), fontsize=8, x=0.01, ha="left", color="#777777")
+        letters = int(16 * figure.get_figwidth())  # that fit at 8 points
+        figure.supxlabel(textwrap.fill(note, letters), fontsize=8, x=0.01, ha="left", color="#777777")
     figure.savefig(path, dpi=150)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 DENSE, SLICED, FREE = "dense", "sliced dense", "free"
@@ -57,7 +57,7 @@ LOOKS: dict[str, Look] = {
 _FURTHER = ("#5c6bc0", "#00897b", "#c158dc", "#6d8a96", "#ef5777", "#3c40c6", "#b33939", "#218c74")
 _MARKERS = "o^DsvPX"
 _LINES = ("-", "--", ":", "-.")
-_KNOWN = re.compile("|".join(sorted(map(re.escape, LOOKS), key=len, reverse=True)))
+_KNOWN = re.compile(rf"({'|'.join(sorted(LOOKS, key=len, reverse=True))})(?!\w)")
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
@@ -71,22 +71,20 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     True
     """
     names = list(dict.fromkeys(names))
-    exact = {name: LOOKS[name] for name in names if name in LOOKS}
-    times = Counter(exact.keys())
-    further: dict[str, Look] = {}
+    found = {name: LOOKS[name] for name in names if name in LOOKS}
+    times: Counter[str | None] = Counter(found.keys())
     for name in names:
-        if name in exact:
+        if name in found:
             continue
         method = method_of(name)
         if method is not None:
-            known = LOOKS[method]
-            exact[name] = Look(known.colour, known.marker, _LINES[times[method] % len(_LINES)])
-            times[method] += 1
+            found[name] = replace(LOOKS[method], line=_LINES[times[method] % len(_LINES)])
         else:
-            number = len(further)
+            number = times[None]
             marker, line = _MARKERS[number % len(_MARKERS)], _LINES[number // len(_FURTHER) % len(_LINES)]
-            further[name] = Look(_FURTHER[number % len(_FURTHER)], marker, line)
-    return {name: exact[name] if name in exact else further[name] for name in names}
+            found[name] = Look(_FURTHER[number % len(_FURTHER)], marker, line)
+        times[method] += 1
+    return found
 
 
 def method_of(name: str) -> str | None:
@@ -96,9 +94,7 @@ def method_of(name: str) -> str | None:
     ('atc average', 'l1', None, None)
     """
     found = _KNOWN.match(name)
-    if found is None or re.match(r"\w", name[found.end() :]):
-        return None
-    return found.group()
+    return None if found is None else found[1]
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -57,30 +57,18 @@ def draw(
     ...     _ = model(images)
     >>> sheet = agglo.draw(trace, images)  # sheet.save("groups.png") writes it
     """
-    return compose(rows(trace, images, grid=grid, names=names, scale=scale))
-
-
-def rows(
-    trace: Trace,
-    images: Tensor,
-    *,
-    grid: tuple[int, int] | None = None,
-    names: Sequence[str] | None = None,
-    scale: int = 2,
-) -> list[Row]:
-    """Return what `draw` draws before it is laid out, to put more on one sheet."""
     pixels = as_pixels(images)
     if names is not None and len(names) != len(pixels):
         raise ValueError(f"{len(names)} names do not fit {len(pixels)} images")
-    result = []
+    rows = []
     for index, (image, maps) in enumerate(zip(pixels, stages_of(trace, pixels, grid), strict=True)):
         n_patches = f": {tokens(next(iter(maps.values())).size)}" if maps else ""
         panels = [Panel(enlarged(image, scale), f"input{n_patches}")]
         for block, labels in maps.items():
             title = f"block {block}: {tokens(count_groups(labels))}"
             panels.append(Panel(draw_groups(image, labels, scale=scale), title))
-        result.append(Row(panels, "" if names is None else names[index]))
-    return result
+        rows.append(Row(panels, "" if names is None else names[index]))
+    return compose(rows)
 
 
 def stages_of(trace: Trace, pixels: Pixels, grid: tuple[int, int] | None = None) -> list[dict[int, Ints]]:
@@ -154,8 +142,8 @@ def draw_groups(
         scale: How many times larger to draw.
         wash: How much of a group's mean colour covers the photo, from 0, nothing, to 1, all.
         thickness: Of the light line on each side of a border, in pixels of the result; 0 draws none, None is a
-            thirty-second of a patch, at least 1. A dark hairline of one pixel runs beside it, so that it shows on light
-            ground too.
+            thirty-second of a patch, at least 1. A dark hairline of one pixel runs next to it, so that it shows on
+            light ground too.
         spans: How many patches (down, across) cover the image itself, if a padded grid reaches beyond it: (50, 66.7)
             of 50 x 68. None is all of them.
     """

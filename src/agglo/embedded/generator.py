@@ -40,10 +40,7 @@ NOISE: dict[str, Any] = {
 
 
 def untrained(**options: Any) -> nn.Module:
-    """Build the model before training, started as DiT is: every block begins as the identity.
-
-    options: in place of some of SHAPE.
-    """
+    """Build the model before training, with options in place of those of SHAPE; every block begins as the identity."""
     from diffusers import DiTTransformer2DModel
 
     model: nn.Module = DiTTransformer2DModel(**{**SHAPE, **options})
@@ -64,10 +61,7 @@ def untrained(**options: Any) -> nn.Module:
 
 
 def trained(weights: Path = WEIGHTS) -> nn.Module:
-    """Load the generator with its weights, in float32, for evaluation.
-
-    weights: another file of them, such as best/model.safetensors of a run of `agglo train-generator`.
-    """
+    """Load the generator with its weights, or those of a run of `agglo train-generator`, in float32, for evaluation."""
     from safetensors.torch import load_file
 
     if not weights.is_file():
@@ -89,12 +83,6 @@ def to_images(samples: Tensor) -> Tensor:
     return ((inner.float().clamp(-1.0, 1.0) + 1.0) * 127.5).round().to(torch.uint8)
 
 
-def starting_noise(seeds: Sequence[int]) -> Tensor:
-    """Return noise (B, 1, 32, 32), each image's from its own seed: the same in any batch and on any device."""
-    side = SHAPE["sample_size"]
-    return torch.stack([torch.randn(1, side, side, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
-
-
 @torch.no_grad()
 def sample(
     model: nn.Module,
@@ -107,8 +95,9 @@ def sample(
 ) -> Tensor:
     """Return images (B, 1, 28, 28), uint8, of a class and a seed each, by DDIM without further noise.
 
-    guidance: how much of the difference that the class makes is taken; 1 runs the model without the class "any".
-    after_step: called with the number of steps done.
+    Args:
+        guidance: How much of the difference that the class makes is taken; 1 runs the model without the class "any".
+        after_step: Called with the number of steps done.
     """
     from diffusers import DDIMScheduler
 
@@ -117,7 +106,10 @@ def sample(
     parameter = next(model.parameters())
     scheduler = DDIMScheduler(**NOISE, timestep_spacing="trailing", clip_sample=True)
     scheduler.set_timesteps(steps)
-    noisy = starting_noise(seeds).to(parameter.device)
+    shape = (1, SHAPE["sample_size"], SHAPE["sample_size"])
+    # Each image's noise is from its own seed: the same in any batch and on any device.
+    noises = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+    noisy = torch.stack(noises).to(parameter.device)
     labels = torch.tensor(classes, device=parameter.device)
     guided = guidance != 1.0
     if guided:

@@ -26,8 +26,7 @@ def require_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device={name!r} is not available here: {reason}") from error
+        raise ValueError(f"device={name!r} is not available here: {str(error).splitlines()[0]}") from error
     return device
 
 

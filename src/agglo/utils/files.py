@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 _UNFINISHED = ".unfinished"
-_KINDS = {"a folder": stat.S_ISDIR, "a device": stat.S_ISCHR, "a disk": stat.S_ISBLK, "a pipe": stat.S_ISFIFO}
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write, which atomically replaces `path` afterwards, and is synced to the disk.
 
-    Several processes may write the same file: each has a path of its own, and the last one to finish stays. The file
+    Several processes may write the same file: each writes to another path, and the last one to finish stays. The file
     has the mode that any new file has, whatever the writer does.
     """
     require_output(path)
@@ -60,9 +59,7 @@ def require_output(path: Path) -> Path:
     if not path.parent.is_dir():
         raise ValueError(f"output={str(path)!r} lies in no folder: {str(path.parent)!r} does not exist")
     if path.exists() and not path.is_file():
-        mode = path.stat().st_mode
-        kind = next((kind for kind, test in _KINDS.items() if test(mode)), "something else")
-        raise ValueError(f"output={str(path)!r} is {kind}; a regular file, or a name that is free, is accepted")
+        raise ValueError(f"output={str(path)!r} is no regular file; such a file, or a name that is free, is accepted")
     if not os.access(path.parent, os.W_OK):
         raise ValueError(f"output={str(path)!r} cannot be written: {str(path.parent)!r} is read-only")
     return path

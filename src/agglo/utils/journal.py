@@ -23,7 +23,7 @@ class Journal:
     """Results by key, in the order in which they were found.
 
     The file is complete after every result: the header's entries, and a list of the results. A result holds its key
-    under "cell", the values of the key again beside what was found, and the processor and date.
+    under "cell", the values of the key once more, what was found, and the processor and date.
 
     Args:
         path: None keeps everything in memory.
@@ -77,8 +77,8 @@ class Journal:
             self.add(key, compute())
         return self._results[key_of(key)]
 
-    def add(self, key: Key, found: Mapping[str, Any], *, write: bool = True) -> None:
-        """Add a result, or replace that of the same key; without `write` the file is written with the next one.
+    def add(self, key: Key, found: Mapping[str, Any]) -> None:
+        """Add a result, or replace that of the same key.
 
         Raises:
             ValueError: A result of the same subject has other sources.
@@ -86,8 +86,7 @@ class Journal:
         self._require_same_sources({**key, **found})
         ran = {"processor": processor(self._machine), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         self._results[key_of(key)] = plain({**key, **found, **ran, "cell": dict(key)})
-        if write:
-            self.write()
+        self.write()
 
     def write(self) -> None:
         """Write the file in one step: header and results, each entry on a line."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
+import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from functools import partial
 from importlib import metadata
 from pathlib import Path
+from subprocess import DEVNULL, SubprocessError, check_output
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ def machine(device: torch.device | None = None) -> dict[str, Any]:
     """Return the hardware, versions and load of this machine. load: of the last minute, ours included."""
     on_cuda = device is not None and device.type == "cuda"
     return {
-        "cpu": cpu_model(),
+        "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "threads": torch.get_num_threads(),
@@ -32,7 +34,7 @@ def machine(device: torch.device | None = None) -> dict[str, Any]:
         "torch": torch.__version__,
         "timm": version("timm"),
         "agglo": __version__,
-        "commit": commit(),
+        "commit": _commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
@@ -50,30 +52,21 @@ def load_warning(found: dict[str, Any]) -> str | None:
     return f"beware: the load was {load:g} on {cores} cores when this started; others were at work"
 
 
-def cpu_model() -> str:
+def _cpu_model() -> str:
     """Return the CPU's model name, or its architecture where the system gives none."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    path = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", path.read_text(encoding="utf-8")) if path.exists() else None
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def commit() -> str | None:
+def _commit() -> str | None:
     """Return the commit of the source tree agglo runs from, "-dirty" if changed; None for an installed package."""
-    folder = Path(__file__).parents[1]
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
+    git = partial(check_output, cwd=Path(__file__).parents[1], stderr=DEVNULL, text=True, timeout=10)
     try:
-        # An installed package may lie inside somebody else's repository.
-        git("ls-files", "--error-unmatch", "__init__.py")
-        return git("describe", "--always", "--dirty", "--abbrev=12")
-    except (OSError, subprocess.SubprocessError):
+        # An installed package may lie inside the repository of another project.
+        git(["git", "ls-files", "--error-unmatch", "__init__.py"])
+        return git(["git", "describe", "--always", "--dirty", "--abbrev=12"]).strip()
+    except (OSError, SubprocessError):
         return None
 
 

@@ -1,4 +1,4 @@
-"""Progress on stderr: tqdm's bar on a terminal, plain lines elsewhere."""
+"""Progress on stderr: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from importlib.util import find_spec
 
 
 @contextmanager
@@ -23,31 +22,22 @@ def progress(
         every_seconds: Least time between two plain lines, which then show the rate and the time left; 0 prints all.
         quiet: Show nothing.
     """
-    if quiet:
-        yield lambda note: None
-    elif sys.stderr.isatty() and find_spec("tqdm") is not None:
-        from tqdm import tqdm
+    done, began = start, time.monotonic()
+    printed = began
+    end = "\r" if sys.stderr.isatty() else "\n"  # a line on a terminal is written over by the next one
 
-        with tqdm(total=total, initial=start, desc=description, file=sys.stderr, leave=False) as bar:
+    def advance(note: str) -> None:
+        nonlocal done, printed
+        done += 1
+        now = time.monotonic()
+        if quiet or (every_seconds and now - printed < every_seconds and done < total and end == "\n"):
+            return
+        printed = now
+        rate = (done - start) / max(now - began, 1e-9)
+        left = f" {rate:.3g}/s, {timedelta(seconds=int((total - done) / rate))} left" if every_seconds else ""
+        clear = "\x1b[K" if end == "\r" else ""
+        print(f"{description} {done}/{total}{left} {note}{clear}", end=end, file=sys.stderr, flush=True)
 
-            def advance(note: str) -> None:
-                bar.set_postfix_str(note, refresh=False)
-                bar.update()
-
-            yield advance
-    else:
-        done, began = start, time.monotonic()
-        printed = began
-
-        def print_line(note: str) -> None:
-            nonlocal done, printed
-            done += 1
-            now = time.monotonic()
-            if every_seconds and now - printed < every_seconds and done < total:
-                return
-            printed = now
-            rate = (done - start) / max(now - began, 1e-9)
-            left = f" {rate:.3g}/s, {timedelta(seconds=int((total - done) / rate))} left" if every_seconds else ""
-            print(f"{description} {done}/{total}{left} {note}", file=sys.stderr, flush=True)
-
-        yield print_line
+    yield advance
+    if end == "\r" and not quiet:
+        print(file=sys.stderr)

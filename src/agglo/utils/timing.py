@@ -1,6 +1,6 @@
 """One way to time: calls on any device, and contenders in turns, so that what slows the machine slows all alike.
 
-How busy the machine was is in what `machine.machine` notes, which every benchmark writes beside its times.
+How busy the machine was is in what `machine.machine` returns, which every benchmark writes into its record.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median, quantiles
 from typing import Any, TypedDict, TypeVar
 
@@ -73,18 +74,14 @@ def turns(contenders: Sequence[T], repeats: int, *, warm_up: int = 1) -> Iterato
         yield turn, list(reversed(contenders)) if turn > 0 and turn % 2 else list(contenders)
 
 
-def seconds_in_turns(
-    runs: Sequence[Callable[[], float]], repeats: int, *, warm_up: int = 1, after: Callable[[], Any] | None = None
-) -> list[list[float]]:
-    """Return the seconds that each function says it took, one value per repeat; `after` is called after each run."""
+def seconds_in_turns(runs: Sequence[Callable[[], float]], repeats: int, *, warm_up: int = 1) -> list[list[float]]:
+    """Return the seconds that each function says it took, one value per repeat."""
     taken: list[list[float]] = [[] for _ in runs]
     for turn, order in turns(range(len(runs)), repeats, warm_up=warm_up):
         for number in order:
             seconds = runs[number]()
             if turn >= 0:
                 taken[number].append(seconds)
-            if after is not None:
-                after()
     return taken
 
 
@@ -102,36 +99,34 @@ def speeds_in_turns(
     repeats: int,
     apply: Callable[[T], None],
 ) -> list[Speed]:
-    """Return how fast a model is in each of several ways, in their order. The model is dense afterwards.
+    """Return how fast a model is, in eval mode, in each of several ways. The model is dense afterwards.
 
     Args:
-        model: Run in eval mode.
+        model: The model.
         ways: What `apply` takes, which makes the model run in a way.
-        batches: Inputs as the model takes them, (B, C, H, W) or a list of images. All ways run a batch before any of
-            them runs the next one.
-        repeats: Rounds over all batches.
+        batches: Inputs as the model takes them, (B, C, H, W) or a list of images. All ways run a batch, in turns,
+            before any of them runs the next one.
+        repeats: Passes over each batch.
     """
     like = next(model.parameters())
     was_training = model.training
     model.eval()
+
+    def seconds(way: T, batch: Any) -> float:
+        apply(way)
+        return timed_pass(model, batch)[0]
+
     speeds: list[list[float]] = [[] for _ in ways]
     try:
-        inputs = tree_map(lambda image: image.to(like.device, like.dtype), list(batches))
-        for turn, order in turns(range(len(ways)), repeats * len(inputs)):
-            batch = inputs[max(turn, 0) % len(inputs)]
-            for number in order:
-                apply(ways[number])
-                seconds, _ = timed_pass(model, batch)
-                if turn >= 0:
-                    speeds[number].append(len(batch) / seconds)
+        for batch in tree_map(lambda image: image.to(like.device, like.dtype), list(batches)):
+            runs = [partial(seconds, way, batch) for way in ways]
+            for found, taken in zip(speeds, seconds_in_turns(runs, repeats), strict=True):
+                found += [len(batch) / each for each in taken]
     finally:
         remove(model)
         model.train(was_training)
-    found: list[Speed] = []
-    for values in speeds:
-        lower, middle, upper = quartiles(values)
-        found.append({"images_per_second": middle, "spread": upper - lower if len(values) > 1 else None})
-    return found
+    parts = [(*quartiles(values), len(values)) for values in speeds]
+    return [{"images_per_second": mid, "spread": high - low if n > 1 else None} for low, mid, high, n in parts]
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

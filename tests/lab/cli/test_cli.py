@@ -141,7 +141,7 @@ ERRORS = {
     "image sizes": (["bench", "model", "--image-size", "1", "2", "3"], "--image-size 1 2 3"),
     "batch size": (["bench", "model", "--batch-size", "0"], "--batch-size: '0'"),
     "plot of another kind": (["bench", "model", "--plot", "a.doc"], "plot='a.doc'"),
-    "json is a folder": (["bench", "model", "--json", "."], "'.' is a folder"),
+    "json is a folder": (["bench", "model", "--json", "."], "'.' is no regular file"),
     "import of nothing": (["bench", "model", "--import", "no_such"], "'no_such'"),
 }
 

@@ -24,10 +24,9 @@ class ModelSpec:
 
     Attributes:
         name: As timm knows it, or with the library in front; see `agglo.models.opening`.
-        checkpoint: A .safetensors file or one of torch.save; its names and shapes must be exactly the model's. The
-            weights of a method may be there too and are left out (`checkpoints.load_method`).
-        pretrained: Take the published weights instead (downloads them). Names of folders, of models on the hub and
-            with a tag bring their weights by themselves.
+        checkpoint: A .safetensors file or one of torch.save that fits the model exactly; a method's weights in it are
+            left out (`checkpoints.load_method`).
+        pretrained: Download the published weights. Folders, models on the hub and names with a tag have theirs anyway.
         image_size: (height, width); None is the model's own. Position embeddings are resampled after loading.
         num_classes: Of the head; None is the checkpoint's, or else the model's own.
         options: Further arguments of the model, by timm's names (drop_path_rate, global_pool, ...).
@@ -73,12 +72,7 @@ class Known:
 
 
 class Library(ABC):
-    """A library of models.
-
-    Attributes:
-        prefixes: Of the names of its models; timm's plain names need none.
-        package: The Python package of its classes.
-    """
+    """A library of models, known by the prefixes of their names and the Python package of their classes."""
 
     prefixes: ClassVar[tuple[str, ...]]
     package: ClassVar[str]

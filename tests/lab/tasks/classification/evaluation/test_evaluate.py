@@ -292,7 +292,7 @@ def test_models_and_data_that_do_not_match_are_refused(
         (command(data, checkpoint, "--method", "tome", "--keep-rate", "0.3"), "from 100 to 30"),
         (command(data, checkpoint, "--keep-rate", "0.5", "--option", "speed=1"), "speed=1"),
         (command(data, checkpoint, "--method", "evit"), "--method"),
-        (command(data, checkpoint, "--json", str(tmp_path)), "is a folder"),
+        (command(data, checkpoint, "--json", str(tmp_path)), "no regular file"),
         (command(data, checkpoint, "--plot", "a.txt"), "'a.txt'"),
     ):
         assert main(arguments) == 2
