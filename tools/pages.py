@@ -77,7 +77,6 @@ PAGES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/mini-study.md", "fine-tuned", _of("fine-tuned", MINIATURE)),
     ("docs/mini-study.md", "rank", _of("rank", MINIATURE)),
     ("docs/mini-study.md", "difference", _of("difference", MINIATURE)),
-    ("docs/mini-study.md", "better", _of("better-tuned", MINIATURE)),
     ("docs/more-items.md", "more items", more_items),
     ("docs/mini-synthesis.md", "distances", _of("diffusion-fid", MINIATURE)),
     ("docs/mini-synthesis.md", "samples", _of("diffusion-samples", MINIATURE)),

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from agglo.embedded import classifier as embedded
@@ -17,7 +16,6 @@ from agglo.lab.paper.output import read_results, write_output
 from agglo.lab.paper.registry import item_named, items, overview
 from agglo.lab.paper.runner import attempt
 from agglo.lab.paper.study import CannotRunError, Settings, Study
-from studies import studies
 from tests.support.processes import torchrun
 
 BOTH = pytest.mark.parametrize("miniature", [False, True], ids=["full", "miniature"])
@@ -177,20 +175,6 @@ def test_clusters(settings: Settings) -> None:
     full = Settings(data={"imagenet": folder}, weights={"deit_small_patch16_224": folder}, output=settings.output)
     with pytest.raises(CannotRunError, match=r"no image under .* has '00021007' in its name"):
         item.open(full)({"sheet": "imagenet"})
-
-
-def test_better_tuned(settings: Settings) -> None:
-    item = studies()["better-tuned"]
-    values = {"atc average": [89.0, 90.0, 91.0], "better atc": [89.5, 90.6, 91.7]}
-    found = [
-        {"method": m, "keep_rate": 0.5, "seed": s, "top1": v} for m, of in values.items() for s, v in enumerate(of)
-    ]
-    (section,) = item.sections(found, settings)
-    gains = np.array([0.5, 0.6, 0.7])
-    error = gains.std(ddof=1) / np.sqrt(3)
-    assert section.table is not None
-    assert section.table.rows == [["50%", "90.00 (1.00)", "90.60 (1.10)", f"+0.60 +- {error:.2f}"]]
-    assert not item.sections(found[:4], settings), "one seed that both have says nothing about the spread"
 
 
 def test_several_processes_run_every_cell_together(fashion: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ RATES = (0.25, 0.5, 0.7, 0.9)
 FASHION = "fashion-mnist"
 DEITS = ("deit_tiny_patch16_224", "deit_small_patch16_224", "deit_base_patch16_224")
 IMAGES = {"imagenet": 50_000, "nabirds": 24_633, "coco": 40_137, "nuswide": 44_000}  # of the validation splits
-RECIPE = Path(__file__).parent / "items" / "miniature.toml"
+RECIPE = str(Path(__file__).parent / "items" / "miniature.toml")
 _LEARNING = ("dynamicvit", "dynamicvit_prsv", "svit", "dpc_knn", "sit", "patch_merger", "sinkhorn")
 _DATA = {
     "imagenet": "ImageNet-1K, val/ and for training train/",

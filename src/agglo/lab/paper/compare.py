@@ -99,6 +99,11 @@ def printed_value(table: str, *keys: Any, images: int | None = None) -> Value | 
     return None if number is None else Value(number, None if images is None else sampling_error(number, images))
 
 
+def printed_in(table: str, *keys: Any, images: int | None = None) -> Callable[[str, Any], Value | None]:
+    """Return a function from row and column to a printed number."""
+    return lambda row, column: printed_value(table, *keys, row, column, images=images)
+
+
 @dataclass(frozen=True)
 class Comparison:
     """What was measured and what is printed, by row and column.
@@ -139,9 +144,7 @@ class Comparison:
 
         Where the paper gives no error, ours counts alone; cells of which no error is known are counted apart.
         """
-        both = [
-            (self.measured(row, column), self.expected(row, column)) for row in self.rows for column in self.columns
-        ]
+        both = [(self.measured(row, over), self.expected(row, over)) for row in self.rows for over in self.columns]
         if all(said is None for _, said in both):
             return "The paper prints nothing for this model on these data."
         pairs = [(found, said) for found, said in both if isinstance(found, Value) and said is not None]
@@ -149,7 +152,7 @@ class Comparison:
         apart = sum(abs(difference) > 2 * error for difference, error in known)
         text = f"{apart} of {len(known)} cells differ from what is printed by more than two standard errors"
         return (
-            f"{text}; of {len(pairs) - len(known)} cells no error is known." if len(known) < len(pairs) else f"{text}."
+            f"{text}." if len(known) == len(pairs) else f"{text}; of {len(pairs) - len(known)} cells no error is known."
         )
 
 
@@ -191,10 +194,6 @@ def curves(results: Sequence[Result], by: str, over: str, metric: str) -> list[C
     return found
 
 
-def ticks(shown: Sequence[Curve]) -> list[float]:
-    return sorted({x for curve in shown for x in curve.x})
-
-
 def panel(
     results: Sequence[Result],
     metric: str,
@@ -220,7 +219,7 @@ def panel(
     if not found or not shown:
         return []
     low, high = min(y - error for y, error in shown), max(y + error for y, error in shown)
-    room, named = 0.06 * (high - low or 1), ticks(found)
+    room, named = 0.06 * (high - low or 1), sorted({x for curve in found for x in curve.x})
     how: dict[str, Any] = {"x_ticks": named if len(named) < 8 else None, "y_limits": (low - room, high + room)}
     return [CurvePanel(found, x_label, y_label or f"{metric} (%)", level, title, **how)]
 

@@ -20,7 +20,7 @@ from agglo.lab.paper.study import Settings, Study
 from agglo.utils.tables import Column, Table
 
 MODULES: tuple[str, ...] = (
-    *("fine_tuned", "ranking", "hyper_parameters", "off_the_shelf", "per_block"),
+    *("fine_tuned", "ranking", "off_the_shelf", "per_block"),
     *("diffusion", "detection", "clusters", "throughput"),
 )
 GPU_HOURS = (

@@ -67,8 +67,8 @@ def _sections(model: str, data: str, results: Sequence[Result]) -> list[Section]
 
     found = compare.by_method(results, "keep_rate", metric, expected=expected)
     of_paper = printed.value("fine-tuned", model, data, DENSE)
-    beside_dense = "" if of_paper is None else f" (printed: {of_paper:.2f})"
-    of_dense = f"{dense[metric]:.2f}{beside_dense}" if dense else "not run"
+    of_dense = f"{dense[metric]:.2f}" if dense else "not run"
+    of_dense += f" (printed: {of_paper:.2f})" if dense and of_paper is not None else ""
     text = (
         f"{metric} (%) on {dense.get('images', '?')} images; dense: {of_dense}. +- is one standard error, of both "
         "samples of images; where they are the same images, it is less."

@@ -9,23 +9,13 @@ from typing import Any
 
 from agglo.embedded import classifier as embedded
 from agglo.lab.paper import classifiers, compare, printed
-from agglo.lab.paper.classifiers import (
-    ATC,
-    EMBEDDED,
-    IMAGES,
-    SHELF,
-    TUNED,
-    ClassifierScale,
-    Entry,
-    FineTuner,
-    Subject,
-    named,
-)
-from agglo.lab.paper.compare import DENSE, Value
+from agglo.lab.paper.classifiers import ATC, EMBEDDED, SHELF, TUNED, ClassifierScale, Entry, FineTuner, Subject, named
+from agglo.lab.paper.compare import DENSE
 from agglo.lab.paper.study import Result, RunCell, Section, Settings, Study, StudyCell
 from agglo.schedule import Constant, Linear, PerBlock, Schedule
 
 KINDS = ("constant", "linear")
+IMAGES = classifiers.IMAGES["imagenet"]
 # The released code counts the class token among those that are left, so that a block removes one fewer.
 ONE_FEWER = " as released"
 TOME = Entry("tome", "tome")
@@ -60,7 +50,7 @@ def schedule_of(kind: str | None, t: int, subject: Subject, entry: Entry) -> Sch
 
 
 def _subject(name: str, ts: Sequence[int], weights: str = "", **how: Any) -> Subject:
-    return Subject(name, "imagenet", IMAGES["imagenet"], weights or name, ts=tuple(ts), **how)
+    return Subject(name, "imagenet", IMAGES, weights or name, ts=tuple(ts), **how)
 
 
 def _swag(name: str, ts: Sequence[int], timm_name: str, pixels: int, patch: int, depth: int) -> Subject:
@@ -134,10 +124,9 @@ def _curve_table(results: Sequence[Result], scale: ClassifierScale) -> list[Sect
     for (model, kind), here in compare.grouped([r for r in results if r["t"]], "model", "schedule").items():
         dense = compare.dense_value([result for result in results if result["model"] == model], "top1")
 
-        def expected(row: str, t: int, model: str = model, kind: str = kind) -> Value | None:
-            if row != "tome" or kind != "constant":
-                return None
-            return compare.printed_value("peers", SHELF, model, str(t), images=IMAGES["imagenet"])
+        def expected(row: str, t: int, model: str = model, kind: str = kind) -> compare.Value | None:
+            is_printed = (row, kind) == ("tome", "constant")
+            return compare.printed_value("peers", SHELF, model, str(t), images=IMAGES) if is_printed else None
 
         found = compare.by_method(here, "t", "top1", expected=expected)
         text = f"top1 (%), dense {dense}. Printed: of ToMe's own paper, where it has the cell. {_WHY}"
@@ -213,9 +202,8 @@ def _mae_table(results: Sequence[Result], scale: ClassifierScale) -> list[Sectio
     sections = []
     for (training, model), here in compare.grouped(results, "training", "model").items():
 
-        def expected(row: str, kind: str, key: tuple[str, str] = (training, model)) -> Value | None:
-            keys = (*key, kind, row.removesuffix(ONE_FEWER))
-            return compare.printed_value("mae", *keys, images=IMAGES["imagenet"])
+        def expected(row: str, kind: str, key: tuple[str, str] = (training, model)) -> compare.Value | None:
+            return compare.printed_value("mae", *key, kind, row.removesuffix(ONE_FEWER), images=IMAGES)
 
         found = compare.by_method([r for r in here if r["schedule"]], "schedule", "top1", expected=expected)
         found = replace(found, columns=KINDS)
@@ -244,10 +232,7 @@ MAE = Study(
         recipe="mae",
     ),
     miniature=ClassifierScale(
-        (replace(EMBEDDED, training=3000, images=2000, ts=(16,)),),
-        _MAE_ENTRIES,
-        recipe=str(classifiers.RECIPE),
-        seeds=3,
+        (replace(EMBEDDED, training=3000, images=2000, ts=(16,)),), _MAE_ENTRIES, recipe=classifiers.RECIPE, seeds=3
     ),
     axes=_mae_axes,
     run=_run_mae,

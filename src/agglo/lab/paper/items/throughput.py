@@ -29,7 +29,6 @@ from agglo.utils.timing import seconds_per_pass
 BATCHES = tuple(2**power for power in range(11))
 TOKENS = (196, 256, 576, 1024, 4096)
 _PARTS = 5  # in which passes are timed
-_TICKS = 6  # of a panel that are all named; of more, every other one
 _OVER = {"batch": "batch size", "tokens": "tokens"}
 _SPEED = "images_per_second"
 _ENTRIES = (*plain("tome", "kmedoids", "dpc_knn"), *ATC)
@@ -61,24 +60,6 @@ def timed(run: Callable[[], Any], device: torch.device, timing: Timing) -> dict[
         each = (passes - warm_up) // _PARTS
         times = [seconds_per_pass(run, device, each) for _ in range(_PARTS)]
     return {"seconds": median(times), "range": [min(times), max(times)], "passes": each * len(times)}
-
-
-def _timing(make: Callable[[Mapping[str, Any], torch.device], Callable[[], Any]]) -> Callable[..., RunCell]:
-    """Return the `run` of a study that times what `make` returns for a cell."""
-
-    def open_run(timing: Timing, settings: Settings) -> RunCell:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ValueError("throughput is of one process on one device: start it without accelerate or torchrun")
-        device = require_device(settings.device)
-
-        def run(about: Mapping[str, Any]) -> dict[str, Any]:
-            found = timed(make(about, device), device, timing)
-            threads = torch.get_num_threads()
-            return {_SPEED: about["batch"] / found["seconds"], **found, "threads": threads, "device": device.type}
-
-        return run
-
-    return open_run
 
 
 def _model_axes(timing: Timing, settings: Settings) -> Iterator[StudyCell]:
@@ -117,18 +98,6 @@ def _clustering(about: Mapping[str, Any], device: torch.device) -> Callable[[], 
     return lambda: call(features, about["tokens"] // 2, about["linkage"])
 
 
-def _speeds(results: Sequence[Result], heads: Mapping[str, str], over: str) -> Table:
-    """Make a table with a row for every value of the heads, a column for every batch size or number of tokens."""
-    groups = compare.grouped(results, *heads, over)
-    sizes = sorted({result[over] for result in results})
-    rows = []
-    for names in compare.grouped(results, *heads):
-        shown = ["" if name is None else percent(name) if isinstance(name, float) else name for name in names]
-        rows.append([*shown, *(_speed(groups.get((*names, size))) for size in sizes)])
-    columns = [Column(head, left=head != "keep rate") for head in heads.values()]
-    return Table([*columns, *(Column(str(size)) for size in sizes)], rows)
-
-
 def _speed(results: Sequence[Result] | None) -> str | None:
     """Write three digits, or as many as a whole number has."""
     if not results or _SPEED not in results[0]:
@@ -146,15 +115,28 @@ def _where(results: Sequence[Result]) -> str:
     )
 
 
-def _study(over: str, heads: Mapping[str, str], panel: str, **how: Any) -> Study:
+def _study(over: str, rows: str, panel: str, make: Callable[..., Callable[[], Any]], **how: Any) -> Study:
     """Return a study with a table and a figure per model, or of clustering.
 
     Args:
         over: Columns of the table and the axis of the figure: batch or tokens.
-        heads: Titles of the values that distinguish rows; the first one distinguishes curves too.
-        panel: Value that distinguishes panels; dense models, which have none, are in all of them.
+        rows: What distinguishes rows and, with `panel`, curves: method or framework.
+        panel: Distinguishes rows and panels: keep rate or linkage; dense models have none, and are in all panels.
+        make: From a cell and a device to the pass that is timed.
         how: Arguments of `Study`.
     """
+
+    def open_run(timing: Timing, settings: Settings) -> RunCell:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ValueError("throughput is of one process on one device: start it without accelerate or torchrun")
+        device = require_device(settings.device)
+
+        def run(about: Mapping[str, Any]) -> dict[str, Any]:
+            found = timed(make(about, device), device, timing)
+            threads = torch.get_num_threads()
+            return {_SPEED: about["batch"] / found["seconds"], **found, "threads": threads, "device": device.type}
+
+        return run
 
     def table(results: Sequence[Result], timing: Timing) -> list[Section]:
         sections = []
@@ -165,7 +147,15 @@ def _study(over: str, heads: Mapping[str, str], panel: str, **how: Any) -> Study
                 "did too: `agglo bench model` and `agglo bench clustering` take turns, and are what claims go by."
                 f"\n\n{compare.reasons(here)}"
             )
-            sections.append(Section(model or "Clustering", _speeds(here, heads, over), text.strip()))
+            groups, sizes = compare.grouped(here, rows, panel, over), sorted({result[over] for result in here})
+            columns = [Column(rows, left=True), Column(panel.replace("_", " "), left=panel == "linkage")]
+            lines = [
+                [name, percent(value) if isinstance(value, float) else value or ""]
+                + [_speed(groups.get((name, value, size))) for size in sizes]
+                for name, value in compare.grouped(here, rows, panel)
+            ]
+            speeds = Table([*columns, *(Column(str(size)) for size in sizes)], lines)
+            sections.append(Section(model or "Clustering", speeds, text.strip()))
         return sections
 
     def draw(results: Sequence[Result], timing: Timing, settings: Settings, folder: Path) -> list[Path]:
@@ -173,18 +163,18 @@ def _study(over: str, heads: Mapping[str, str], panel: str, **how: Any) -> Study
         for (model,), here in compare.grouped([r for r in results if _SPEED in r], "model").items():
             panels = []
             for value in sorted({result[panel] for result in here} - {None}):
-                chosen = [result for result in here if result[panel] in (None, value)]
-                curves = compare.curves(chosen, next(iter(heads)), over, _SPEED)
-                ticks = compare.ticks(curves)
-                ticks = ticks[::2] if len(ticks) > _TICKS else ticks
+                curves = compare.curves([r for r in here if r[panel] in (None, value)], rows, over, _SPEED)
+                sizes = sorted({x for curve in curves for x in curve.x})
                 title = f"{model}, keep rate {percent(value)}" if model else f"{value} linkage"
+                ticks = sizes[::2] if len(sizes) > 6 else sizes
                 how: dict[str, Any] = {"title": title, "x_ticks": ticks, "y_log": True, "x_log": True}
                 panels.append(CurvePanel(curves, _OVER[over], "images per second", **how))
             name = f"throughput-{model}.png" if model else "throughput.png"
             paths += compare.draw_panels(panels, folder / name, _where(here))
         return paths
 
-    return Study(full=Timing(), miniature=Timing(DEITS[:1], seconds=2.0), table=table, draw=draw, **how)
+    mini = Timing(DEITS[:1], seconds=2.0)
+    return Study(full=Timing(), miniature=mini, run=open_run, table=table, draw=draw, **how)
 
 
 def _frameworks(over: str, sizes: Sequence[tuple[int, int]], what: str, **how: Any) -> Study:
@@ -199,25 +189,21 @@ def _frameworks(over: str, sizes: Sequence[tuple[int, int]], what: str, **how: A
                     about = {"framework": framework, "linkage": linkage, "batch": batch, "tokens": tokens}
                     yield StudyCell(about, needs)
 
-    return _study(
-        over,
-        {"framework": "framework", "linkage": "linkage"},
-        "linkage",
-        about=f"Images per second of clustering alone over {what}, keep rate 50 %, 64 channels, distances included: "
-        "agglo's backends, scikit-learn, SciPy and fastcluster; SciPy's trees are cut into k groups, which the "
-        "released benchmark does not do",
-        stands_in="The same sizes, up to two seconds per cell instead of a minute.",
-        axes=axes,
-        run=_timing(_clustering),
-        **how,
+    about = (
+        f"Images per second of clustering alone over {what}, keep rate 50 %, 64 channels, distances included: agglo's "
+        "backends, scikit-learn, SciPy and fastcluster; SciPy's trees are cut into k groups, which the released "
+        "benchmark does not do"
     )
+    how["stands_in"] = "The same sizes, up to two seconds per cell instead of a minute."
+    return _study(over, "framework", "linkage", _clustering, about=about, axes=axes, **how)
 
 
 ITEMS = (
     _study(
         "batch",
-        {"method": "method", "keep_rate": "keep rate"},
+        "method",
         "keep_rate",
+        _forward,
         name="throughput-model",
         shows="figure backboneInference",
         about="Images per second of DeiT T, S and B over batch sizes 1 to 1024 at each keep rate, with random weights "
@@ -226,7 +212,6 @@ ITEMS = (
         "minute.",
         gpu_hours="5.1",
         axes=_model_axes,
-        run=_timing(_forward),
     ),
     _frameworks(
         "batch",
