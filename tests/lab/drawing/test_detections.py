@@ -40,6 +40,11 @@ def test_a_mask_is_washed_in_its_colour_and_lined() -> None:
     assert (image == 100).all()
 
 
+def test_masks_that_overlap_are_drawn_over_one_another() -> None:
+    twice = {name: torch.cat([values[:1]] * 2) for name, values in objects().items()}
+    assert draw_detections(black(), twice, CLASSES).pixels[45, 30].any()
+
+
 def test_scores_are_the_threshold() -> None:
     found = objects(scores=torch.tensor([0.9, 0.2]))
     assert draw_detections(black(), found, CLASSES).summary == "1 object"

@@ -94,8 +94,10 @@ def _with_objects(image: Pixels, boxes: NDArray[Any], masks: NDArray[Any] | None
         shown = torch.from_numpy(masks[order] != 0).float()[:, None]
         shown = (interpolate(shown, image.shape[:2], mode="bilinear") >= 0.5).float()
         inner = 1 - max_pool2d(1 - shown, 2 * thickness + 1, stride=1, padding=thickness)
-        drawn = draw_segmentation_masks(drawn, shown[:, 0] > 0, WASH, colours)
-        drawn = draw_segmentation_masks(drawn, (shown > inner)[:, 0], 1.0, colours)
+        # One by one: masks that are drawn in one call are left blank where they overlap.
+        for mask, line, colour in zip(shown > 0, shown > inner, colours, strict=True):
+            drawn = draw_segmentation_masks(drawn, mask, WASH, [colour])
+            drawn = draw_segmentation_masks(drawn, line, 1.0, [colour])
     drawn = draw_bounding_boxes(drawn, torch.from_numpy(boxes[order]), colors=colours, width=thickness)
     return drawn.permute(1, 2, 0).numpy()
 
