@@ -94,7 +94,7 @@ def add_options(parser: argparse.ArgumentParser, settings: type[Any]) -> None:
     groups: dict[tuple[str | None, bool], Any] = {(None, False): parser}
     for each in fields(settings):
         more = _metadata(settings, each.name)
-        title = more.pop("group", _declaring(settings, each.name).__dict__.get("GROUP"))
+        title = more.pop("group")
         if (title, False) not in groups:
             groups[title, False] = parser.add_argument_group(title)
         exclusive = more.pop("exclusive", False)
@@ -120,20 +120,12 @@ def _hints(settings: type[Any]) -> dict[str, Any]:
     return {each.name: hints[each.name] for each in fields(settings)}
 
 
-def _declaring(settings: type[Any], name: str) -> type[Any]:
-    """Return the class that declares the help of a field."""
-    found = [base for base in settings.__mro__ if name in inspect.get_annotations(base)]
-    return next((base for base in found if _declared(base, name)), found[0])
-
-
 def _metadata(settings: type[Any], name: str) -> dict[str, Any]:
-    """Return the metadata of a field, from the base class where a class only changes the default."""
-    return _declared(_declaring(settings, name), name) or {"help": ""}
-
-
-def _declared(settings: type[Any], name: str) -> dict[str, Any]:
-    """Return the metadata of a field as a class declares it; empty if it only changes the default."""
-    return dict(settings.__dict__["__dataclass_fields__"][name].metadata)
+    """Return the metadata and the group of a field, from the base class where a class only changes the default."""
+    bases = [base for base in settings.__mro__ if name in inspect.get_annotations(base)]
+    declared = {base: base.__dict__["__dataclass_fields__"][name].metadata for base in bases}
+    found = next((base for base in bases if declared[base]), bases[0])
+    return {"help": "", "group": found.__dict__.get("GROUP"), **declared[found]}
 
 
 def _argument(each: Field[Any], hint: Any, more: dict[str, Any]) -> tuple[Sequence[str], dict[str, Any]]:

@@ -25,7 +25,6 @@ from tests.support import tiny_models
 from tests.support.diffusion import save_prompted_pipeline
 from tests.support.playground import Played, client, played
 
-transformers = pytest.importorskip("transformers")
 open_clip = pytest.importorskip("open_clip")
 diffusers = pytest.importorskip("diffusers")
 
@@ -43,23 +42,8 @@ def answers(spec: ModelSpec) -> tuple[dict[str, float], dict[str, float]]:
 
 
 @torch.inference_mode()
-def probabilities(model: Any, inputs: Any, names: Any) -> dict[str, float]:
-    found = model(inputs)
-    logits = getattr(found, "logits", found)[0]
-    return dict(zip(names, logits.softmax(-1).tolist(), strict=True))
-
-
-def test_a_folder_of_transformers(tmp_path: Path) -> None:
-    """Against the library alone: its processor, its model."""
-    tiny_models.vit_folder(tmp_path)
-    own = transformers.ViTForImageClassification.from_pretrained(tmp_path).eval()
-    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
-    inputs = processor(PHOTO, return_tensors="pt")["pixel_values"]
-    names = [own.config.id2label[number] for number in range(own.config.num_labels)]
-    dense, reduced = answers(ModelSpec(f"hf:{tmp_path}"))
-    assert dense == pytest.approx(probabilities(own, inputs, names), abs=1e-3)
-    agglo.apply(own, "atc", keep_rate=0.5)
-    assert reduced == pytest.approx(probabilities(own, inputs, names), abs=1e-3)
+def probabilities(model: Any, inputs: torch.Tensor, texts: torch.Tensor) -> dict[str, float]:
+    return dict(zip(NAMES, model.get_logits(inputs, texts)[0][0].softmax(-1).tolist(), strict=True))
 
 
 def test_prompts_of_open_clip(tmp_path: Path) -> None:
@@ -68,15 +52,10 @@ def test_prompts_of_open_clip(tmp_path: Path) -> None:
     own.eval()
     texts = open_clip.get_tokenizer(name)([f"a photo of a {each}." for each in NAMES])
     inputs = prepare(PHOTO)[None]
-
-    def by_the_library(inputs: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = own.get_logits(inputs, texts)[0]
-        return logits
-
     dense, reduced = answers(ModelSpec(f"open_clip:{name}", prompts=Prompts(NAMES)))
-    assert dense == pytest.approx(probabilities(by_the_library, inputs, NAMES), abs=1e-3)
+    assert dense == pytest.approx(probabilities(own, inputs, texts), abs=1e-3)
     agglo.apply(own, "atc", keep_rate=0.5)
-    assert reduced == pytest.approx(probabilities(by_the_library, inputs, NAMES), abs=1e-3)
+    assert reduced == pytest.approx(probabilities(own, inputs, texts), abs=1e-3)
 
 
 def test_an_image_tower_without_classes_has_groups_and_no_answers(tmp_path: Path) -> None:
