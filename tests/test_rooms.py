@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -106,11 +107,6 @@ def test_every_room_has_a_floor() -> None:
     }
 
 
-def test_the_library_never_imports_the_laboratory() -> None:
-    library = {room for floor in LIBRARY for room in floor}
-    assert not [str(found) for found in imports(PACKAGE) if found.room in library and found.imported.startswith("lab")]
-
-
 def test_imports_go_downwards() -> None:
     upwards = [str(found) for found in imports(PACKAGE) if wrong(found)]
     assert not upwards, "\n" + "\n".join(upwards)
@@ -118,21 +114,9 @@ def test_imports_go_downwards() -> None:
 
 def test_only_the_page_knows_gradio() -> None:
     """What the playground computes can be called and tested without the library that lays it out."""
-    room = PACKAGE / "lab" / "playground"
-    importing = {path.relative_to(room).parts[0] for path in room.rglob("*.py") if "gradio" in _imported(path)}
+    files = (PACKAGE / "lab" / "playground").rglob("*.py")
+    importing = {path.name for path in files if re.search(r"^\s*(import|from) gradio", path.read_text(), re.MULTILINE)}
     assert importing == {"tabs.py", "serving.py"}
-
-
-def _imported(path: Path) -> set[str]:
-    """The packages that a file imports, wherever it does."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    found |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
-    return {name.split(".")[0] for name in found}
-
-
-def test_a_module_never_shares_its_name_with_a_folder() -> None:
-    assert not [path for path in PACKAGE.rglob("*.py") if any(path.with_suffix("").glob("*.py"))]
 
 
 @pytest.mark.parametrize(
@@ -140,29 +124,14 @@ def test_a_module_never_shares_its_name_with_a_folder() -> None:
     [
         ("methods", "from agglo.hosts.common.swap import ReducedModule", "hosts"),
         ("methods", "import agglo", ROOT),
-        (
-            "lab.tasks.classification",
-            "def f():\n    from agglo.lab.tasks.detection import train",
-            "lab.tasks.detection",
-        ),
-        ("models", "from agglo import tuning", "tuning"),
+        ("models", "def f():\n    from agglo import tuning", "tuning"),
+        ("methods", "from agglo.grouping import Grouping\nfrom agglo.methods import base", None),
     ],
 )
-def test_a_wrong_import_is_found_with_its_line(tmp_path: Path, room: str, text: str, imported: str) -> None:
+def test_a_wrong_import_is_found_with_its_line(tmp_path: Path, room: str, text: str, imported: str | None) -> None:
     package = tmp_path / "agglo"
-    (package / room).mkdir(parents=True)
-    for other in {imported, "cli"} - {ROOT}:
-        (package / other).mkdir(exist_ok=True)
+    for folder in {room, "tuning", "hosts"}:
+        (package / folder).mkdir(parents=True)
     (package / room / "file.py").write_text(text)
-    found = [entry for entry in imports(package) if wrong(entry)]
-    assert [(entry.room, entry.imported, entry.line) for entry in found] == [(room, imported, text.count("\n") + 1)]
-    assert str(found[0]).startswith(f"agglo/{room}/file.py:")
-
-
-def test_a_right_import_is_not(tmp_path: Path) -> None:
-    package = tmp_path / "agglo"
-    (package / "methods").mkdir(parents=True)
-    (package / "methods" / "file.py").write_text(
-        "import torch\nfrom agglo.grouping import Grouping\nfrom agglo.methods import base"
-    )
-    assert not [entry for entry in imports(package) if wrong(entry)]
+    found = [(entry.room, entry.imported, entry.line) for entry in imports(package) if wrong(entry)]
+    assert found == ([] if imported is None else [(room, imported, text.count("\n") + 1)])

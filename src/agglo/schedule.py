@@ -29,8 +29,9 @@ class Schedule(ABC):
 
     returning: whether counts may rise again, for methods whose tokens return.
 
-    >>> str(agglo.schedule.Constant(14, start=3))
-    'constant:14,start=3'
+    >>> from agglo import Stages
+    >>> str(Stages(0.5, blocks=(3, 6))), Stages(0.5).counts(196, 12)
+    ('stages:0.5,blocks=[3,6]', [196, 196, 196, 98, 98, 98, 49, 49, 49, 24, 24, 24])
     """
 
     example: ClassVar[str]  # a text of this kind, which begins with its name
@@ -49,12 +50,6 @@ class Schedule(ABC):
 
         Raises:
             ValueError: If strict, such a count is asked for.
-
-        >>> from agglo import Stages
-        >>> Stages(0.5).counts(196, 12)
-        [196, 196, 196, 98, 98, 98, 49, 49, 49, 24, 24, 24]
-        >>> Stages(0.5).counts(4, 12, strict=False)
-        [4, 4, 4, 2, 2, 2, 1, 1, 1, 1, 1, 1]
         """
         counts: list[int] = []
         for block, count in enumerate(self._wanted(n_tokens, depth)):
@@ -165,7 +160,7 @@ class Counts(_AtStages):
     """A number of patch tokens left after each stage, whatever their number before: for one image size.
 
     left: after each stage.
-    blocks, returning: as for `Stages`. With all blocks listed, the counts are those after each block.
+    blocks: as for `Stages`. With all blocks listed, the counts are those after each block.
 
     >>> Counts((90, 30, 10)).counts(196, 12)
     [196, 196, 196, 90, 90, 90, 30, 30, 30, 10, 10, 10]
@@ -174,7 +169,6 @@ class Counts(_AtStages):
     example: ClassVar[str] = "counts:90,30,10,blocks=[3,6,9]"
     left: Sequence[int]
     blocks: Sequence[int] | None = None
-    returning: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         _set(self, "left", whole_numbers("left", self.left, minimum=1))
@@ -186,6 +180,10 @@ class Counts(_AtStages):
 
 class _Removing(Schedule):
     """Remove a number of patch tokens at every block."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]  # a dataclass
+            number(each.name, getattr(self, each.name), whole=True, minimum=0)
 
     @abstractmethod
     def removals(self, depth: int) -> list[int]:
@@ -228,10 +226,6 @@ class Constant(_Removing):
     t: int
     start: int = 0
 
-    def __post_init__(self) -> None:
-        number("t", self.t, whole=True, minimum=0)
-        number("start", self.start, whole=True, minimum=0)
-
     def removals(self, depth: int) -> list[int]:
         return [0] * self.start + [self.t] * _blocks_from(self.start, depth)
 
@@ -246,9 +240,6 @@ class Linear(_Removing):
 
     example: ClassVar[str] = "linear:16"
     t: int
-
-    def __post_init__(self) -> None:
-        number("t", self.t, whole=True, minimum=0)
 
     def removals(self, depth: int) -> list[int]:
         last = depth - 1

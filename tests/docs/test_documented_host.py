@@ -59,4 +59,4 @@ def test_a_broken_host_fails() -> None:
     right = "return x + block.proj("
     assert SOURCE.count(right) == 1
     with typed(SOURCE.replace(right, "return x - block.proj(")) as broken, pytest.raises(AssertionError):
-        contract_in(broken)().test_blocks_taken_apart_are_the_dense_blocks()
+        contract_in(broken)().test_keeping_everything_and_blocks_taken_apart_are_the_dense_model()

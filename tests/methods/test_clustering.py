@@ -13,8 +13,7 @@ from torch import Tensor
 
 from agglo.clustering.centres import density_peaks, euclidean_distances, farthest_points, k_medoids
 from agglo.methods import create
-from agglo.methods.dpc_knn import DPCKNN
-from agglo.methods.kmedoids import KMedoids
+from agglo.methods.centres import DPCKNN, KMedoids
 from tests.support.reductions import built, new_tokens, view
 
 METHODS: list[tuple[str, dict[str, Any]]] = [
@@ -179,16 +178,6 @@ def test_kmedoids_keeps_medoids_as_they_are() -> None:
         assert outcome.grouping.labels[b].tolist() == [0, *(label + 1 for label in labels)]
         for c in range(5):
             assert outcome.grouping.sizes[b, 1 + c] == sum(i + 2 for i in range(13) if labels[i] == c)
-
-
-def test_equal_kmedoids_starts_at_the_centre() -> None:
-    shown = view(attention_received=None)
-    outcome = KMedoids("equal").reduce(shown)
-    for b in range(2):
-        exact = plain_distances(shown.patches[b])
-        first = plain_farthest(exact, 5, int(exact.sum(axis=1).argmin()), from_all=True)
-        medoids = plain_medoids(exact, first, np.ones(13), 3, over_all=False)
-        assert torch.equal(new_tokens(outcome, shown)[b, 1:], shown.patches[b, medoids])
 
 
 @pytest.mark.parametrize("weights", ["learned", "equal"])

@@ -98,12 +98,10 @@ def test_images_of_a_batch_do_not_meet(name: str, options: dict[str, Any]) -> No
 
 @every_method
 def test_an_odd_grid_and_a_batch_of_one(name: str, options: dict[str, Any]) -> None:
-    size = (20, 4)
-    model = applied(name, options, lively_vit(size, 6))
+    model = applied(name, options, lively_vit((20, 4), 6))
     for mode in (model.train(), model.eval()):
-        features = mode.forward_features(images(1, size))
-        assert features.shape == (1, 1 + size[0] * size[1] // 16, 24)
-        assert features.isfinite().all()
+        features = mode.forward_features(images(1, (20, 4)))
+        assert features.shape == (1, 6, 24) and features.isfinite().all()
         features.sum().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
@@ -154,10 +152,7 @@ def test_copies_precisions_and_checkpointing(name: str, options: dict[str, Any])
         torch.testing.assert_close(one, other)
 
 
-learned_methods = pytest.mark.parametrize("name", [info.name for info in agglo.list_methods() if info.learns])
-
-
-@learned_methods
+@pytest.mark.parametrize("name", [info.name for info in agglo.list_methods() if info.learns])
 def test_every_parameter_learns(name: str) -> None:
     model = agglo.apply(lively_vit(32, 6), name, keep_rate=0.6).train()
     with agglo.trace(model) as trace:
@@ -166,14 +161,3 @@ def test_every_parameter_learns(name: str) -> None:
     (loss if trace.loss is None else loss + trace.loss).backward()
     for key, parameter in model.agglo_method.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, key
-
-
-@learned_methods
-@torch.no_grad()
-def test_a_checkpoint_brings_back_what_was_learned(name: str) -> None:
-    x, trained, other = images(2, (32, 32)), applied(name, {}), applied(name, {})
-    for parameter in trained.agglo_method.parameters():
-        parameter.add_(torch.randn(parameter.shape))
-    assert not torch.equal(other(x), trained(x))
-    other.load_state_dict(trained.state_dict())
-    assert torch.equal(other(x), trained(x))

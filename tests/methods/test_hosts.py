@@ -14,24 +14,9 @@ from agglo.methods import create
 from tests.support.reductions import built, view
 
 
-def timm_eva() -> nn.Module:
-    """With rotary positions and a class token."""
-    eva = pytest.importorskip("timm.models.eva")
-    model: nn.Module = eva.Eva(
-        img_size=32, patch_size=4, embed_dim=32, depth=4, num_heads=4, num_classes=5, use_rot_pos_emb=True
-    )
-    return model
-
-
 def torchvision_vit() -> nn.Module:
     models = pytest.importorskip("torchvision.models")
     model: nn.Module = models.VisionTransformer(32, 4, 4, 4, 32, 64, num_classes=5)
-    return model
-
-
-def open_clip_vit() -> nn.Module:
-    transformer = pytest.importorskip("open_clip.transformer")
-    model: nn.Module = transformer.VisionTransformer(32, 4, 32, 4, 4, 2.0, output_dim=5)
     return model
 
 
@@ -49,7 +34,7 @@ def run(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return output if isinstance(output, torch.Tensor) else output.last_hidden_state
 
 
-@pytest.mark.parametrize("host", [transformers_vit, timm_eva, torchvision_vit, open_clip_vit])
+@pytest.mark.parametrize("host", [transformers_vit, torchvision_vit])
 @pytest.mark.parametrize("name", ["atc", "kmedoids", "topk", "sit", "svit", "evovit"])  # one of each kind
 def test_every_kind_of_method_runs_on_every_host(host: Any, name: str) -> None:
     torch.manual_seed(0)
@@ -66,13 +51,10 @@ def test_every_kind_of_method_runs_on_every_host(host: Any, name: str) -> None:
         reduced = run(model, x)
     assert reduced.shape == dense.shape
     assert reduced.isfinite().all()
-    counts = [step.total.n_groups - 1 for step in trace.steps]
     report = agglo.report(model)
-    assert report is not None
-    assert report.counts is not None
-    for step, count in zip(trace.steps, counts, strict=True):
-        assert report.varies == "about" or count <= report.counts[step.block]
-        assert report.varies != "no" or count == report.counts[step.block]
+    assert report is not None and report.counts is not None
+    for step in trace.steps:
+        assert report.varies != "no" or step.total.n_groups - 1 == report.counts[step.block]
     assert not torch.equal(reduced, dense)
     model.train()
     run(model, x).pow(2).sum().backward()
@@ -99,10 +81,9 @@ def test_autocast_selects_what_float32_selects(name: str) -> None:
     assert torch.equal(actual.labels, exact.labels) and torch.equal(actual.sizes, exact.sizes)
 
 
-@pytest.mark.parametrize("host", ["timm", "open_clip", "transformers"])
-@pytest.mark.parametrize("name", ["linf", "pool"])
 @torch.no_grad()
-def test_patches_are_where_the_host_says(host: str, name: str) -> None:
+@pytest.mark.parametrize("host", ["timm", "open_clip", "transformers"])
+def test_patches_are_where_the_host_says(host: str) -> None:
     """4 x 16 patches are as many as 8 x 8, and lie elsewhere."""
     if host == "timm":
         timm = pytest.importorskip("timm.models.vision_transformer")
@@ -112,26 +93,14 @@ def test_patches_are_where_the_host_says(host: str, name: str) -> None:
         model = transformer.VisionTransformer((16, 64), 4, 32, 4, 4, 2.0, output_dim=5)
     else:
         model = transformers_vit()
-    agglo.apply(model.eval(), name, keep_rate=0.5, blocks=(1,))
-    options = {"interpolate_pos_encoding": True} if host == "transformers" else {}
+    agglo.apply(model.eval(), "linf", keep_rate=0.5, blocks=(1,))
     with agglo.trace(model) as trace:
-        model(torch.randn(1, 3, 16, 64), **options)
-    labels = trace.steps[0].total.labels[0, -64:].reshape(4, 16)
-    assert torch.equal(labels >= 0, (labels >= 0).flip(0).flip(1))
-    if name == "pool":
-        assert all(group[-1] - group[0] < 16 * 2 for group in _members(labels))  # of two rows at most
-        assert all(max(p % 16 for p in group) - min(p % 16 for p in group) <= 1 for group in _members(labels))
-    else:
-        y = (torch.arange(4) - 1.5).abs()[:, None].expand(4, 16) * 4 / 3
-        x = (torch.arange(16) - 7.5).abs()[None].expand(4, 16) * 16 / 15
-        distance = torch.maximum(y, x)
-        assert distance[labels >= 0].max() <= distance[labels < 0].min() + 1e-5
-        assert 20 < int((labels >= 0).sum()) < 44
-
-
-def _members(labels: torch.Tensor) -> list[list[int]]:
-    flat = labels.flatten().tolist()
-    return [[p for p, label in enumerate(flat) if label == group] for group in sorted(set(flat))]
+        model(torch.randn(1, 3, 16, 64), **({"interpolate_pos_encoding": True} if host == "transformers" else {}))
+    kept = trace.steps[0].total.labels[0, -64:].reshape(4, 16) >= 0
+    y = (torch.arange(4) - 1.5).abs()[:, None].expand(4, 16) * 4 / 3
+    x = (torch.arange(16) - 7.5).abs()[None].expand(4, 16) * 16 / 15
+    distance = torch.maximum(y, x)
+    assert distance[kept].max() <= distance[~kept].min() + 1e-5 and 20 < int(kept.sum()) < 44
 
 
 def test_shuffled_patches_have_no_grid() -> None:
@@ -140,7 +109,6 @@ def test_shuffled_patches_have_no_grid() -> None:
         hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64, image_size=32, patch_size=4
     )
     model = transformers.ViTMAEModel(config)
-    for name in ("l2", "pool"):
-        with pytest.raises(ValueError, match=f"{name} needs a grid of patches: these 16 are in no order"):
-            agglo.apply(model, name, keep_rate=0.5)
+    with pytest.raises(ValueError, match="l2 needs a grid of patches: these 16 are in no order"):
+        agglo.apply(model, "l2", keep_rate=0.5)
     agglo.apply(model, "atc", keep_rate=0.5)

@@ -14,19 +14,5 @@ from agglo.methods.tome import ToMe
 for _file in iter_modules(__path__):
     import_module(f"{__name__}.{_file.name}")
 
-__all__ = [
-    "ATC",
-    "Grid",
-    "LearnedMethod",
-    "Method",
-    "MethodInfo",
-    "ModelShape",
-    "Outcome",
-    "ToMe",
-    "View",
-    "create",
-    "import_modules",
-    "list_methods",
-    "parse_method",
-    "register",
-]
+__all__ = ["ATC", "Grid", "LearnedMethod", "Method", "MethodInfo", "ModelShape", "Outcome", "ToMe", "View"]
+__all__ += ["create", "import_modules", "list_methods", "parse_method", "register"]

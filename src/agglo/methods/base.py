@@ -61,8 +61,8 @@ class View:
 
     tokens: (B, T, C), after the block's attention (before the block for methods that act there).
     keys, values: (B, H, T, d) of the block's attention, keys before any rotation; None before the block.
-    class_attention: (B, H, T) float32, how the first token attended to each in the latest attention (the block before,
-        for methods that act before a block); None unless the method needs it, and before the first block.
+    class_attention: (B, H, T) float32, how the first token attended to each in the latest attention, if the method
+        needs it; None before the first block.
     attention_received: (B, T) float32, the attention each token got there from all queries of all heads; likewise.
     sizes: (B, T), patches each token stands for, 0 for padding; None where every token is one patch.
     counts: (B,), patch tokens of each image that are no padding; None where nothing is padded.
@@ -110,8 +110,8 @@ class View:
     def features(self, kind: str) -> Tensor:
         """Return features (B, N, D) that tell how alike patch tokens are, without gradient.
 
-        kind: "keys" or "values", averaged over heads (keys are the paper's choice); "keys_per_head", the unit keys of
-            every head, concatenated, whose cosine is the mean of the heads' cosines; or the "tokens".
+        kind: "keys" (the paper's choice) or "values", averaged over heads; "keys_per_head", the unit keys of every
+            head, concatenated; or the "tokens".
         """
         if kind == "tokens":
             return self.patches.detach()
@@ -161,8 +161,8 @@ class Outcome:
     policy: (B, G), 1 for tokens that attention may see from here on and 0 for others, prefix tokens 1; may carry
         gradients. None leaves attention as it is.
     processed: (B, G), 1 for tokens that the blocks update from here on, prefix tokens 1, and 0 for those that pass them
-        by: m block(x) + (1 - m) x. No other token attends to these either, unless a policy says how. Dropping them is
-        the same decision without gradients. For methods that act before a block.
+        by: m block(x) + (1 - m) x. No other token attends to these, unless a policy says how. For methods that act
+        before a block.
     weights: (B, K, N), how much of each patch token is in the new ones, for soft methods.
     mean: how the tokens of a group become one, see `Grouping.merge`; means nothing where tokens are given.
 
@@ -187,16 +187,13 @@ class Outcome:
 class Method(ABC):
     """A token-reduction method. Options are the keyword arguments of its constructor, kept under the same names.
 
-    A method is a value: two of the same class with the same options are equal. Those with parameters are not, since
-    each learns its own.
+    Two of the same class with the same options are equal, unless they have parameters.
 
     place: where: between a block's attention and its MLP, or before the block. `may_act_before` says whether users may
         move it there.
-    needs_class_attention, needs_attention_received: what to compute for its views; an instance whose options ask for
-        more than its class says so itself.
+    needs_class_attention, needs_attention_received: what to compute for its views; may depend on the options.
     takes_threshold: whether a threshold may decide in place of a count.
-    proportional: whether attention weighs its tokens by their sizes, unless the user says otherwise; may depend on the
-        options too.
+    proportional: whether attention weighs its tokens by their sizes, unless the user says otherwise.
     varies: whether images keep the target, at most as many, or about as many.
     tokens_return: whether dropped tokens are gone, or pass by one block (the method is then asked at every block to
         which its schedule gives fewer tokens than all), or one stage (then where its stages begin).
@@ -242,14 +239,11 @@ class Method(ABC):
         return self.kind == "merges hard"
 
     def reachable(self, n_tokens: int, target: int) -> int:
-        """Return how many of n_tokens patch tokens are left when target are asked for; ValueError if out of reach."""
+        """Return how many of n_tokens are really left when target are asked for; ValueError if out of reach."""
         return target
 
     def least(self, n_tokens: int) -> int:
-        """Return the fewest of n_tokens patch tokens that one reduction can leave.
-
-        A forward pass asks for no fewer, whatever the schedule says: its images may be smaller than the model's own.
-        """
+        """Return the fewest of n_tokens that one reduction can leave; a forward pass asks for no fewer."""
         return 1
 
     def stages(self, n_tokens: int, asked: Sequence[int], grid: Grid | None) -> list[int]:
@@ -264,8 +258,8 @@ class Method(ABC):
         """Raise ValueError for what the method cannot do; called by `agglo.apply` before anything changes."""
         if (self.needs_class_attention or self.remembers) and shape.prefix == 0:
             raise ValueError(
-                f"{self.name} asks what the class token attends to, and this model has none; a detector's backbone "
-                "(ViTAdapter) gets one by class_token=True"
+                f"{self.name} asks what the class token attends to, and this model has none; class_token=True gives "
+                "one to a ViTAdapter"
             )
         needs_attention = self.needs_class_attention or self.needs_attention_received or self.remembers
         if needs_attention and shape.place == "before_block" and 0 in shape.blocks:
@@ -304,24 +298,21 @@ class Method(ABC):
     def remember(self, class_attention: Tensor, memory: Tensor | None) -> Tensor:
         """Return what to remember (B, T) of the tokens, for a method that `remembers`.
 
-        It follows from how the class token attends to them (B, H, T) and what was remembered of them. Called without
-        gradients at every block from the one before the first reduction on; of tokens that pass by, the memory stays.
+        Called without gradients, with the class token's attention (B, H, T), at every block from the one before the
+        first reduction on; the memory of tokens that pass by stays.
         """
         raise NotImplementedError
 
     def lists(self) -> dict[str, list[Any]]:
         """Return the options that have an entry for each reduction, by name."""
-        given = {name: getattr(self, name) for name in self.per_reduction}
-        return {name: value for name, value in given.items() if isinstance(value, list)}
+        return {name: given for name in self.per_reduction if isinstance(given := getattr(self, name), list)}
 
     def option_at(self, name: str, stage: int) -> Any:
         """Return the value of an option at a reduction, counted from 0."""
         given = getattr(self, name)
-        if not isinstance(given, list):
-            return given
-        if stage >= len(given):  # images of another size than the model's own may be reduced more often
+        if isinstance(given, list) and stage >= len(given):  # images of another size may be reduced more often
             raise ValueError(f"{name}={given!r} has no entry for reduction {stage + 1} of this image")
-        return given[stage]
+        return given[stage] if isinstance(given, list) else given
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
@@ -331,9 +322,6 @@ class Method(ABC):
 
     def options(self) -> dict[str, Any]:
         """Return the options of this instance: the attributes that are called like the constructor's arguments."""
-        missing = [name for name in self.defaults() if not hasattr(self, name)]
-        if missing:
-            raise TypeError(f"{type(self).__name__} takes {missing[0]!r}, which must be kept as self.{missing[0]}")
         return {name: getattr(self, name) for name in self.defaults()}
 
     def __eq__(self, other: object) -> bool:
@@ -375,7 +363,7 @@ class LearnedMethod(Method, nn.Module):
 
 
 def require_grid(method: Method, grid: Grid | None, n_tokens: int) -> Grid:
-    """Return the grid of n_tokens patches; ValueError if they do not make one."""
+    """Return the grid of n_tokens patches; raise ValueError if they do not make one."""
     if grid is None or grid[0] * grid[1] != n_tokens:
         known = "in no order that the host knows" if grid is None else f"not {grid[0]} x {grid[1]}"
         raise ValueError(f"{method.name} needs a grid of patches: these {n_tokens} are {known}")

@@ -1,8 +1,7 @@
-"""DynamicViT (Rao et al., NeurIPS 2021), from its definition: learned predictors of which tokens matter.
+"""DynamicViT (NeurIPS 2021) and SViT (WACV 2024), from their definitions: learned predictors of which tokens matter.
 
-In training every token stays in the sequence, and a mask, drawn by hard Gumbel-softmax so that gradients reach the
-predictors, hides dropped ones from attention (`agglo.attention.policy_attention`). At inference the tokens with the
-best keep scores are gathered. The full training loss is
+In training every token stays in the sequence. A mask, drawn by hard Gumbel-softmax so that gradients reach the
+predictors, says what is dropped, or passes a block by. The full training loss of DynamicViT is
 
     cross entropy + trace.loss + distillation_loss(...)         # with agglo.trace(model) as trace: model(x)
 """
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from agglo.checks import number
 from agglo.grouping import Grouping
-from agglo.methods.base import Kind, LearnedMethod, ModelShape, Outcome, Place, View
+from agglo.methods.base import Kind, LearnedMethod, ModelShape, Outcome, Place, Return, Varies, View
 from agglo.methods.registry import register
 
 
@@ -118,3 +117,60 @@ def distillation_loss(
     errors = (tokens.float() - teacher_tokens.float()).pow(2) * alive
     mean_error = errors.sum() / (alive.sum() * tokens.shape[-1]).clamp(min=1)
     return 0.5 * classes + 0.5 * mean_error
+
+
+class Gate(nn.Module):
+    """Predicts log-probabilities (B, N, 2), in float32, to process and to skip each of the tokens (B, N, C)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=1e-5)
+        self.decide = nn.Sequential(nn.Linear(width, width // 4), nn.GELU(), nn.Linear(width // 4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        decided: Tensor = self.decide(self.norm(x))
+        return decided.float().log_softmax(dim=-1)
+
+
+@register
+class SViT(LearnedMethod):
+    """A learned gate before each block says which tokens it processes; the others pass by and may come back.
+
+    How many is up to each image. Training holds the share over a batch at the schedule's: the loss is the squared
+    difference, averaged over the gated blocks. Inference takes the likelier decision; the released code draws then too.
+
+    loss_weight: of that loss.
+    """
+
+    name: ClassVar[str] = "svit"
+    place: ClassVar[Place] = "before_block"
+    proportional: bool = False
+    varies: ClassVar[Varies] = "about"
+    tokens_return: ClassVar[Return] = "after_block"
+    kind: ClassVar[Kind] = "skips"
+    reach: ClassVar[str] = "any keep rate, as what training aims at: counts differ from image to image"
+    reference: ClassVar[str] = (
+        "Liu et al., Revisiting Token Pruning for Object Detection and Instance Segmentation, WACV 2024"
+    )
+
+    def __init__(self, loss_weight: float = 4.0) -> None:
+        super().__init__()
+        self.loss_weight = number("loss_weight", loss_weight, minimum=0)
+        self.gates = nn.ModuleList()
+
+    def build(self, shape: ModelShape) -> None:
+        self.gates = nn.ModuleList(Gate(shape.width) for _ in shape.blocks)
+
+    def reduce(self, view: View) -> Outcome:
+        assert view.target is not None
+        decided: Tensor = self.gates[view.stage](view.patches)
+        if view.training:
+            mask = F.gumbel_softmax(decided, tau=1.0, hard=True)[..., 0]
+            missed = mask.mean() - view.target / mask.shape[1]
+            return Outcome(
+                Grouping.identity(view.tokens, view.prefix),
+                tokens=view.tokens,
+                loss=missed.pow(2) * (self.loss_weight / len(self.gates)),
+                processed=F.pad(mask, (view.prefix, 0), value=1.0),
+            )
+        return Outcome(view.keep_where(decided[..., 0] >= decided[..., 1]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import replace
 from typing import ClassVar
 
@@ -15,20 +15,8 @@ from agglo.methods.base import Kind, LearnedMethod, ModelShape, Outcome, Place, 
 from agglo.methods.registry import register
 
 
-class Mixer(nn.Module, ABC):
-    """Mix patch tokens (B, N, C) into n_out new ones."""
-
-    def __init__(self, n_out: int) -> None:
-        super().__init__()
-        self.n_out = n_out
-
-    @abstractmethod
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the new tokens (B, n_out, C) and the weights (B, n_out, N) of the old ones in them."""
-
-
 class SoftMethod(LearnedMethod):
-    """A `Mixer` for each stage.
+    """A mixer for each stage: a module that makes new tokens, and the weights of the old ones in them.
 
     The grouping is each old token's strongest new one, for traces, drawings and unmerging; a new token that is the
     strongest of none has size 1, since 0 would mean padding.
@@ -40,18 +28,20 @@ class SoftMethod(LearnedMethod):
 
     def __init__(self) -> None:
         super().__init__()
+        self.counts: list[int] = []
         self.mixers = nn.ModuleList()
 
     @abstractmethod
-    def mixer(self, width: int, n_out: int) -> Mixer:
-        """Return a new mixer from tokens of so many channels to n_out tokens."""
+    def mixer(self, width: int, n_out: int) -> nn.Module:
+        """Return a module from patch tokens (B, N, width) to new ones (B, n_out, width) and weights (B, n_out, N)."""
 
     def build(self, shape: ModelShape) -> None:
-        self.mixers = nn.ModuleList(self.mixer(shape.width, n_out) for _, n_out in shape.stages)
+        self.counts = [n_out for _, n_out in shape.stages]
+        self.mixers = nn.ModuleList(self.mixer(shape.width, n_out) for n_out in self.counts)
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
-        counts = [mixer.n_out for mixer in self.mixers]
+        counts = self.counts
         if counts[view.stage : view.stage + 1] != [view.target]:
             raise ValueError(
                 f"{self.name} was built for {counts} patch tokens after its stages and cannot leave {view.target} "
@@ -87,11 +77,11 @@ class SiT(SoftMethod):
         return TokenSlimming(width, n_out)
 
 
-class TokenSlimming(Mixer):
+class TokenSlimming(nn.Module):
     """weights = softmax over the tokens of scale * MLP(LayerNorm(x)); new tokens = weights x, x not normalised."""
 
     def __init__(self, width: int, n_out: int) -> None:
-        super().__init__(n_out)
+        super().__init__()
         self.norm = nn.LayerNorm(width)
         # No bias at the end: the same for all tokens, it would cancel in the softmax.
         self.mlp = nn.Sequential(linear(width, width // 2), nn.GELU(), linear(width // 2, n_out, bias=False))
@@ -114,11 +104,11 @@ class PatchMerger(SoftMethod):
         return QueryMixer(width, n_out)
 
 
-class QueryMixer(Mixer):
+class QueryMixer(nn.Module):
     """weights = softmax over the tokens of queries . LayerNorm(x), unscaled; new tokens = weights LayerNorm(x)."""
 
     def __init__(self, width: int, n_out: int) -> None:
-        super().__init__(n_out)
+        super().__init__()
         self.norm = nn.LayerNorm(width)
         self.queries = nn.Parameter(torch.randn(n_out, width))
 
@@ -149,7 +139,7 @@ class Sinkhorn(SoftMethod):
         return TransportMixer(width, n_out, self.iterations, self.temperature)
 
 
-class TransportMixer(Mixer):
+class TransportMixer(nn.Module):
     """plan = transport_plan of cosines between centres and tokens; new tokens = plan x / |x|, sums and not means.
 
     Centres start on the unit sphere and are projected onto it where they are used. Writing the projection back into
@@ -157,7 +147,7 @@ class TransportMixer(Mixer):
     """
 
     def __init__(self, width: int, n_out: int, iterations: int, temperature: float) -> None:
-        super().__init__(n_out)
+        super().__init__()
         self.iterations, self.temperature = iterations, temperature
         self.centres = nn.Parameter(F.normalize(torch.randn(n_out, width), dim=-1))
 

@@ -64,12 +64,10 @@ def _broken_count(method: Method, view: View, outcome: Outcome) -> str | None:
     masked = outcome.policy is not None or outcome.processed is not None
     if view.target is None or masked or method.varies == "about" or left == view.target:
         return None
-    if method.varies == "at_most":
-        return (
-            f"at most view.target = {view.target} patch tokens may be left, not {left}" if left > view.target else None
-        )
+    if method.varies == "at_most" and left < view.target:
+        return None
     hint = "A method that cannot leave as many says so in reachable() or stages(), or by `varies`"
-    return f"view.target = {view.target} patch tokens must be left, not {left}. {hint}"
+    return f"view.target = {view.target} patch tokens are to be left, not {left}. {hint}"
 
 
 def _broken_label(view: View, outcome: Outcome) -> str | None:

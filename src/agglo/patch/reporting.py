@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
+from agglo.checks import number
 from agglo.config import ReductionConfig
 from agglo.hosts import diffusers
-from agglo.hosts.common.base import Layout
 from agglo.hosts.common.swap import Applied, UnsupportedModelError
 from agglo.hosts.registry import applied_modules, applied_towers, find_tower
 from agglo.hosts.vlm.reduction import VLMReduction, reduced_vlms, vlm_reduction_of
@@ -46,11 +46,11 @@ class Report:
     config: ReductionConfig
     method: str
     schedule: str
-    n_tokens: int
-    prefix: int
-    counts: list[int] | None
-    gflops_before: float
-    gflops_after: float | None
+    n_tokens: int = 0
+    prefix: int = 0
+    counts: list[int] | None = None
+    gflops_before: float = 0.0
+    gflops_after: float | None = None
     varies: Varies = "no"
     returning: bool = False
     levels: tuple[diffusers.Level, ...] = ()
@@ -86,7 +86,8 @@ def report(model: Any, n_tokens: int | None = None) -> Report | None:
     (105, 309)
     """
     if diffusers.is_diffusion(model):
-        return _diffusion_reduction(model, n_tokens)
+        denoisers = diffusers.applied(model)
+        return Report(**diffusers.counted(denoisers[0], n_tokens), returning=True) if denoisers else None
     towers = applied_towers(model)
     reduction = next((vlm_reduction_of(module) for module in reduced_vlms(model)), None)
     if not towers and reduction is not None:
@@ -124,43 +125,34 @@ def _image_tokens(reduction: VLMReduction | None) -> tuple[int, int] | None:
 
 def _late_reduction(model: nn.Module, reduction: VLMReduction) -> Report:
     """Report on a model whose tower runs whole."""
+    found = Report(
+        reduction.config,
+        method=repr(reduction.method) if reduction.shrink is None else "smaller image",
+        schedule=repr(reduction.plan.schedule),
+        image_tokens=_image_tokens(reduction),
+    )
     try:
         module, host = find_tower(model)
-        layout: Layout | None = host.layout(module)
+        layout = host.layout(module)
     except (UnsupportedModelError, ValueError):  # the tower need be none that agglo knows
-        layout = None
-    by = repr(reduction.method) if reduction.shrink is None else "smaller image"
-    schedule, leaving = repr(reduction.plan.schedule), _image_tokens(reduction)
-    if layout is None:
-        return Report(reduction.config, by, schedule, 0, 0, None, 0.0, None, image_tokens=leaving)
+        return found
     left = layout.patches if reduction.shrink is None else reduction.count() * reduction.patches_per_token
-    before, after = ([tokens] * layout.depth for tokens in (layout.patches, left))
-    return Report(
-        reduction.config,
-        by,
-        schedule,
+    return replace(
+        found,
         n_tokens=layout.patches,
         prefix=layout.prefix,
-        counts=after,
-        gflops_before=layout.gflops(before, layout.patches),
-        gflops_after=layout.gflops(after, left),
-        image_tokens=leaving,
+        counts=[left] * layout.depth,
+        gflops_before=layout.gflops([layout.patches] * layout.depth, layout.patches),
+        gflops_after=layout.gflops([left] * layout.depth, left),
     )
-
-
-def _diffusion_reduction(model: Any, n_tokens: int | None) -> Report | None:
-    applied = diffusers.applied(model)
-    if not applied:
-        return None
-    return Report(**diffusers.counted(applied[0], n_tokens), prefix=0, returning=True)
 
 
 @contextmanager
 def trace(model: Any, passes: int = 1) -> Iterator[Trace]:
     """Record what is merged where while the model runs in this thread (or asyncio task).
 
-    Passes of other threads are theirs to trace, even of those started inside the `with`; DataParallel on several
-    devices runs in such threads. Tensors are detached, except the losses and masks of the latest pass.
+    Passes of other threads are not recorded, even of those started inside the `with`; DataParallel on several devices
+    runs in such threads. Tensors are detached, except the losses and masks of the latest pass.
 
     Args:
         model: A reduced model.
@@ -173,8 +165,7 @@ def trace(model: Any, passes: int = 1) -> Iterator[Trace]:
     >>> trace.groupings[2].labels.shape  # after block 2, the group of every token of every image
     torch.Size([1, 101])
     """
-    if not isinstance(passes, int) or passes < 1:
-        raise ValueError(f"passes={passes!r} must be a whole number, 1 or more")
+    number("passes", passes, whole=True, minimum=1)
     applied = diffusers.applied(model) if diffusers.is_diffusion(model) else applied_modules(model)
     if not applied:
         raise ValueError(f"nothing is applied to this {type(model).__name__}: call agglo.apply(model, ...) first")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import agglo
-from agglo.methods.tomesd import destinations, join_nearest
+from agglo.methods.tome import destinations, join_nearest
 from agglo.testing import assert_same
 from tests.support.diffusion import run, unet
 

@@ -22,7 +22,7 @@ from agglo.config import ReductionConfig
 from agglo.grouping import Grouping, Mean
 from agglo.hosts.common.swap import Setting
 from agglo.methods import Grid, Method, Outcome, View
-from agglo.methods.tomesd import fresh_generators
+from agglo.methods.tome import fresh_generators
 from agglo.tracing import Step, Trace
 
 if TYPE_CHECKING:
