@@ -1,9 +1,8 @@
 """A look at what was merged where: `with agglo.trace(model) as t: model(x)`.
 
 A trace belongs to the context that opened it (`contextvars`: a thread, or an asyncio task), and sees the passes that
-run in this context. Threads started inside the `with` have contexts of their own, and so have the threads in which
-DataParallel runs its replicas on several devices: a trace does not see them. `asyncio.to_thread` and
-`contextvars.copy_context().run` hand the context on, and the trace with it.
+run there. Other threads have contexts of their own, also those in which DataParallel runs its replicas;
+`asyncio.to_thread` and `contextvars.copy_context().run` hand the context on, and the trace with it.
 """
 
 from __future__ import annotations

@@ -28,15 +28,14 @@ class Predictor(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.n_local = width // 2
         self.embed = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
         half, quarter = width // 2, width // 4
         layers = [nn.Linear(width, half), nn.GELU(), nn.Linear(half, quarter), nn.GELU(), nn.Linear(quarter, 2)]
         self.decide = nn.Sequential(*layers)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        x = self.embed(x)
-        local, rest = x[..., : self.n_local], x[..., self.n_local :]
+        half = x.shape[-1] // 2
+        local, rest = self.embed(x).split([half, x.shape[-1] - half], dim=-1)
         # At least one, for an image of which nothing is kept: a mean of nothing is zero here, not NaN.
         kept = mask.to(x.dtype).unsqueeze(-1)
         mean = (rest * kept).sum(dim=1, keepdim=True) / kept.sum(dim=1, keepdim=True).clamp(min=1)

@@ -101,11 +101,7 @@ class ToMeSD(Method):
     reference: ClassVar[str] = "Bolya and Hoffman, Token Merging for Fast Stable Diffusion, CVPR workshops 2023"
 
     def __init__(
-        self,
-        features: str = "tokens",
-        stride: tuple[int, int] = (2, 2),
-        use_rand: bool = True,
-        seed: int | None = None,
+        self, features: str = "tokens", stride: tuple[int, int] = (2, 2), use_rand: bool = True, seed: int | None = None
     ) -> None:
         self.features = choice("features", features, FEATURES)
         rows, columns = whole_numbers("stride", stride, minimum=1, length=2)
@@ -118,9 +114,8 @@ class ToMeSD(Method):
         fewest = max(1, (rows // self.stride[0]) * (columns // self.stride[1]))
         if min(asked) < fewest:
             raise ValueError(
-                f"tomesd cannot go from {rows} x {columns} tokens to {min(asked)}: one token stays in each cell of "
-                f"{self.stride[0]} x {self.stride[1]}, {fewest} in all. Use a larger keep_rate or stride, or "
-                "method='atc'"
+                f"tomesd cannot go from {rows} x {columns} tokens to {min(asked)}: one stays in each cell of "
+                f"stride={self.stride}, {fewest} in all. Use a larger keep_rate or stride, or method='atc'"
             )
         return list(asked)
 
@@ -128,16 +123,13 @@ class ToMeSD(Method):
         assert view.target is not None
         features = F.normalize(view.features(self.features).float(), dim=-1)
         grid = require_grid(self, view.grid, int(features.shape[1]))
-        chosen = self._chosen(grid, features)
+        cells = (grid[0] // self.stride[0], grid[1] // self.stride[1])
+        # The index within its cell of the token that stays.
+        chosen = torch.zeros(cells, dtype=torch.int64, device=features.device)
+        if self.use_rand and features.shape[0] % 2 == 0:
+            chosen = _draw(self, cells, self.stride[0] * self.stride[1], features.device)
         labels = join_nearest(features, destinations(grid, self.stride, chosen), view.target)
         return Outcome(view.group(labels))
-
-    def _chosen(self, grid: Grid, features: Tensor) -> Tensor:
-        """Return the index within its cell of the token that stays: (rows of cells, columns of cells)."""
-        shape = (grid[0] // self.stride[0], grid[1] // self.stride[1])
-        if not self.use_rand or features.shape[0] % 2 == 1:
-            return torch.zeros(shape, dtype=torch.int64, device=features.device)
-        return _draw(self, shape, self.stride[0] * self.stride[1], features.device)
 
 
 class _Generators(threading.local):

@@ -15,7 +15,7 @@ from agglo.hosts import diffusers
 from agglo.hosts.common import learned
 from agglo.hosts.common.base import Host, Layout, require_whole_blocks
 from agglo.hosts.common.readers import Reading, ReducedReader
-from agglo.hosts.common.swap import CHANGING, Applied, install, require_no_override, uninstall
+from agglo.hosts.common.swap import CHANGING, Applied, ReducedModule, Setting, install, require_no_override, uninstall
 from agglo.hosts.registry import applied_modules, find_tower
 from agglo.hosts.vlm import applying as vlm
 from agglo.hosts.vlm.families import find_vlm
@@ -151,29 +151,24 @@ def _apply_to_tower(
         ends=(layout.prefix - layout.suffix, layout.suffix),
     )
     shape = _shape_of(plan, method, layout)  # an impossible request raises here, before anything changes
-    reduction = None
+    further: list[tuple[nn.Module, type[ReducedModule], Setting]] = []
     if found_vlm is not None:
         plan, reduction = vlm.tower_reduction(*found_vlm, layout, plan, config, method, host)
+        further.append((found_vlm[0], found_vlm[1].mixin, reduction))
+    if method.reads_grid and (grid_forwarding := host.grid_forwarding(module)) is not None:
+        further.append((module, *grid_forwarding))
     loop, mixin = host.loop(module), host.mixin(module)
-    grid_forwarding = host.grid_forwarding(module) if method.reads_grid else None
+    if head is not None and head.reader is not None:
+        further.append((head.reader, ReducedReader, Reading(replace(head, reader=None), mixin)))
     with CHANGING:
-        require_no_override(loop, mixin)
-        if grid_forwarding is not None:
-            require_no_override(module, grid_forwarding[0])
-        if head is not None and head.reader is not None:
-            require_no_override(head.reader, ReducedReader)
+        for each, override in [(loop, mixin), *((each, override) for each, override, _ in further)]:
+            require_no_override(each, override)
         method = learned.prepare(method, by_name, shape, model=model, tower=module, loop=loop)
         install(loop, mixin, Applied(plan, method, config))
-        for reader in _readers(model, loop):
-            uninstall(reader)
-        if grid_forwarding is not None:
-            install(module, *grid_forwarding)
-        if head is not None and head.reader is not None:
-            install(head.reader, ReducedReader, Reading(replace(head, reader=None), mixin))
-        for former in reduced_vlms(model):
+        for former in [*_readers(model, loop), *reduced_vlms(model)]:
             uninstall(former)
-        if found_vlm is not None and reduction is not None:
-            install(found_vlm[0], found_vlm[1].mixin, reduction)
+        for each, override, setting in further:
+            install(each, override, setting)
 
 
 def _schedule(config: ReductionConfig, method: Method, host: Host) -> Schedule | None:
@@ -186,9 +181,9 @@ def _schedule(config: ReductionConfig, method: Method, host: Host) -> Schedule |
 
 
 def _readers(model: nn.Module, loop: nn.Module) -> list[nn.Module]:
-    """Modules of the model that were given another class since they read what the loop gives."""
-    readers = [module for module in model.modules() if isinstance(module, ReducedReader)]
-    return [reader for reader in readers if any(part is loop for part in reader.modules())]
+    """Return modules of the model that were given another class since they read what the loop gives."""
+    parts = [each for each in model.modules() if isinstance(each, ReducedReader)]
+    return [each for each in parts if any(part is loop for part in each.modules())]
 
 
 def _shape_of(plan: Plan, method: Method, layout: Layout) -> ModelShape:

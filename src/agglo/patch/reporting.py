@@ -58,17 +58,16 @@ class Report:
 
     def __str__(self) -> str:
         leaving = "" if self.image_tokens is None else ", {} -> {} image tokens".format(*self.image_tokens)
-        if self.gflops_after is None and leaving:
-            what = "the tower runs whole"
-        elif self.gflops_after is None:
-            what = f"{self.n_tokens} patch tokens, counts differ from image to image"
-        else:
-            gflops = f"{self.gflops_before:.2f} -> {self.gflops_after:.2f} GFLOPs"
+        gflops = f"{self.gflops_before:.2f} -> {self.gflops_after or 0:.2f} GFLOPs"
+        if self.gflops_after is None:
+            differ = f"{self.n_tokens} patch tokens, counts differ from image to image"
+            what = "the tower runs whole" if leaving else differ
+        elif self.levels or self.counts is None:
             what = f"{'; '.join(map(str, self.levels))} tokens, self-attention {gflops}"
-            if not self.levels and self.counts is not None:
-                bound = "" if self.varies == "no" else f"{self.varies} ".replace("_", " ")
-                processed = " processed" if self.returning else ""
-                what = f"{self.n_tokens} -> {bound}{self.counts[-1]} patch tokens{processed} {self.counts}, {gflops}"
+        else:
+            bound = "" if self.varies == "no" else f"{self.varies} ".replace("_", " ")
+            processed = " processed" if self.returning else ""
+            what = f"{self.n_tokens} -> {bound}{self.counts[-1]} patch tokens{processed} {self.counts}, {gflops}"
         return f"{self.method}, {self.schedule}: {what}{leaving}"
 
 
