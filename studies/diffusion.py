@@ -20,8 +20,7 @@ from agglo.lab.paper.compare import by_rate, grouped
 from agglo.lab.paper.items.diffusion import OWN, PAPER, Reductions, reductions
 from agglo.lab.paper.study import Result, RunCell, Section, Settings, StudyCell
 from agglo.lab.tasks.synthesis.data.requests import fashion_requests
-from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell
-from agglo.lab.tasks.synthesis.evaluation.errors import prediction_errors, relative_errors
+from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell, relative_errors
 from agglo.patch import remove
 from agglo.utils.randomness import generator as random_generator
 from studies import study
@@ -71,7 +70,7 @@ def _run(parts: Parts, settings: Settings) -> RunCell:
         cell = parts[about["part"]][about["method"], about["keep_rate"]]
         if about["part"] == SAMPLING:
             return {"error": float(relative_errors(sampled(model, cell), dense).mean()), "images": len(REQUESTS)}
-        [errors] = prediction_errors(model, [cell], calls).values()
+        errors = prediction_errors(model, cell, calls)
         return {"error": float(np.mean(errors)), "by_level": errors, "images": PREDICTED, "levels": LEVELS}
 
     return run
@@ -92,6 +91,18 @@ def noised_predictions(model: Any, data: Path) -> Sequence[Callable[[], Tensor]]
         return lambda: model(noisy, steps, classes).sample
 
     return [at(level) for level in LEVELS]
+
+
+@torch.no_grad()
+def prediction_errors(model: Any, cell: GenerationCell, calls: Sequence[Callable[[], Tensor]]) -> list[float]:
+    """Return the mean relative error of each call."""
+    dense = [call() for call in calls]
+    cell.apply(model)
+    torch.manual_seed(0)  # methods that draw draw the same for every cell
+    try:
+        return [float(relative_errors(call(), right).mean()) for call, right in zip(calls, dense, strict=True)]
+    finally:
+        remove(model)
 
 
 def sampled(model: Any, cell: GenerationCell) -> Tensor:

@@ -30,7 +30,7 @@ from agglo.lab.tasks.synthesis.data import requests as wanted
 from agglo.lab.tasks.synthesis.data.requests import Request
 from agglo.lab.tasks.synthesis.evaluation.cells import cells_of
 from agglo.lab.tasks.synthesis.evaluation.generators import EmbeddedGenerator, Generator, PipelineGenerator
-from agglo.lab.tasks.synthesis.evaluation.grid import Workers, generate
+from agglo.lab.tasks.synthesis.evaluation.grid import generate
 from agglo.lab.tasks.synthesis.evaluation.sheets import contact_sheet
 from agglo.utils.devices import dtype_named, require_device
 
@@ -88,16 +88,16 @@ def run(options: Options) -> None:
     cells = cells_of(options.method, options.keep_rate)
     requests = _requests(options)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        workers, chosen = Workers(), device_or_best(options.device)
+        processes, chosen = None, device_or_best(options.device)
     else:
         from accelerate import PartialState
 
         # Unless told, Accelerate takes each of several processes without a GPU for a run of its own.
-        state = PartialState(cpu=not torch.accelerator.is_available())
-        workers, chosen = Workers(state.num_processes, state.process_index), options.device or str(state.device)
+        processes = PartialState(cpu=not torch.accelerator.is_available())
+        chosen = options.device or str(processes.device)
     generator = _generator(options, chosen)
-    generate(generator, cells, requests, options.output, batch_size=options.batch_size, workers=workers)
-    if workers.index == 0 and options.sheet:
+    generate(generator, cells, requests, options.output, batch_size=options.batch_size, processes=processes)
+    if options.sheet and (processes is None or processes.is_main_process):
         path = options.output / "sheet.png"
         contact_sheet(options.output, cells, requests[: options.sheet]).save(path)
         print(path)

@@ -21,12 +21,11 @@ from agglo.lab.paper.classifiers import FASHION, LINKAGES, data_need
 from agglo.lab.paper.compare import DENSE, Value, percent
 from agglo.lab.paper.study import Need, Result, RunCell, Section, Settings, Study, StudyCell
 from agglo.lab.tasks.synthesis.data.requests import Request, fashion_requests, imagenet_requests
-from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell
-from agglo.lab.tasks.synthesis.evaluation.errors import relative_errors
+from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell, relative_errors
 from agglo.lab.tasks.synthesis.evaluation.features import features_named, opened
 from agglo.lab.tasks.synthesis.evaluation.fid import Statistics, features_of, frechet_distance, statistics_of
 from agglo.lab.tasks.synthesis.evaluation.generators import EmbeddedGenerator, Generator, PipelineGenerator, pil_images
-from agglo.lab.tasks.synthesis.evaluation.grid import Workers, file_of, generate
+from agglo.lab.tasks.synthesis.evaluation.grid import file_of, generate
 from agglo.lab.tasks.synthesis.evaluation.sheets import panel_pixels
 
 if TYPE_CHECKING:
@@ -117,12 +116,6 @@ FULL = GeneratorScale((0.9, 0.8, 0.7, 0.6, 0.5, 0.4), 2, 1, 50, 7.5, 1, 5000, {"
 MINIATURE = GeneratorScale((0.9, 0.7, 0.5, 0.4), 15, 3, 20, 1.0, 50, 1000, embedded=True)
 
 
-def workers_of(settings: Settings) -> Workers:
-    """Return which of several processes this is."""
-    accelerator = one_of_several(settings.device)
-    return Workers() if accelerator is None else Workers(accelerator.num_processes, accelerator.process_index)
-
-
 def open_generator(settings: Settings, scale: GeneratorScale) -> Generator:
     """Open Stable Diffusion in half precision on a GPU, or the embedded generator."""
     how: dict[str, Any] = {"steps": scale.steps, "guidance": scale.guidance}
@@ -181,7 +174,7 @@ def _axes(scale: GeneratorScale, settings: Settings) -> Iterator[StudyCell]:
 
 
 def _run(scale: GeneratorScale, settings: Settings) -> RunCell:
-    workers, folder = workers_of(settings), settings.run_folder("diffusion-fid")
+    processes, folder = one_of_several(settings.device), settings.run_folder("diffusion-fid")
     generator = cache(lambda: open_generator(settings, scale))
 
     @cache
@@ -203,8 +196,8 @@ def _run(scale: GeneratorScale, settings: Settings) -> RunCell:
         cell, kind = scale.reductions[about["method"], about["keep_rate"]], about["features"]
         images, requests = folder / f"set{about['seed']}", scale.requests(about["seed"])
         size = settings.batch_size or scale.batch_size
-        made = generate(generator(), [cell], requests, images, batch_size=size, workers=workers)
-        if workers.index:
+        made = generate(generator(), [cell], requests, images, batch_size=size, processes=processes)
+        if processes is not None and not processes.is_main_process:
             return {}  # one process looks at the images
         kept = images / f"{cell.name}.{kind}.npz"
         found = Statistics.load(kept) if kept.exists() else None
@@ -284,7 +277,7 @@ def _sample_axes(scale: GeneratorScale, settings: Settings) -> Iterator[StudyCel
 
 def _run_samples(scale: GeneratorScale, settings: Settings) -> RunCell:
     generator = cache(lambda: open_generator(settings, scale))
-    workers, requests, cells = workers_of(settings), scale.shown(), scale.reductions
+    processes, requests, cells = one_of_several(settings.device), scale.shown(), scale.reductions
     folder = settings.run_folder("diffusion-samples")
 
     def pixels(name: str) -> torch.Tensor:
@@ -295,7 +288,7 @@ def _run_samples(scale: GeneratorScale, settings: Settings) -> RunCell:
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
         cell = cells[about["method"], about["keep_rate"]]
         # Dense images are there already, unless the folder was emptied after they had been noted.
-        generate(generator(), [cells[DENSE, None], cell], requests, folder, workers=workers)
+        generate(generator(), [cells[DENSE, None], cell], requests, folder, processes=processes)
         apart = relative_errors(pixels(cell.name), pixels(DENSE)).tolist()
         by_image = dict(zip([request.name for request in requests], apart, strict=True))
         return {"error": mean(apart), "by_picture": by_image, **sources(generator(), cell)}

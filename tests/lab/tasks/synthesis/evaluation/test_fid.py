@@ -79,7 +79,7 @@ def test_statistics_in_a_file(tmp_path: Path) -> None:
 
 
 def test_wrong_features_are_told() -> None:
-    for features, message in ((np.zeros((1, 4)), "at least 2 images"), (np.full((3, 4), np.nan), "no finite numbers")):
+    for features, message in ((np.zeros((1, 4)), "at least 2 images"), (np.full((3, 4), np.nan), "finite")):
         with pytest.raises(ValueError, match=message):
             Statistics.of(features)
     with pytest.raises(ValueError, match="features of 3 and of 4"):

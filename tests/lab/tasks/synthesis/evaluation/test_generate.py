@@ -16,8 +16,7 @@ from agglo import ReductionConfig
 from agglo.embedded import generator as embedded
 from agglo.lab.cli import main
 from agglo.lab.tasks.synthesis.data.requests import Request, fashion_requests, imagenet_requests
-from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell, cells_of
-from agglo.lab.tasks.synthesis.evaluation.errors import prediction_errors, relative_errors
+from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell, cells_of, relative_errors
 from agglo.lab.tasks.synthesis.evaluation.generators import EmbeddedGenerator, PipelineGenerator
 from agglo.lab.tasks.synthesis.evaluation.grid import generate
 from agglo.lab.tasks.synthesis.evaluation.sheets import contact_sheet, panel_pixels
@@ -139,27 +138,15 @@ def test_the_grid() -> None:
     for methods, rates, named in (
         (["atc:stride=3"], [0.5], "stride"),
         (["atc:3"], [0.5], "atc:3"),
-        (["atc"], [], "atc"),
     ):
         with pytest.raises(ValueError, match=named):
             cells_of(methods, rates)
 
 
-def test_errors_against_dense(generator: EmbeddedGenerator) -> None:
-    noisy, steps, classes = torch.randn(2, 1, 32, 32), torch.tensor([300, 600]), torch.tensor([1, 2])
-    model = generator.reduced
-    dense = model(noisy, steps, classes).sample.detach()
-    rates = [1.0, 0.8, 0.3]
-    found = prediction_errors(model, cells_of(["atc"], rates), [lambda: model(noisy, steps, classes).sample])
-    errors = [found[f"atc_keep{rate:g}"][0] for rate in rates]
-    assert errors[0] < 1e-5 < errors[1] < errors[2]
-    agglo.apply(model, keep_rate=0.8)
-    with torch.no_grad():
-        reduced = model(noisy, steps, classes).sample
-    agglo.remove(model)
-    by_hand = [float((a - b).square().sum() / b.square().sum()) ** 0.5 for a, b in zip(reduced, dense, strict=True)]
-    assert errors[1] == pytest.approx(sum(by_hand) / 2, rel=1e-4)
-    torch.testing.assert_close(relative_errors(2 * dense, dense), torch.ones(2))
+def test_errors_against_dense() -> None:
+    dense = torch.randn(3, 4, 5)
+    reduced = dense * torch.tensor([1.0, 2.0, 0.5]).view(3, 1, 1)
+    torch.testing.assert_close(relative_errors(reduced, dense), torch.tensor([0.0, 1.0, 0.5]))
 
 
 def test_sheets(generator: EmbeddedGenerator, tmp_path: Path) -> None:

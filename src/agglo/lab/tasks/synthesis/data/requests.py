@@ -31,8 +31,7 @@ class Request:
 
 def imagenet_requests(per_class: int = 2, *, seed: int = 0, classes: Sequence[int] | None = None) -> list[Request]:
     """Return the requests of the paper's protocol, for every class or for some."""
-    prompts = [TEMPLATE.format(name) for name in imagenet_names()]
-    return _requests(prompts, per_class, seed, classes)
+    return _requests([TEMPLATE.format(name) for name in imagenet_names()], per_class, seed, classes)
 
 
 def prompt_requests(path: Path, per_prompt: int = 1, *, seed: int = 0) -> list[Request]:
@@ -52,12 +51,9 @@ def fashion_requests(per_class: int, *, seed: int = 0, classes: Sequence[int] | 
 
 
 def _requests(prompts: Sequence[str], per_prompt: int, seed: int, classes: Sequence[int] | None) -> list[Request]:
-    if per_prompt < 1:
-        raise ValueError(f"{per_prompt} images per prompt or class: at least 1 is accepted")
     chosen = range(len(prompts)) if classes is None else list(dict.fromkeys(classes))
-    for label in chosen:
-        if not 0 <= label < len(prompts):
-            raise ValueError(f"class {label} does not exist: 0 to {len(prompts) - 1} are accepted")
+    if unknown := [label for label in chosen if not 0 <= label < len(prompts)]:
+        raise ValueError(f"class {unknown[0]} does not exist: 0 to {len(prompts) - 1} are accepted")
     return [
         Request(f"{label}_{index}", prompts[label], label, seed + image_seed(label, index, per_prompt))
         for label in chosen

@@ -1,10 +1,12 @@
-"""The reductions of a diffusion model that are generated side by side."""
+"""The reductions of a diffusion model whose images are compared."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from agglo import patch
 from agglo.config import ReductionConfig
@@ -27,25 +29,25 @@ class GenerationCell(NamedTuple):
             patch.apply(model, self.config)
 
 
-def cells_of(methods: Sequence[str], keep_rates: Sequence[float] = ()) -> list[GenerationCell]:
-    """Return every method at every keep rate, repeated ones once, the dense model first.
-
-    Args:
-        methods: "dense", names of methods, or texts with their options and fields of the config.
-        keep_rates: Fractions of tokens that stay.
+def cells_of(methods: Sequence[str], keep_rates: Sequence[float]) -> list[GenerationCell]:
+    """Return every method, with its options, at every keep rate, repeated ones once; "dense" comes first.
 
     >>> [cell.name for cell in cells_of(["dense", "atc:linkage=single,every=2"], [0.5])]
     ['dense', 'atc-linkage=single-every=2_keep0.5']
     """
-    reducing = [text for text in dict.fromkeys(methods) if text != DENSE]
-    if reducing and not keep_rates:
-        raise ValueError(f"methods {', '.join(reducing)} need keep rates")
     cells = [GenerationCell(DENSE)] if DENSE in methods else []
     for rate in dict.fromkeys(keep_rates):
-        for text in reducing:
+        for text in dict.fromkeys(methods):
             name, values, options = parse_call(text)
             if values:
                 raise ValueError(f"method={text!r}: write name:key=value")
-            config = ReductionConfig.of(name, keep_rate=rate, **options)
-            cells.append(GenerationCell(f"{re.sub('[^a-zA-Z0-9_.=]+', '-', text)}_keep{rate:g}", config))
+            if text != DENSE:
+                config = ReductionConfig.of(name, keep_rate=rate, **options)
+                cells.append(GenerationCell(f"{re.sub('[^a-zA-Z0-9_.=]+', '-', text)}_keep{rate:g}", config))
     return cells
+
+
+def relative_errors(reduced: Tensor, dense: Tensor) -> Tensor:
+    """Return the relative L2 error of each image, (B,)."""
+    difference = (reduced.float() - dense.float()).flatten(1).norm(dim=1)
+    return difference / dense.float().flatten(1).norm(dim=1)

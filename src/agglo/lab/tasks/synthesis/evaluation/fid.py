@@ -14,18 +14,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL.Image import Image
 
 from agglo.lab.tasks.synthesis.evaluation.features import Features, image_files, opened
 from agglo.utils.files import replacing
 from agglo.utils.progress import progress
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Floats = NDArray[np.float64]
 
@@ -46,10 +43,10 @@ class Statistics:
     def of(cls, features: Floats) -> Statistics:
         """Return the statistics of features (N, D) of at least two images."""
         features = np.asarray(features, dtype=np.float64)
-        if features.ndim != 2 or len(features) < 2:
-            raise ValueError(f"features of shape {features.shape}: (images, D) with at least 2 images are accepted")
-        if not np.isfinite(features).all():
-            raise ValueError("features hold values that are no finite numbers")
+        if features.ndim != 2 or len(features) < 2 or not np.isfinite(features).all():
+            raise ValueError(
+                f"features of shape {features.shape}: finite ones (N, D) of at least 2 images fit"
+            )
         return cls(len(features), features.mean(axis=0), np.atleast_2d(np.cov(features, rowvar=False)))
 
     def save(self, path: Path) -> None:
@@ -62,13 +59,10 @@ class Statistics:
         """Read an .npz file with `mu` and `sigma`, of this or another library. Nothing in the file is executed."""
         try:
             with np.load(path, allow_pickle=False) as content:
-                mean = np.asarray(content["mu"], dtype=np.float64)
-                covariance = np.asarray(content["sigma"], dtype=np.float64)
+                mean, covariance = (np.asarray(content[name], dtype=np.float64) for name in ("mu", "sigma"))
                 count = int(content["count"]) if "count" in content else -1
         except (KeyError, ValueError, OSError) as error:
             raise ValueError(f"{str(path)!r} holds no statistics, an .npz with mu and sigma: {error}") from error
-        if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
-            raise ValueError(f"{str(path)!r} holds mu {mean.shape} and sigma {covariance.shape}; (D,), (D, D) fit")
         return cls(None if count < 0 else count, mean, covariance)
 
 
@@ -100,13 +94,11 @@ def _root(covariance: Floats) -> Floats:
 def statistics_of(
     source: Path, features: Callable[[], Features], *, batch_size: int = 32, keep: Path | None = None
 ) -> Statistics:
-    """Return the statistics of a folder of images, kept in a file if wanted, or those in an .npz file.
+    """Return the statistics in an .npz file, or those of a folder of images, which are kept in a file if wanted.
 
     `features` returns the feature extractor; it is called for a folder only.
     """
     if source.suffix == ".npz":
-        if keep is not None:
-            raise ValueError(f"{str(source)!r} holds statistics already: there is nothing to keep in {str(keep)!r}")
         return Statistics.load(source)
     files = image_files(source)
     found = Statistics.of(features_of(opened(files), features(), len(files), batch_size=batch_size, name=source.name))
@@ -119,10 +111,8 @@ def features_of(
     images: Iterable[Image], features: Features, count: int, *, batch_size: int = 32, name: str = "images"
 ) -> Floats:
     """Return the features (count, D) of `count` images, computed in batches."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be at least 1")
     remaining, parts = iter(images), []
-    with progress(-(-count // batch_size), f"{features.name} of {name}", every_seconds=10) as tell:
+    with progress(-(-count // batch_size), f"features of {name}", every_seconds=10) as tell:
         while batch := list(islice(remaining, batch_size)):
             parts.append(features(batch))
             tell("")

@@ -7,32 +7,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from PIL import Image as pil
+from PIL import ImageOps
+from PIL.Image import Image
 from torch import Tensor
 
 from agglo.embedded import generator as embedded
 from agglo.hosts.diffusers.applying import denoisers
 from agglo.lab.tasks.synthesis.data.requests import Request
+from agglo.models.checkpoints import fingerprint
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-EMBEDDED = "embedded"
 AfterStep = Callable[[int], None]  # called with the number of steps done
 
 
 class Generator(ABC):
-    """Generates images from requests.
+    """Generates images from requests."""
 
-    Attributes:
-        reduced: The pipeline or model that `agglo.apply` takes.
-        steps: Number of denoising steps.
-    """
-
-    reduced: Any
-    steps: int
+    reduced: Any  # the pipeline or model that `agglo.apply` takes
+    steps: int  # of denoising
 
     @abstractmethod
     def __call__(self, requests: Sequence[Request], after_step: AfterStep | None = None) -> list[Image]:
@@ -59,8 +54,6 @@ class EmbeddedGenerator(Generator):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        from agglo.models.checkpoints import fingerprint
-
         self.reduced = embedded.trained(embedded.WEIGHTS if weights is None else weights).to(device)
         if dtype != torch.float32:  # diffusers warns of every cast
             self.reduced.to(dtype)
@@ -73,8 +66,6 @@ class EmbeddedGenerator(Generator):
         return pil_images(embedded.sample(self.reduced, labels, seeds, **how))
 
     def canvas(self, image: Image) -> Image:
-        from PIL import ImageOps
-
         return ImageOps.expand(image, embedded.PADDING)
 
     def about(self) -> dict[str, Any]:
@@ -96,9 +87,7 @@ class PipelineGenerator(Generator):
         steps: Number of denoising steps.
         guidance: Scale of classifier-free guidance.
         size: Height and width; None is the model's own.
-        scheduler: A class of diffusers; None is the pipeline's own, which is PNDM for Stable Diffusion 1.5.
-        device: Where it runs.
-        dtype: Of its weights.
+        scheduler: A class of diffusers; None is the pipeline's own.
     """
 
     def __init__(
@@ -133,20 +122,20 @@ class PipelineGenerator(Generator):
     def __call__(self, requests: Sequence[Request], after_step: AfterStep | None = None) -> list[Image]:
         generators = [torch.Generator(self.device).manual_seed(request.seed) for request in requests]
         what: dict[str, Any] = {"num_inference_steps": self.steps, "guidance_scale": self.guidance}
-        if self.by_prompt:
-            what["prompt"] = [request.prompt for request in requests]
-        else:
-            what["class_labels"] = [request.label for request in requests]
+        what |= (
+            {"prompt": [request.prompt for request in requests]}
+            if self.by_prompt
+            else {"class_labels": [request.label for request in requests]}
+        )
         if self.size is not None:
             what |= {"height": self.size[0], "width": self.size[1]}
-        calls, hook = count(1), None
-        if after_step is not None:  # not every pipeline takes a callback
-            hook = denoisers(self.reduced)[0].register_forward_hook(lambda *_: after_step(next(calls)))
+        calls, done = count(1), after_step or (lambda step: None)
+        # Not every pipeline takes a callback.
+        hook = denoisers(self.reduced)[0].register_forward_hook(lambda *_: done(next(calls)))
         try:
             found: list[Image] = self.reduced(**what, generator=generators).images
         finally:
-            if hook is not None:
-                hook.remove()
+            hook.remove()
         return found
 
     def about(self) -> dict[str, Any]:
@@ -163,6 +152,4 @@ class PipelineGenerator(Generator):
 
 def pil_images(images: Tensor) -> list[Image]:
     """Return grey images (B, 1, H, W), uint8, as PIL images."""
-    from PIL import Image
-
-    return [Image.fromarray(image[0].cpu().numpy()) for image in images]
+    return [pil.fromarray(image[0].cpu().numpy()) for image in images]

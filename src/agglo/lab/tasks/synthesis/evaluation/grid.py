@@ -1,4 +1,4 @@
-"""Images of all requests by all cells of a grid, in folders: a run that was killed continues with the next image.
+"""Images of all requests by all cells, in folders: a run that was killed continues with the next image.
 
 A batch holds the same requests however often a run is stopped and however many processes share it, and torch's
 generator starts anew for each: so do methods that draw (tomesd's destinations). All that an image depends on is in
@@ -8,7 +8,6 @@ the record of the folder, and another run in the same folder is refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, pstdev
 from typing import TYPE_CHECKING, Any
@@ -26,25 +25,10 @@ from agglo.utils.randomness import seed_everything
 from agglo.utils.timing import stopwatch
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator, PartialState
     from PIL.Image import Image
 
 _SECONDS = "seconds"
-_RECORD = "record.json"
-
-
-@dataclass(frozen=True)
-class Workers:
-    """How many processes share the work, and which one this is."""
-
-    count: int = 1
-    index: int = 0
-
-    def wait(self) -> None:
-        """Barrier."""
-        if self.count > 1:
-            from accelerate import PartialState
-
-            PartialState().wait_for_everyone()
 
 
 def generate(
@@ -54,9 +38,17 @@ def generate(
     output: Path,
     *,
     batch_size: int = 1,
-    workers: Workers | None = None,
+    processes: Accelerator | PartialState | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Write output/<cell>/<request>.png for all of them; what is there already stays.
+
+    Args:
+        generator: The model and how it generates.
+        cells: Its reductions.
+        requests: What every cell generates.
+        output: Folder of the images and of record.json.
+        batch_size: Requests that are generated together.
+        processes: Those that share the work, where there are several.
 
     Returns:
         Per cell its options and the time of an image in seconds, which output/record.json holds too.
@@ -64,37 +56,35 @@ def generate(
     Raises:
         ValueError: A cell cannot be applied, or the folder holds images of other settings.
     """
-    workers = workers or Workers()
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be at least 1")
+    is_main = processes is None or processes.is_main_process
     described = [[request.name, request.prompt, request.seed] for request in requests]
-    settings = {**generator.about(), "batch_size": batch_size, "requests": described}
-    header, writes = {"settings": settings}, workers.index == 0
-    journal = Journal(
-        output / _RECORD, header, same=("settings",), subject=("name",), sources=("config",), writes=writes
-    )
+    header = {"settings": {**generator.about(), "batch_size": batch_size, "requests": described}}
+    same = {"same": ("settings",), "subject": ("name",), "sources": ("config",)}
+    journal = Journal(output / "record.json", header, writes=is_main, **same)
     for cell in cells:  # an impossible one raises before hours of work on the others
         cell.apply(generator.reduced)
-    workers.wait()
-    if workers.index == 0:
+    _wait(processes)  # all have read the record before the first one writes it
+    if is_main:
         output.mkdir(parents=True, exist_ok=True)
         remove_unfinished(output)
-    for cell in cells:
-        journal.once(_key(cell), dict)
-    workers.wait()
+    keys = [{"name": cell.name, "config": None if cell.config is None else cell.config.to_dict()} for cell in cells]
+    for key in keys:
+        journal.once(key, dict)
+    _wait(processes)
     try:
-        for cell in cells:
-            _generate_cell(generator, cell, requests, output / cell.name, batch_size, workers)
-            workers.wait()
-            if workers.index == 0:
-                journal.add(_key(cell), summary(output / cell.name, requests))
+        for cell, key in zip(cells, keys, strict=True):
+            _generate_cell(generator, cell, requests, output / cell.name, batch_size, processes)
+            _wait(processes)
+            if is_main:
+                journal.add(key, _summary(output / cell.name, requests))
     finally:
         patch.remove(generator.reduced)
     return {result["name"]: result for result in journal.results}
 
 
-def _key(cell: GenerationCell) -> dict[str, Any]:
-    return {"name": cell.name, "config": None if cell.config is None else cell.config.to_dict()}
+def _wait(processes: Accelerator | PartialState | None) -> None:
+    if processes is not None:
+        processes.wait_for_everyone()
 
 
 def _generate_cell(
@@ -103,49 +93,44 @@ def _generate_cell(
     requests: Sequence[Request],
     folder: Path,
     batch_size: int,
-    workers: Workers,
+    processes: Accelerator | PartialState | None,
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    batches = [requests[start : start + batch_size] for start in range(0, len(requests), batch_size)]
-    mine = batches[workers.index :: workers.count]
+    index, count = (0, 1) if processes is None else (processes.process_index, processes.num_processes)
+    mine = [requests[start : start + batch_size] for start in range(0, len(requests), batch_size)][index::count]
     missing = [batch for batch in mine if any(not file_of(folder, request).exists() for request in batch)]
     if not missing:
         return
     cell.apply(generator.reduced)
-    done = len(mine) - len(missing)
-    with progress(len(mine), cell.name, start=done, every_seconds=10, quiet=workers.index > 0) as tell:
+    device, done = torch.device("cuda" if torch.cuda.is_available() else "cpu"), len(mine) - len(missing)
+    with progress(len(mine), cell.name, start=done, every_seconds=10, quiet=index > 0) as tell:
         for batch in missing:
-            seconds, images = timed(generator, batch)
+            seed_everything("generate", [request.seed for request in batch])
+            with stopwatch(device) as taken:
+                images = generator(batch)
+            each = taken.seconds / len(batch)
             for request, image in zip(batch, images, strict=True):
-                if not file_of(folder, request).exists():
-                    save_image(image, file_of(folder, request), request, seconds / len(batch))
-            tell(f"{seconds / len(batch):.3g} s per image")
-
-
-def timed(generator: Generator, batch: Sequence[Request]) -> tuple[float, list[Image]]:
-    """Return the seconds of a whole batch, and its images."""
-    seed_everything("generate", [request.seed for request in batch])
-    with stopwatch(torch.device("cuda" if torch.cuda.is_available() else "cpu")) as taken:
-        images = generator(batch)
-    return taken.seconds, images
+                if not (path := file_of(folder, request)).exists():
+                    _save(image, path, {"prompt": request.prompt, "seed": request.seed, _SECONDS: f"{each:.6g}"})
+            tell(f"{each:.3g} s per image")
 
 
 def file_of(folder: Path, request: Request) -> Path:
     return folder / f"{request.name}.png"
 
 
-def save_image(image: Image, path: Path, request: Request, seconds: float) -> None:
-    """Write a PNG in one step, with its prompt, its seed and the time it took."""
+def _save(image: Image, path: Path, about: dict[str, Any]) -> None:
+    """Write a PNG with texts about it in one step."""
     from PIL.PngImagePlugin import PngInfo
 
-    about = PngInfo()
-    for name, value in {"prompt": request.prompt, "seed": request.seed, _SECONDS: f"{seconds:.6g}"}.items():
-        about.add_itxt(name, str(value))
+    info = PngInfo()
+    for name, value in about.items():
+        info.add_itxt(name, str(value))
     with replacing(path) as unfinished:
-        image.save(unfinished, format="PNG", pnginfo=about)
+        image.save(unfinished, format="PNG", pnginfo=info)
 
 
-def summary(folder: Path, requests: Sequence[Request]) -> dict[str, Any]:
+def _summary(folder: Path, requests: Sequence[Request]) -> dict[str, Any]:
     """Return the number of images of a cell, and mean, deviation and median of their times in seconds."""
     from PIL import Image
 

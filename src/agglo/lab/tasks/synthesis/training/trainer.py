@@ -87,20 +87,11 @@ class Generation(TrainingTask):
         self.grid = generator.SHAPE["sample_size"] // generator.SHAPE["patch_size"]
         self.windowed = False
         self.noise = DDPMScheduler(**generator.NOISE)
-        self.data = MemoryBatches(
-            images[:, None],
-            labels.long(),
-            share,
-            prepare=generator.to_model,
-            seed=settings.seed,
-            flip=settings.flip,
-        )
+        how: dict[str, Any] = {"prepare": generator.to_model, "seed": settings.seed, "flip": settings.flip}
+        self.data = MemoryBatches(images[:, None], labels.long(), share, **how)
         self.groups = [{"params": list(self.model.parameters()), "weight_decay": settings.weight_decay}]
-        images, labels = (torch.from_numpy(array.copy()) for array in read_split(data, "val"))
-        self.validation = (
-            generator.to_model(images[: settings.validation_images, None]),
-            labels[: settings.validation_images].long(),
-        )
+        images, labels = (torch.from_numpy(a[: settings.validation_images].copy()) for a in read_split(data, "val"))
+        self.validation = generator.to_model(images[:, None]), labels.long()
 
     def begin_epoch(self, epoch: int) -> None:
         self.windowed = epoch < self.settings.window_epochs
@@ -120,13 +111,7 @@ class Generation(TrainingTask):
             return self.error(forward, inputs, classes, steps, noise, tokens).mean()
 
     def error(
-        self,
-        forward: nn.Module,
-        images: Tensor,
-        classes: Tensor,
-        steps: Tensor,
-        noise: Tensor,
-        tokens: Tensor | None = None,
+        self, forward: nn.Module, images: Tensor, classes: Tensor, steps: Tensor, noise: Tensor, tokens: Any = None
     ) -> Tensor:
         """Return the mean squared error of the predicted velocity for each image, (B,).
 
