@@ -70,7 +70,7 @@ def fashion_generator(paths: argparse.Namespace, path: Path, **how: Any) -> Tune
 def fashion_detector(paths: argparse.Namespace, path: Path, **how: Any) -> Tuned:
     opened = open_detector(DETECTOR)
     scenes = DetectionBatches(make_scenes(paths.data, 200, _SEED, "val"), transforms_for(opened.spec.image_size)[1])
-    inputs = [image for _, images, _ in scenes for image in images]
+    inputs = [image for images, _ in scenes for image in images]
     settings = TuneSettings(name="agglo_fashion_detector", output=submodule_output("neck"), batch_size=8)
     return agglo.tune(opened.model, inputs, path=path, settings=settings, **how)
 

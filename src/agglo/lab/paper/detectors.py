@@ -6,7 +6,7 @@ difference between two cells are drawn: the r-th resample has the same images in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -272,5 +272,5 @@ class HeldImages(DetectionBatches):
     def _held(self) -> Sequence[Any]:
         return list(super().__iter__())
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Any:
         return iter(self._held)

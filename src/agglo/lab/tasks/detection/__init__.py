@@ -8,18 +8,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from agglo.lab.tasks.detection.specs import vit_adapter
+from typing import Any
 
 __all__ = ["vit_adapter"]
 
 
-def __getattr__(name: str) -> Any:
-    """Imported when asked for: torchvision and timm are needed by the detector only."""
-    if name == "vit_adapter":
-        from agglo.lab.tasks.detection.specs import vit_adapter
+def vit_adapter(*arguments: Any, **options: Any) -> Any:
+    """Build a detector; see `agglo.lab.tasks.detection.specs.vit_adapter`."""
+    from agglo.lab.tasks.detection import specs  # timm and torchvision are needed by the detector only
 
-        return vit_adapter
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return specs.vit_adapter(*arguments, **options)

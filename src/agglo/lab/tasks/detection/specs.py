@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import timm
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from agglo import embedded
@@ -17,34 +19,26 @@ from agglo.lab.tasks.detection.model import published
 from agglo.lab.tasks.detection.model.adapter import ViTAdapter
 from agglo.lab.tasks.detection.model.mask_rcnn import Detector
 from agglo.lab.tasks.detection.model.settings import HeadSettings, head_settings
-from agglo.lab.tasks.detection.model.vit import MINIATURE, SIZES, is_vit, load_vit, miniature_vit, plain_vit
+from agglo.lab.tasks.detection.model.vit import MINIATURE, SIZES, load_vit, miniature_vit, plain_vit
 from agglo.models.checkpoints import load_exactly, read_checkpoint, split_method
 
 NAMES = (*SIZES, MINIATURE)
+_PUBLISHED = "rpn_head.rpn_conv.weight"  # a name in MMDetection's detectors alone
 _METADATA = "detector"  # the key in a weight file's metadata that holds the spec
 _CLASS_SCORES = re.compile(r"^(roi\..*classes|roi_head\.bbox_head\.fc_cls)\.weight$")  # ours, and the published
 
 
 @dataclass(frozen=True)
 class DetectorSpec:
-    """All that makes a detector, without its weights.
+    """All that makes a detector, without its weights."""
 
-    Attributes:
-        model: "tiny", "small", "miniature", or the name of a timm ViT.
-        n_classes: Without background.
-        backbone_options: Arguments of the timm ViT; adapter_options are those of `vit_adapter`, head_options those of
-            `HeadSettings`.
-        classes: Their names, in the order of its labels; empty if only their number is known.
-        image_size: Side of the squares that images are resized to; None is the paper's way: a short side of 800 pixels.
-    """
-
-    model: str = "tiny"
-    n_classes: int = 80
-    backbone_options: Mapping[str, Any] = field(default_factory=dict)
-    adapter_options: Mapping[str, Any] = field(default_factory=dict)
-    head_options: Mapping[str, Any] = field(default_factory=dict)
-    classes: tuple[str, ...] = ()
-    image_size: int | None = None
+    model: str = "tiny"  # "tiny", "small", "miniature", or the name of a timm ViT
+    n_classes: int = 80  # without background
+    backbone_options: Mapping[str, Any] = field(default_factory=dict)  # arguments of the timm ViT
+    adapter_options: Mapping[str, Any] = field(default_factory=dict)  # of `vit_adapter`
+    head_options: Mapping[str, Any] = field(default_factory=dict)  # of `HeadSettings`
+    classes: tuple[str, ...] = ()  # their names, in the order of its labels; empty if only their number is known
+    image_size: int | None = None  # side of the squares that images become; None is a short side of 800 pixels
 
     @property
     def class_names(self) -> list[str]:
@@ -69,8 +63,6 @@ class DetectorSpec:
         return detector
 
     def _vit(self, *, pretrained: bool) -> nn.Module | str:
-        import timm
-
         if self.model == MINIATURE:
             return miniature_vit(pretrained=pretrained, **self.backbone_options)
         if self.model in SIZES:
@@ -109,15 +101,14 @@ def open_detector(model: str, checkpoint: Path | None = None, *, n_classes: int 
         checkpoint: Weights for a name.
         n_classes: Of a name without weights; None is COCO's 80.
     """
+    path = embedded.DETECTOR_WEIGHTS if model == embedded.DETECTOR else Path(model)
     if model in NAMES:
         if checkpoint is not None:
             return _of_file(checkpoint, model)
         spec = DetectorSpec(model, n_classes or 80)
         return Opened(spec, spec.build().eval(), None, model, "random")
     if checkpoint is not None:
-        known = ", ".join(map(repr, NAMES))
-        raise ValueError(f"checkpoint={str(checkpoint)!r} goes with {known}; model={model!r} has its own weights")
-    path = embedded.DETECTOR_WEIGHTS if model == embedded.DETECTOR else Path(model)
+        raise ValueError(f"checkpoint={str(checkpoint)!r} is for {' or '.join(NAMES)}; {model!r} has its own weights")
     if path.is_dir():
         return _of_file(path / "best" / "model.safetensors", path.name)
     if path.is_file():
@@ -147,14 +138,9 @@ def _written_in(path: Path) -> DetectorSpec | None:
     """Read the spec in the metadata of a file; None if there is none."""
     if path.suffix != ".safetensors":
         return None
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as file:
-        text = (file.metadata() or {}).get(_METADATA)
-    if text is None:
-        return None
-    values = json.loads(text)
-    return DetectorSpec(**{**values, "classes": tuple(values["classes"])})
+        values = json.loads((file.metadata() or {}).get(_METADATA, "null"))
+    return None if values is None else DetectorSpec(**{**values, "classes": tuple(values["classes"])})
 
 
 def vit_adapter(
@@ -194,13 +180,13 @@ def load_weights(detector: Detector, state: Mapping[str, Tensor], source: str) -
 
     What a method learned is left out: `method_weights` reads it, for after `agglo.apply`.
     """
-    if is_vit(state):
+    if "patch_embed.proj.weight" in state:
         load_vit(detector.backbone.vit, state, source)
-    elif published.is_published(state):
+    elif _PUBLISHED in state:
         load_exactly(detector, published.from_published(state, detector.state_dict()), source)
         if published.has_encoder_layers(state):
-            for name, module in detector.backbone.named_modules():
-                if name.startswith("vit.blocks.") and isinstance(module, nn.LayerNorm):
+            for module in detector.backbone.vit.blocks.modules():
+                if isinstance(module, nn.LayerNorm):
                     module.eps = published.ENCODER_LAYER_EPS
     else:
         load_exactly(detector, split_method(state)[0], source)
@@ -212,4 +198,4 @@ def method_weights(weights: Path | str) -> dict[str, Tensor]:
     `agglo.models.checkpoints.load_method` gives it to the applied method.
     """
     state = read_checkpoint(Path(weights))
-    return published.gates(state) if published.is_published(state) else split_method(state)[1]
+    return published.gates(state) if _PUBLISHED in state else split_method(state)[1]

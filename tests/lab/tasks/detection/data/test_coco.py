@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from agglo.lab.data.image_files import BadImageError
+from agglo.lab.tasks.detection.data.base import decode, encode
 from agglo.lab.tasks.detection.data.coco import CocoImages, open_coco
-from agglo.lab.tasks.detection.data.masks import decode, encode
 from tests.support.data import data_path
 
 WIDTH, HEIGHT = 40, 30

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from agglo.lab.tasks.detection.data.masks import encode
+from agglo.lab.tasks.detection.data.base import encode
 from agglo.lab.tasks.detection.evaluation.average_precision import NUMBERS, as_coco_results, average_precision
 from agglo.lab.tasks.detection.evaluation.matches import Matches, bootstrap, interval, match
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from agglo.lab.tasks.detection.model.heads import RoIHeads, Target, level_of, paste
+from agglo.lab.tasks.detection.model.heads import Objects, RoIHeads, level_of, paste
 from agglo.lab.tasks.detection.model.settings import Assignment, HeadSettings
 from tests.lab.tasks.detection.model.references import difference, moved, roi_align, suppress
 
@@ -67,9 +67,9 @@ def test_losses_are_those_of_mmdetection() -> None:
     for mask, (x1, y1, x2, y2) in zip(masks, objects.int().tolist(), strict=True):
         mask[y1 : (y1 + y2) // 2 + 1, x1:x2] = 1
     targets = [
-        Target(objects[:3], torch.tensor([0, 2, 1]), masks[:3]),
-        Target(objects[3:], torch.tensor([2]), masks[3:]),
-        Target(objects[:0], torch.zeros(0, dtype=torch.int64), masks[:0]),
+        Objects(objects[:3], torch.tensor([0, 2, 1]), masks[:3]),
+        Objects(objects[3:], torch.tensor([2]), masks[3:]),
+        Objects(objects[:0], torch.zeros(0, dtype=torch.int64), masks[:0]),
     ]
     near = [target.boxes + 0.4 * torch.randn(len(target.boxes), 4) for target in targets]
     proposals = [torch.cat([near[i], some_boxes(8, 10 + i)]) for i in range(3)]
@@ -104,7 +104,7 @@ def test_losses_are_those_of_mmdetection() -> None:
 
 def test_without_any_object_boxes_and_masks_cost_nothing() -> None:
     module, maps = heads(), pyramid(1)
-    target = Target(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 64, 96))
+    target = Objects(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 64, 96))
     found = module.losses(maps, [some_boxes(5, 0)], [target])
     assert found["loss_bbox"].item() == found["loss_mask"].item() == 0 and found["loss_cls"].item() > 0
     sum(found.values()).backward()  # type: ignore[union-attr]

@@ -1,7 +1,5 @@
 """Images with objects: COCO files, scenes made from Fashion-MNIST, and their transforms."""
 
-from __future__ import annotations
-
 from agglo.lab.tasks.detection.data.base import DetectionData, collate
 from agglo.lab.tasks.detection.data.coco import CocoImages, open_coco
 from agglo.lab.tasks.detection.data.scenes import Scenes, make_scenes

@@ -1,4 +1,4 @@
-"""The data sets for detection: images by index, each with its objects."""
+"""The data sets for detection: images by index, each with its objects, and masks as COCO files have them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from faster_coco_eval.core import mask as rle
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from agglo.lab.tasks.detection.data.masks import Mask
-
 Target = dict[str, Any]
 Transform = Callable[[Any, Target], tuple[Any, Target]]
+Mask = NDArray[np.uint8]
 
 
 class DetectionData(Dataset[tuple[Any, Target]], ABC):
@@ -29,14 +31,14 @@ class DetectionData(Dataset[tuple[Any, Target]], ABC):
         image_ids: The id of each image, in order.
     """
 
+    image_ids: Sequence[int]
+    transform: Transform | None = None
+    annotated = True
     remarks: Sequence[str] = ()
 
     def __init__(self, name: str, description: str, classes: Sequence[str], category_ids: Sequence[int]) -> None:
         self.name, self.description = name, description
         self.classes, self.category_ids = list(classes), list(category_ids)
-        self.image_ids: list[int] = []
-        self.transform: Transform | None = None
-        self.annotated = True
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -58,7 +60,7 @@ class DetectionData(Dataset[tuple[Any, Target]], ABC):
     def fingerprint(self) -> str:
         """Return a short hash of images and objects, the same on any machine."""
 
-    def prepared(self, transform: Transform | None, *, annotated: bool = True) -> DetectionData:
+    def prepared(self, transform: Transform, *, annotated: bool = True) -> DetectionData:
         """Return the same images through another transform; annotated=False leaves out boxes, labels and masks."""
         other = copy.copy(self)
         other.transform, other.annotated = transform, annotated
@@ -83,3 +85,33 @@ def collate(batch: Sequence[tuple[Any, Target]]) -> tuple[list[Any], list[Target
     """Return a batch as a detector takes it: images of different sizes stay a list."""
     images, targets = zip(*batch, strict=True)
     return list(images), list(targets)
+
+
+def to_rle(segmentation: Any, height: int, width: int) -> dict[str, Any]:
+    """Return polygons, which are united, or a run-length encoding (RLE), packed or not, as one packed RLE."""
+    if isinstance(segmentation, list):
+        return dict(rle.merge(rle.frPyObjects(segmentation, height, width)))
+    packed = not isinstance(segmentation["counts"], list)
+    return dict(segmentation if packed else rle.frPyObjects(segmentation, height, width))
+
+
+def decode(segmentations: Sequence[Any], height: int, width: int) -> Mask:
+    """Return masks (n, height, width) of 0 and 1."""
+    if not segmentations:
+        return np.zeros((0, height, width), np.uint8)
+    stacked = rle.decode([to_rle(one, height, width) for one in segmentations])
+    return np.ascontiguousarray(np.moveaxis(stacked, -1, 0))
+
+
+def encode(masks: NDArray[Any]) -> list[dict[str, Any]]:
+    """Return masks (n, H, W), nonzero inside, as packed RLEs whose strings JSON can hold."""
+    if not len(masks):
+        return []
+    found = rle.encode(np.asfortranarray(np.moveaxis(masks != 0, 0, -1).astype(np.uint8)))
+    return [{"size": list(map(int, one["size"])), "counts": one["counts"].decode("ascii")} for one in found]
+
+
+def box_and_area(segmentation: Any, height: int, width: int) -> dict[str, Any]:
+    """Return the box (x, y, width, height) around a segmentation, and its number of pixels, by COCO's names."""
+    packed = to_rle(segmentation, height, width)
+    return {"bbox": [float(value) for value in rle.toBbox(packed)], "area": float(rle.area(packed))}

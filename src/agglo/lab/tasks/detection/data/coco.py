@@ -11,19 +11,16 @@ import hashlib
 import json
 import math
 import reprlib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from agglo.checks import choice
 from agglo.lab.data.image_files import BadImageError, Files, listed, require_file
-from agglo.lab.tasks.detection.data.base import DetectionData, Target, target_of
-from agglo.lab.tasks.detection.data.masks import box_and_area, decode
+from agglo.lab.tasks.detection.data.base import DetectionData, Target, box_and_area, decode, target_of
 
 Entry = dict[str, Any]
-Box = tuple[float, float, float, float]
 
-SPLITS = ("train", "val")
 _SMALLEST = 1.0  # pixels: MMDetection trains on no object with a shorter side
 
 
@@ -41,14 +38,14 @@ class CocoImages(DetectionData):
     """
 
     def __init__(self, annotations: Path, images: Path, *, with_objects: bool = False) -> None:
-        content = _read(require_file(annotations), images)
-        self._categories, self._folder = content["categories"], images
+        self._categories, entries, objects = _read(require_file(annotations), images)
         classes, category_ids = ([category[key] for category in self._categories] for key in ("name", "id"))
         super().__init__(annotations.name, str(annotations), classes, category_ids)
-        self._by_image: dict[int, list[Entry]] = {entry["id"]: [] for entry in content["images"]}
-        for entry in content["annotations"]:
+        self._folder = images
+        self._by_image: dict[int, list[Entry]] = {entry["id"]: [] for entry in entries}
+        for entry in objects:
             self._by_image[entry["image_id"]].append(entry)
-        self._choose(entry for entry in content["images"] if not with_objects or self._objects(entry))
+        self._choose(entry for entry in entries if not with_objects or self._objects(entry))
         if not len(self):
             raise ValueError(f"{str(annotations)!r} has no image that can be used")
 
@@ -57,11 +54,15 @@ class CocoImages(DetectionData):
         self.image_ids = [entry["id"] for entry in self._images]
         self._files = Files(self._folder, [entry["file_name"] for entry in self._images])
 
-    def _objects(self, image: Entry) -> list[tuple[Entry, Box]]:
-        """Return the annotations that an image is trained with, and the parts of their boxes inside it."""
-        entries = [entry for entry in self._by_image[image["id"]] if not entry["iscrowd"]]
-        objects = [(entry, _inside(entry["bbox"], image)) for entry in entries]
-        return [(entry, box) for entry, box in objects if min(box[2] - box[0], box[3] - box[1]) >= _SMALLEST]
+    def _objects(self, image: Entry) -> Sequence[tuple[Entry, Sequence[float]]]:
+        """Return the annotations that an image is trained with, and the parts of their boxes inside it, xyxy."""
+        found = []
+        for entry in self._by_image[image["id"]]:
+            x, y, width, height = entry["bbox"]
+            box = (max(x, 0.0), max(y, 0.0), min(x + width, image["width"]), min(y + height, image["height"]))
+            if not entry["iscrowd"] and min(box[2] - box[0], box[3] - box[1]) >= _SMALLEST:
+                found.append((entry, box))
+        return found
 
     def read(self, index: int) -> tuple[Any, Target]:
         entry, image = self._images[index], self._files.open(index)
@@ -84,7 +85,7 @@ class CocoImages(DetectionData):
         annotations = [entry for image in self.image_ids for entry in self._by_image[image]]
         return {"images": self._images, "annotations": annotations, "categories": self._categories}
 
-    def part(self, indices: Sequence[int]) -> CocoImages:
+    def part(self, indices: Iterable[int]) -> CocoImages:
         """Return some of the images as a data set."""
         other = copy.copy(self)
         other._choose(self._images[index] for index in indices)
@@ -94,7 +95,7 @@ class CocoImages(DetectionData):
         """Return so many of the images, evenly spread; None is all."""
         if images is None or images >= len(self):
             return self
-        return self.part([index * len(self) // images for index in range(images)])
+        return self.part(index * len(self) // images for index in range(images))
 
     def fingerprint(self) -> str:
         """Return a short hash of the annotations, and of the names and sizes of the image files."""
@@ -103,8 +104,8 @@ class CocoImages(DetectionData):
         return hashlib.sha256(f"{text}\n{files}".encode()).hexdigest()[:16]
 
 
-def _read(path: Path, folder: Path) -> dict[str, list[Entry]]:
-    """Read a file and check its entries; annotations get the area, the box and iscrowd where a file leaves them out."""
+def _read(path: Path, folder: Path) -> tuple[list[Entry], list[Entry], list[Entry]]:
+    """Read and check categories, images and annotations, which get iscrowd, box and area where a file has none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         categories = sorted(content["categories"], key=lambda entry: entry["id"])
@@ -113,7 +114,11 @@ def _read(path: Path, folder: Path) -> dict[str, list[Entry]]:
         missing = [entry["file_name"] for entry in images.values() if not (folder / entry["file_name"]).is_file()]
         problems = [f"{str(folder / name)!r} is missing" for name in missing]
         for entry in content["annotations"]:
-            if problem := _problem(entry, images, names):
+            if entry["image_id"] not in images or entry["category_id"] not in names:
+                problem: str | None = f"of category {entry['category_id']}: the file must list both"
+            else:
+                problem = _problem(entry, images[entry["image_id"]])
+            if problem:
                 problems.append(f"annotation {entry['id']} of image {entry['image_id']} {problem}")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{str(path)!r} is no COCO instances file: {type(error).__name__} {error}") from error
@@ -126,31 +131,21 @@ def _read(path: Path, folder: Path) -> dict[str, list[Entry]]:
             image = images[entry["image_id"]]
             entry = box_and_area(entry["segmentation"], image["height"], image["width"]) | entry
         annotations.append(entry)
-    return {"categories": categories, "images": list(images.values()), "annotations": annotations}
+    return categories, list(images.values()), annotations
 
 
-def _problem(entry: Entry, images: Mapping[int, Entry], categories: Container[int]) -> str | None:
-    """Return what is wrong with an annotation; None if nothing is."""
-    if entry["image_id"] not in images or entry["category_id"] not in categories:
-        return f"of category {entry['category_id']}: the file must list both"
-    if "bbox" in entry and (len(entry["bbox"]) != 4 or not all(map(math.isfinite, entry["bbox"]))):
-        return f"has the box {entry['bbox']}; accepted: x, y, width, height"
-    segmentation, image = entry.get("segmentation"), images[entry["image_id"]]
-    if isinstance(segmentation, list):
-        fits = bool(segmentation) and all(
-            len(polygon) >= 6 and len(polygon) % 2 == 0 and all(map(math.isfinite, polygon)) for polygon in segmentation
-        )
+def _problem(entry: Entry, image: Entry) -> str | None:
+    """Return what is wrong with the box or the mask of an annotation; None if nothing is."""
+    box: Any = entry.get("bbox", [0.0] * 4)
+    segmentation: Any = entry.get("segmentation")
+    if len(box) != 4 or not all(map(math.isfinite, box)):
+        return f"has the box {box}; accepted: x, y, width, height"
+    if isinstance(segmentation, dict):
+        fits = "counts" in segmentation and segmentation.get("size") == [image["height"], image["width"]]
     else:
-        size = [image["height"], image["width"]]
-        fits = isinstance(segmentation, dict) and "counts" in segmentation and segmentation.get("size") == size
+        fits = bool(segmentation) and all(len(polygon) >= 6 and len(polygon) % 2 == 0 for polygon in segmentation)
     accepted = "polygons of three corners or more, or RLE of the image's size"
     return None if fits else f"has the segmentation {reprlib.repr(segmentation)}; accepted: {accepted}"
-
-
-def _inside(box: Sequence[float], image: Entry) -> Box:
-    """Return the part of a box (x, y, width, height) inside its image, as (left, top, right, bottom)."""
-    right, bottom = min(box[0] + box[2], image["width"]), min(box[1] + box[3], image["height"])
-    return max(box[0], 0.0), max(box[1], 0.0), right, bottom
 
 
 def open_coco(where: Path, split: str = "train", *, with_objects: bool = False) -> CocoImages:
@@ -162,7 +157,7 @@ def open_coco(where: Path, split: str = "train", *, with_objects: bool = False) 
         split: "train" or "val".
         with_objects: See `CocoImages`.
     """
-    choice("split", split, SPLITS)
+    choice("split", split, ("train", "val"))
     if not where.exists():
         raise ValueError(f"data={str(where)!r} is neither a folder nor a JSON file")
     names = [f"annotations/instances_{split}2017.json", f"instances_{split}2017.json", "instances.json"]

@@ -11,10 +11,9 @@ top. Scene i depends on the seed, the split and i alone, so that the first 100 o
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,7 @@ from PIL import Image, ImageFilter
 
 from agglo.checks import choice
 from agglo.lab.data.fashion_mnist import CLASSES, read_split
-from agglo.lab.tasks.detection.data.base import DetectionData, Target, target_of
-from agglo.lab.tasks.detection.data.masks import Mask, box_and_area, encode
+from agglo.lab.tasks.detection.data.base import DetectionData, Mask, Target, box_and_area, encode, target_of
 from agglo.utils.randomness import derived_seed
 
 Grey = NDArray[np.float32]
@@ -44,15 +42,12 @@ _PAD = 2  # pixels around a garment, so that a filter finds black beside it
 def make_scenes(data: Path, count: int, seed: int = 0, split: str = "train", size: int = 112) -> Scenes:
     """Make `count` scenes of `size` x `size` pixels from the garments of a split, "train" or "val", of idx files."""
     choice("split", split, ("train", "val"))
-    if count < 1:
-        raise ValueError(f"count={count} must be at least 1")
-    if size < 32:
-        raise ValueError(f"size={size} must be at least 32 pixels: garments would be specks")
+    if count < 1 or size < 32:  # garments would be specks
+        raise ValueError(f"count={count} must be at least 1 and size={size} at least 32 pixels")
     return Scenes(*read_split(data, split), count, seed=seed, split=split, size=size)
 
 
-@dataclass(frozen=True)
-class Scene:
+class Scene(NamedTuple):
     """Grey pixels (size, size), masks (n, size, size) of what is visible of each garment, and their labels."""
 
     pixels: NDArray[np.uint8]
@@ -68,7 +63,7 @@ class Scenes(DetectionData):
     ) -> None:
         description = f"{count} scenes of {size}x{size}, seed {seed}, split {split!r}"
         super().__init__("scenes", description, CLASSES, range(1, len(CLASSES) + 1))
-        self.image_ids = list(range(1, count + 1))
+        self.image_ids = range(1, count + 1)
         usable = (garments > _CLOTH).sum((1, 2)) >= _LEAST
         self._garments, self._labels = garments[usable], labels[usable]
         self._seed, self._split, self._size = seed, split, size
@@ -133,8 +128,8 @@ class Scenes(DetectionData):
             scene = self.scene(index)
             for label, rle in zip(scene.labels, encode(scene.masks), strict=True):
                 about = {"id": len(entries) + 1, "image_id": image_id, "category_id": self.category_ids[label]}
-                extent = box_and_area(rle, self._size, self._size)
-                entries.append({**about, **extent, "iscrowd": 0, "segmentation": rle})
+                about |= box_and_area(rle, self._size, self._size)
+                entries.append({**about, "iscrowd": 0, "segmentation": rle})
         return {"images": images, "annotations": entries, "categories": categories}
 
     def fingerprint(self) -> str:

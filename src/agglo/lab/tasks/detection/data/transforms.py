@@ -46,20 +46,18 @@ def transforms_for(image_size: int | None = None, *, flip: float = 0.5) -> tuple
 
 
 def _finished(*transforms: v2.Transform) -> Transform:
-    normalise = [v2.ToDtype(torch.float32), v2.Normalize(MEAN, STD)]
-    composed: Transform = v2.Compose(
-        [v2.ToImage(), *transforms, *normalise, v2.ClampBoundingBoxes("hard"), v2.ToPureTensor(), without_empty]
-    )
+    end = [v2.ToDtype(torch.float32), v2.Normalize(MEAN, STD), v2.ClampBoundingBoxes("hard"), v2.ToPureTensor()]
+    composed: Transform = v2.Compose([v2.ToImage(), *transforms, *end, without_empty])
     return composed
 
 
 def without_empty(image: Tensor, target: Target) -> tuple[Tensor, Target]:
     """Remove objects whose box has no area or whose mask has no pixel."""
-    if "boxes" not in target:
-        return image, target
-    boxes, masks = target["boxes"], target["masks"]
-    kept = (boxes[:, 2:] > boxes[:, :2]).all(1) & masks.flatten(1).bool().any(1)
-    return image, {**target, **{name: target[name][kept] for name in ("boxes", "labels", "masks")}}
+    if "boxes" in target:
+        boxes, masks = target["boxes"], target["masks"]
+        kept = (boxes[:, 2:] > boxes[:, :2]).all(1) & masks.flatten(1).bool().any(1)
+        target = {**target, **{name: target[name][kept] for name in ("boxes", "labels", "masks")}}
+    return image, target
 
 
 def size_for(size: Sequence[int], short: int) -> list[int]:

@@ -10,9 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
+from faster_coco_eval import COCO, COCOeval_faster
+from torchvision.ops import box_convert
 
-from agglo.lab.tasks.detection.data.masks import encode
+from agglo.lab.tasks.detection.data.base import encode
 
 KINDS = {"bbox": "box", "segm": "mask"}  # COCO's names, and those of reports
 
@@ -32,12 +33,11 @@ def average_precision(
     """
     numbers = {}
     for kind in KINDS:
-        evaluation = coco_evaluation(ground_truth, detections, kind)
-        numbers[kind] = dict.fromkeys(NUMBERS, math.nan)
+        evaluation, values = coco_evaluation(ground_truth, detections, kind), [-1.0] * len(NUMBERS)
         if evaluation is not None:
             evaluation.run()
-            values = (float(value) for value in evaluation.stats[: len(NUMBERS)])
-            numbers[kind] = {n: math.nan if value < 0 else value for n, value in zip(NUMBERS, values, strict=True)}
+            values = [float(value) for value in evaluation.stats[: len(NUMBERS)]]
+        numbers[kind] = {n: math.nan if value < 0 else value for n, value in zip(NUMBERS, values, strict=True)}
     return numbers
 
 
@@ -50,8 +50,6 @@ def coco_evaluation(
         ValueError: A detection is in an image or of a category that the ground truth does not have, or its score is
             not finite. The library would leave out an unknown category silently.
     """
-    from faster_coco_eval import COCO, COCOeval_faster
-
     images, categories = ({entry["id"] for entry in ground_truth[key]} for key in ("images", "categories"))
     for number, entry in enumerate(detections):
         image, category, score = entry["image_id"], entry["category_id"], entry["score"]
@@ -81,17 +79,9 @@ def as_coco_results(
     """
     results = []
     for found, image_id in zip(detections, image_ids, strict=True):
-        boxes, scores, labels = (np.asarray(found[key].cpu()) for key in ("boxes", "scores", "labels"))
-        masks = encode(np.asarray(found["masks"].cpu()))
-        for box, score, label, mask in zip(boxes.astype(float), scores, labels, masks, strict=True):
-            left, top, right, bottom = box.tolist()
-            results.append(
-                {
-                    "image_id": int(image_id),
-                    "category_id": int(category_ids[label]),
-                    "bbox": [left, top, right - left, bottom - top],
-                    "score": float(score),
-                    "segmentation": mask,
-                }
-            )
+        boxes = box_convert(found["boxes"].cpu().double(), "xyxy", "xywh").tolist()
+        scores, labels = (found[key].cpu().tolist() for key in ("scores", "labels"))
+        for box, score, label, mask in zip(boxes, scores, labels, encode(found["masks"].cpu().numpy()), strict=True):
+            about = {"image_id": int(image_id), "category_id": int(category_ids[label])}
+            results.append({**about, "bbox": box, "score": score, "segmentation": mask})
     return results

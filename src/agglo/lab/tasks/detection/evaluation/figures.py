@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image as pil
+from PIL.Image import Image
 
 from agglo.drawing.groups import Ints, patch_labels
 from agglo.lab.data.image_files import open_image
@@ -19,9 +21,6 @@ from agglo.lab.tasks.detection.data.transforms import transforms_for
 from agglo.lab.tasks.detection.specs import Opened, open_detector
 from agglo.patch import remove, trace
 from agglo.utils.devices import require_device
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 _SMALL = 400  # pixels: images with a shorter side below this are drawn larger
 
@@ -35,12 +34,10 @@ def show(
     least_score: float = LEAST_SCORE,
     device: str = "cpu",
 ) -> Image:
-    """Draw the detections of the dense detector and of each reduced one side by side, and the groups of tokens below.
+    """Draw the detections of the dense detector and of each reduced one side by side, image below image.
 
-    Images stand one below the other. Groups are those after the last block that reduced.
+    Below them are the groups of tokens after the last block that reduced.
     """
-    from PIL import Image
-
     if not 0 <= least_score <= 1:
         raise ValueError(f"score={least_score:g} must lie in 0 to 1")
     named = [(path.name, open_image(path)) for path in images]
@@ -49,7 +46,7 @@ def show(
         warnings.warn("weights are random, and so is what is drawn; give --checkpoint", stacklevel=1)
     opened.model.to(require_device(device))
     sheets = [_drawn(opened, image, configs, least_score, name) for name, image in named]
-    whole = Image.new("RGB", (max(each.width for each in sheets), sum(each.height for each in sheets)), "white")
+    whole = pil.new("RGB", (max(each.width for each in sheets), sum(each.height for each in sheets)), "white")
     top = 0
     for each in sheets:
         whole.paste(each, (0, top))

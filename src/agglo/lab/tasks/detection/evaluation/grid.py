@@ -32,36 +32,24 @@ QUALITY = Quality({"box_AP": "box AP", "mask_AP": "mask AP"}, ("box_AP", "mask_A
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What to evaluate, and how.
+    """What to evaluate, and how."""
 
-    Attributes:
-        model, checkpoint: As `open_detector` takes them.
-        data: A folder or a JSON file of dataset "coco", or for "scenes" the folder of Fashion-MNIST's files.
-        configs: The reductions, each one a cell of the grid, with their names.
-        dense: Whether the detector is also evaluated without reduction, first.
-        images: Only so many, evenly spread over the data set; None is all. Of scenes: how many; None is 1000.
-        image_size: Side of the squares that images are resized to; None is what the model was trained with.
-        turns: So many images are run by all cells in turns in the end, for speeds that can be compared; 0 leaves those
-            of each cell's own pass. Several processes take no turns.
-        detections: Folder for the detections of each cell, as COCO results; None writes none.
-    """
-
-    model: str
-    data: Path
-    configs: Configs
+    model: str  # and checkpoint: as `open_detector` takes them
+    data: Path  # a folder or a JSON file of dataset "coco", or for "scenes" the folder of Fashion-MNIST's files
+    configs: Configs  # the reductions, each one a cell of the grid, with their names
     checkpoint: Path | None = None
-    dense: bool = True
+    dense: bool = True  # evaluate without reduction too, first
     dataset: str = "coco"
     split: str = "val"
-    images: int | None = None
-    image_size: int | None = None
+    images: int | None = None  # so many, evenly spread; None is all. Of scenes: how many; None is 1000
+    image_size: int | None = None  # side of the squares that images become; None is what the model was trained with
     batch_size: int = 1
     workers: int = 2
     threads: int | None = None
     device: str = "cpu"
     dtype: str = "float32"
-    turns: int = 8
-    detections: Path | None = None
+    turns: int = 8  # images that all cells run in turns in the end, for speeds that can be compared; 0 is none
+    detections: Path | None = None  # folder for the detections of each cell, as COCO results
 
 
 class Evaluation(EvaluationGrid):
@@ -84,8 +72,8 @@ class Evaluation(EvaluationGrid):
         self.weights = fingerprint({**self.model.state_dict(), **(self.opened.learned or {})})
         self.model.to(self.device, dtype_named(settings.dtype))
         self.side = settings.image_size or self.opened.spec.image_size
-        batches = {"batch_size": settings.batch_size, "workers": settings.workers}
-        self.images = DetectionBatches(self.data, transforms_for(self.side)[1], **batches, accelerator=self.accelerator)
+        how: Any = {"batch_size": settings.batch_size, "workers": settings.workers, "accelerator": self.accelerator}
+        self.images = DetectionBatches(self.data, transforms_for(self.side)[1], **how)
 
     def evaluate(self, cells: Sequence[GridCell], journal: Journal) -> None:
         count, what = len(self.images) * len(cells), f"batches of {self.settings.batch_size}"
@@ -108,11 +96,10 @@ class Evaluation(EvaluationGrid):
         timed = all("turns" in result for result in found)
         if self.accelerator is not None or not self.settings.turns or timed:
             return
-        batches, count = [], 0
-        for _, images, _ in self.images:
+        batches: list[Any] = []
+        for images, _ in self.images:
             batches.append(images)
-            count += len(images)
-            if count >= self.settings.turns:
+            if (count := sum(map(len, batches))) >= self.settings.turns:
                 break
         speeds = speeds_in_turns(self.model, [cell.config for cell in cells], batches, 1, self.reducible.apply)
         for cell, result, speed in zip(cells, found, speeds, strict=True):

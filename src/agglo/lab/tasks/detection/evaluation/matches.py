@@ -34,36 +34,25 @@ NUMBERS = {"AP": slice(None), "AP50": slice(0, 1), "AP75": slice(5, 6)}  # thres
 
 
 class _Category(NamedTuple):
-    """All detections of one category, best first.
+    """All detections of one category, best first."""
 
-    Attributes:
-        image: (D,), the index of each detection's image.
-        right: (T, D), whether it matches an object, at each threshold.
-        counts: (T, D), whether it counts at all: not if it matches a crowd.
-        objects: (I,), the number of objects to be found in each image.
-        run: (D,), one number for consecutive detections of one image with the same score.
-    """
-
-    image: Ints
-    right: Bools
-    counts: Bools
-    objects: Ints
-    run: Ints
+    image: Ints  # (D,), the index of each detection's image
+    right: Bools  # (T, D), whether it matches an object, at each threshold
+    counts: Bools  # (T, D), whether it counts at all: not if it matches a crowd
+    objects: Ints  # (I,), the number of objects to be found in each image
+    run: Ints  # (D,), one number for consecutive detections of one image with the same score
 
     def precision(self, weights: Ints) -> Floats | None:
         """Return the mean over recalls of the precision at each threshold (T,); None if there is no object."""
         total = int(self.objects @ weights)
         if total == 0:
             return None
-        weight, right, counts = weights[self.image], self.right, self.counts
-        if len(np.unique(self.run)) < len(self.run):
-            copies = _copies(self.run, weight)
-            weight, right, counts = np.ones(len(copies), np.int64), right[:, copies], counts[:, copies]
+        copies = _copies(self.run, weights[self.image])
+        right, counts = self.right[:, copies], self.counts[:, copies]
         found = np.zeros(THRESHOLDS)
         for number in range(THRESHOLDS):
-            # The best precision at a recall is reached where something is right, and by the last of its copies.
-            at = np.flatnonzero(right[number])
-            hits, seen = np.cumsum(weight[at]), np.cumsum(weight * counts[number])[at]
+            at = np.flatnonzero(right[number])  # where the best precision at a recall is reached
+            hits, seen = np.arange(1, len(at) + 1), np.cumsum(counts[number])[at]
             curve = np.maximum.accumulate((hits / np.maximum(seen, 1))[::-1])[::-1]
             reached = np.searchsorted(hits / total, RECALLS, side="left")
             found[number] = curve[reached[reached < len(curve)]].sum() / len(RECALLS)
@@ -89,13 +78,12 @@ class Matches:
 
     def average_precision(self, weights: Ints | None = None) -> dict[str, float]:
         """Return AP, AP50 and AP75, as `average_precision` gives them; weights (I,) say how often an image counts."""
-        if weights is None:
-            weights = np.ones(len(self.image_ids), np.int64)
+        weights = np.ones(len(self.image_ids), np.int64) if weights is None else weights
         found = [category.precision(weights) for category in self.categories.values()]
         present = np.array([values for values in found if values is not None])
-        if not len(present):
-            return dict.fromkeys(NUMBERS, math.nan)
-        return {name: float(present[:, chosen].mean()) for name, chosen in NUMBERS.items()}
+        return {
+            name: float(present[:, chosen].mean()) if len(present) else math.nan for name, chosen in NUMBERS.items()
+        }
 
     def save(self, path: Path) -> None:
         """Write all that resampling needs to an .npz file, without scores, boxes and masks."""
@@ -120,24 +108,24 @@ def match(ground_truth: Mapping[str, Any], detections: Sequence[Mapping[str, Any
     """Match the detections of every image with its objects. kind: "bbox" or "segm"."""
     evaluation = coco_evaluation(ground_truth, detections, kind, separate_eval=True)
     image_ids, categories = (sorted(entry["id"] for entry in ground_truth[key]) for key in ("images", "categories"))
-    if evaluation is None:
-        empty = _joined([([], [], [], [])] * len(image_ids))
-        return Matches(tuple(image_ids), dict.fromkeys(categories, empty))
-    params = evaluation.params
-    params.areaRng, params.areaRngLbl, params.maxDets = params.areaRng[:1], params.areaRngLbl[:1], params.maxDets[-1:]
-    evaluation.evaluate()
-    # By category and image: matched objects (T * D), -, scores (D), which objects and which detections are ignored.
-    states = [one.__getstate__() for one in evaluation._evalImgs_cpp]
-    parts = [(matched, scores, objects, ignored) for matched, _, scores, objects, ignored, *_ in states]
     count = len(image_ids)
+    parts: list[tuple[list[Any], ...]] = [([], [], [], [])] * (count * len(categories))
+    if evaluation is not None:
+        params = evaluation.params
+        params.areaRng, params.areaRngLbl, params.maxDets = params.areaRng[:1], params.areaRngLbl[:1], [100]
+        evaluation.evaluate()
+        # By category and image: matched objects (T * D), -, scores (D), which objects and which detections are ignored.
+        states = [one.__getstate__() for one in evaluation._evalImgs_cpp]
+        parts = [(matched, scores, objects, ignored) for matched, _, scores, objects, ignored, *_ in states]
     joined = {number: _joined(parts[i * count : (i + 1) * count]) for i, number in enumerate(categories)}
     return Matches(tuple(image_ids), joined)
 
 
-def _joined(parts: Sequence[tuple[list[int], list[float], list[bool], list[bool]]]) -> _Category:
+def _joined(parts: Sequence[tuple[list[Any], ...]]) -> _Category:
     """Put the detections of one category in order, from the four lists of each image that `match` reads."""
-    matched = np.concatenate([np.reshape(part[0], (THRESHOLDS, -1)) for part in parts], axis=1) > 0
-    ignored = np.concatenate([np.reshape(part[3], (THRESHOLDS, -1)) for part in parts], axis=1).astype(np.bool_)
+    matched, ignored = (
+        np.concatenate([np.reshape(part[i], (THRESHOLDS, -1)) for part in parts], axis=1) > 0 for i in (0, 3)
+    )
     score = np.concatenate([part[1] for part in parts])
     image = np.repeat(np.arange(len(parts)), [len(part[1]) for part in parts])
     order = np.argsort(-score, kind="stable")
@@ -158,11 +146,8 @@ def bootstrap(systems: Mapping[str, Matches], *, resamples: int = 1000, seed: in
     count = len(images.pop())
     draws = np.random.default_rng(derived_seed(seed, "bootstrap"))
     weights = [np.bincount(draws.integers(count, size=count), minlength=count) for _ in range(resamples)]
-    samples = {}
-    for name, system in systems.items():
-        found = [system.average_precision(some) for some in weights]
-        samples[name] = {number: np.array([one[number] for one in found]) for number in NUMBERS}
-    return samples
+    found = {name: [system.average_precision(some) for some in weights] for name, system in systems.items()}
+    return {name: {n: np.array([one[n] for one in ones]) for n in NUMBERS} for name, ones in found.items()}
 
 
 def interval(samples: Floats, level: float = 0.95) -> tuple[float, float]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
 from agglo.lab.tasks.detection.data import DetectionData, collate
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-class DetectionBatches:
+class DetectionBatches(DataLoader[Any]):
     """Batches of a data set, the same for any number of processes, which take turns with them.
 
     Padding makes what is found in an image depend a little on the other images of its batch.
@@ -40,23 +40,10 @@ class DetectionBatches:
     ) -> None:
         self.data = data
         process, processes = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
-        batches = [range(len(data))[start : start + batch_size] for start in range(0, len(data), batch_size)]
-        self._numbers = range(len(batches))[process::processes]
-        self._loader = DataLoader(
-            data.prepared(transform, annotated=False),
-            batch_sampler=[list(batches[number]) for number in self._numbers],
-            num_workers=workers,
-            collate_fn=collate,
-        )
-
-    def __len__(self) -> int:
-        """Return the number of batches of this process."""
-        return len(self._numbers)
-
-    def __iter__(self) -> Iterator[tuple[int, list[Tensor], list[dict[str, Any]]]]:
-        """Yield the number of each batch, its images (3, h, w), and their targets without objects."""
-        for number, (images, targets) in zip(self._numbers, self._loader, strict=True):
-            yield number, images, targets
+        batches = [list(range(len(data))[start : start + batch_size]) for start in range(0, len(data), batch_size)]
+        self.numbers = range(len(batches))[process::processes]
+        how: dict[str, Any] = {"batch_sampler": batches[process::processes], "num_workers": workers}
+        super().__init__(data.prepared(transform, annotated=False), collate_fn=collate, **how)
 
 
 def evaluate(
@@ -82,7 +69,7 @@ def evaluate(
     speeds: list[float] = []
     results: list[dict[str, Any]] = []
     try:
-        for number, batch, targets in images:
+        for number, (batch, targets) in zip(images.numbers, images, strict=True):
             inputs = [image.to(like.device, like.dtype) for image in batch]
             run = partial(model, original_sizes=[target["original_size"] for target in targets])
             for _ in range(2 if len(images) == 1 else 1):

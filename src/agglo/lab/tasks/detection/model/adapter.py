@@ -13,12 +13,13 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from agglo.checks import choice
 from agglo.hosts.common.blocks import checkpointed, directly
 from agglo.hosts.common.swap import ReducedModule, UnsupportedModelError
-from agglo.hosts.timm import Embedded, embed, parts_of
+from agglo.hosts.timm import embed, parts_of
 from agglo.lab.tasks.detection.model.adapter_layers import (
     PYRAMID,
     DeformableAttention,
@@ -26,10 +27,7 @@ from agglo.lab.tasks.detection.model.adapter_layers import (
     Shape,
     SpatialPrior,
 )
-from agglo.lab.tasks.detection.model.vit import prepare_vit, resized_positions
-
-PADDING = ("apart", "merge")
-EXTRA_EXTRACTORS = 2  # after the last interaction's own
+from agglo.lab.tasks.detection.model.vit import prepare_vit
 
 
 class ViTAdapter(nn.Module):
@@ -69,7 +67,7 @@ class ViTAdapter(nn.Module):
         depth = len(vit.blocks)
         if interactions < 1 or depth % interactions:
             raise ValueError(f"interactions={interactions!r} must divide the ViT's {depth} blocks into equal parts")
-        choice("padding", padding, PADDING)
+        choice("padding", padding, ("apart", "merge"))
         self.strides = (patch // 4, patch // 2, patch, 2 * patch)
         self.prefix: int = vit.num_prefix_tokens
         self.padding, self.nominal_size = padding, nominal_size
@@ -78,11 +76,9 @@ class ViTAdapter(nn.Module):
         self.vit: Any = vit
         self.prior = SpatialPrior(prior_width, width, stride=self.strides[0])
         self.level_embedding = nn.Parameter(torch.randn(PYRAMID, width))
-        extractors = [1] * (interactions - 1) + [1 + EXTRA_EXTRACTORS]
-        attention = {"heads": deform_heads, "points": points}
-        self.interactions = nn.ModuleList(
-            Interaction(width, extractors=n, drop_path=drop_path, **attention) for n in extractors
-        )
+        options: dict[str, Any] = {"heads": deform_heads, "points": points, "drop_path": drop_path}
+        extractors = [1] * (interactions - 1) + [3]
+        self.interactions = nn.ModuleList(Interaction(width, extractors=n, **options) for n in extractors)
         self.up = nn.ConvTranspose2d(width, width, 2, 2)
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in self.strides)
         for part in (self.prior, self.interactions, self.up, self.norms):
@@ -108,19 +104,18 @@ class ViTAdapter(nn.Module):
     def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]] | None = None) -> list[Tensor]:
         """Return four maps (B, C, H / stride, W / stride) of images (B, 3, H, W).
 
-        Args:
-            images: All padded at the right and lower border to one size; attention sees the padding.
-            sizes: (height, width) of each image within the padded batch; None if nothing is padded.
+        All are padded at the right and lower border to one size, and attention sees the padding. sizes has the (height,
+        width) of each image without it; None if nothing is padded.
         """
         state = self.begin(images, sizes)
         x = state.embedded.tokens
         call = checkpointed if self.vit.grad_checkpointing else directly
         for index, block in enumerate(self.vit.blocks):
-            interaction, place = divmod(index, self.blocks_each)
-            if place == 0:
+            interaction, position = divmod(index, self.blocks_each)
+            if position == 0:
                 x = x + F.pad(state.inject(interaction, x[:, self.prefix :]), (0, 0, self.prefix, 0))
             x = call(parts_of(block).whole, block, x, state.embedded.table(index))
-            if place == self.blocks_each - 1:
+            if position == self.blocks_each - 1:
                 state.extract(interaction, x[:, self.prefix :])
         return state.maps(x[:, self.prefix :])
 
@@ -132,10 +127,15 @@ class ForwardState:
     """
 
     def __init__(self, adapter: ViTAdapter, images: Tensor, sizes: Sequence[tuple[int, int]] | None) -> None:
+        vit, self.adapter = adapter.vit, adapter
         self.grid = adapter.grid_of(int(images.shape[-2]), int(images.shape[-1]))
-        self.adapter = adapter
-        self.embedded: Embedded = embed(adapter.vit, images, resized_positions(adapter.vit, self.grid))
-        real = real_patches(sizes, self.grid, adapter.strides[-2])
+        positions, own = vit.pos_embed, vit.patch_embed.grid_size
+        if positions is not None and tuple(own) != self.grid:
+            prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
+            size: dict[str, Any] = {"new_size": list(self.grid), "old_size": list(own), "num_prefix_tokens": prefix}
+            positions = resample_abs_pos_embed(positions, **size, antialias=False)  # as in the released detectors
+        self.embedded = embed(vit, images, positions)
+        real = None if sizes is None else real_patches(sizes, self.grid, adapter.strides[-2])
         self.real = None if real is None else real.to(images.device)
         self.finest, *pyramid = adapter.prior(images)
         self.shapes: list[Shape] = [(int(each.shape[-2]), int(each.shape[-1])) for each in pyramid]
@@ -163,13 +163,8 @@ class ForwardState:
         return [norm(a + b) for a, b, norm in zip(maps, sized, self.adapter.norms, strict=True)]
 
 
-def real_patches(sizes: Sequence[tuple[int, int]] | None, grid: Shape, patch: int) -> Tensor | None:
-    """Return which patches (B, N) of a padded batch show some of their image, whose (height, width) is in sizes.
-
-    None if all do.
-    """
-    if sizes is None:
-        return None
+def real_patches(sizes: Sequence[tuple[int, int]], grid: Shape, patch: int) -> Tensor | None:
+    """Return which patches (B, N) show some of their image of a (height, width) in sizes; None if all do."""
     heights, widths = torch.tensor(sizes).unbind(1)
     top, left = (patch * torch.arange(n) for n in grid)
     real = ((top < heights[:, None])[:, :, None] & (left < widths[:, None])[:, None, :]).flatten(1)

@@ -30,15 +30,13 @@ _STEM_STRIDES = {4: (2, 2), 2: (1, 2), 1: (1, 1)}  # of the first convolution an
 
 
 class SpatialPrior(nn.Module):
-    """A small convolutional network from images (B, 3, H, W) to four maps at strides s, 2s, 4s and 8s.
+    """A small convolutional network from images (B, 3, H, W) to four maps of out_width channels.
 
-    Args:
-        width: Channels of the stem; the maps have 1, 2, 4 and 4 times as many before the last, 1 x 1, convolutions.
-        out_width: Channels of the maps.
-        stride: s, 4 in ViT-Adapter, whose patches are 16 pixels wide; 1 or 2 for smaller patches.
+    Their strides are s, 2s, 4s and 8s, where s is 4 for ViT-Adapter's patches of 16 pixels, and 1 or 2 for smaller
+    ones. The stem has `width` channels, the maps 1, 2, 4 and 4 times as many before the last, 1 x 1, convolutions.
     """
 
-    def __init__(self, width: int, out_width: int, stride: int = 4) -> None:
+    def __init__(self, width: int, out_width: int, stride: int) -> None:
         super().__init__()
         first, pooling = _STEM_STRIDES[stride]
         self.stem = nn.Sequential(
@@ -96,19 +94,15 @@ class DeformableAttention(nn.Module):
     def forward(self, queries: Tensor, positions: Tensor, maps: Tensor, shapes: Sequence[Shape]) -> Tensor:
         """Attend, in float32 under autocast: offsets are fractions of a pixel on maps of a thousand.
 
-        Args:
-            queries: (B, Q, C).
-            positions: (Q, 2), x and y of each query, from 0 to 1.
-            maps: (B, S, C), all maps row by row, one after the other.
-            shapes: (height, width) of each map.
+        Queries (B, Q, C) are at positions (Q, 2), x and y from 0 to 1; maps (B, S, C) of these shapes (height, width)
+        follow each other, row by row.
         """
         dtype = self.value.weight.dtype
         with torch.autocast(queries.device.type, enabled=False):
             queries, maps = queries.to(dtype), maps.to(dtype)
-            batch, n_queries, _ = queries.shape
             value = self.value(maps).float().unflatten(-1, (self.heads, -1))
-            offsets = self.offsets(queries).float().view(batch, n_queries, self.heads, self.levels, self.points, 2)
-            weights = self.weights(queries).float().view(batch, n_queries, self.heads, -1).softmax(dim=-1)
+            offsets = self.offsets(queries).float().unflatten(-1, (self.heads, self.levels, self.points, 2))
+            weights = self.weights(queries).float().unflatten(-1, (self.heads, -1)).softmax(dim=-1)
             extents = offsets.new_tensor([(w, h) for h, w in shapes])[:, None]
             found = sample(value, shapes, positions.float().view(1, -1, 1, 1, 1, 2) + offsets / extents, weights)
             return cast(Tensor, self.out(found.to(dtype)))
@@ -205,6 +199,5 @@ class Interaction(nn.Module):
     def __init__(self, width: int, *, extractors: int, heads: int, points: int, drop_path: float) -> None:
         super().__init__()
         self.injector = Injector(width, heads=heads, points=points)
-        self.extractors = nn.ModuleList(
-            Extractor(width, heads=heads, points=points, drop_path=drop_path) for _ in range(extractors)
-        )
+        made = (Extractor(width, heads=heads, points=points, drop_path=drop_path) for _ in range(extractors))
+        self.extractors = nn.ModuleList(made)

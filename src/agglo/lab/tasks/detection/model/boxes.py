@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -26,7 +25,7 @@ NO_DEVIATIONS = (1.0, 1.0, 1.0, 1.0)
 BACKGROUND, NEITHER = -1, -2
 
 
-def full_precision(device: torch.device) -> AbstractContextManager[None]:
+def full_precision(device: torch.device) -> torch.autocast:
     """Switch autocast off: half precision moves boxes by pixels and makes losses overflow."""
     return torch.autocast(device.type, enabled=False)
 
@@ -39,21 +38,14 @@ def encode(boxes: Tensor, references: Tensor, deviations: Sequence[float] = NO_D
 
 
 def decode(
-    deltas: Tensor,
-    references: Tensor,
-    deviations: Sequence[float] = NO_DEVIATIONS,
-    inside: tuple[int, int] | None = None,
+    deltas: Tensor, references: Tensor, inside: tuple[int, int], deviations: Sequence[float] = NO_DEVIATIONS
 ) -> Tensor:
-    """Return the boxes (..., 4) that predicted deltas (..., 4) make of reference boxes (..., 4).
-
-    inside: (height, width) of the image at whose border the boxes are cut.
-    """
+    """Return the boxes (..., 4) that predicted deltas make of reference boxes, cut at an image's (height, width)."""
     deltas = deltas * deltas.new_tensor(deviations)
     reference = box_convert(references, "xyxy", "cxcywh")
     centre = reference[..., :2] + deltas[..., :2] * reference[..., 2:]
     size = reference[..., 2:] * deltas[..., 2:].clamp(-LARGEST_LOG_SCALE, LARGEST_LOG_SCALE).exp()
-    boxes = box_convert(torch.cat([centre, size], dim=-1), "cxcywh", "xyxy")
-    return boxes if inside is None else clip_boxes_to_image(boxes, inside)
+    return clip_boxes_to_image(box_convert(torch.cat([centre, size], dim=-1), "cxcywh", "xyxy"), inside)
 
 
 def level_anchors(
@@ -114,5 +106,4 @@ def _draw(indices: Tensor, at_most: int) -> Tensor:
     if len(indices) <= at_most:
         return indices
     # Drawn by the CPU's generator whatever the device: a run gives the same sample everywhere.
-    chosen = torch.randperm(len(indices))[:at_most].sort().values
-    return indices[chosen.to(indices.device)]
+    return indices[torch.randperm(len(indices))[:at_most].sort().values.to(indices.device)]

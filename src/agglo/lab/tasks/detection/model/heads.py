@@ -41,10 +41,9 @@ class RPN(nn.Module):
         self.strides, self.settings = tuple(strides), settings
         width, ratios = settings.width, len(settings.anchor_ratios)
         self.conv = nn.Conv2d(width, width, 3, padding=1)
-        self.objectness = nn.Conv2d(width, ratios, 1)
-        self.differences = nn.Conv2d(width, 4 * ratios, 1)
-        for module in (self.conv, self.objectness, self.differences):
-            nn.init.normal_(module.weight, std=0.01)
+        self.objectness, self.differences = nn.Conv2d(width, ratios, 1), nn.Conv2d(width, 4 * ratios, 1)
+        for module in self.children():
+            nn.init.normal_(module.weight, std=0.01)  # type: ignore[arg-type]
             nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
     def forward(self, pyramid: Sequence[Tensor]) -> list[Level]:
@@ -96,17 +95,17 @@ class RPN(nn.Module):
             for number, level in enumerate(levels):
                 score, order = level.logits[i].sigmoid().sort(descending=True, stable=True)
                 order = order[: settings.per_level]
-                boxes = decode(level.deltas[i, order], level.anchors[order], inside=size)
+                boxes = decode(level.deltas[i, order], level.anchors[order], size)
                 parts.append((boxes, score[: settings.per_level], torch.full_like(order, number)))
             box, score, number_of = (torch.cat(part) for part in zip(*parts, strict=True))
             has_area = (box[:, 2:] > box[:, :2]).all(dim=1)
-            box, score, number_of = (values[has_area] for values in (box, score, number_of))
+            box, score, number_of = box[has_area], score[has_area], number_of[has_area]
             with full_precision(box.device):
                 found.append(box[batched_nms(box, score, number_of, settings.iou)[: settings.kept]])
         return found
 
 
-class Target(NamedTuple):
+class Objects(NamedTuple):
     """The objects of one image: boxes (n, 4) float32, labels (n,) int64, masks (n, h, w) of 0 and 1."""
 
     boxes: Tensor
@@ -188,7 +187,7 @@ class RoIHeads(nn.Module):
         return pooled.to(pyramid[0].dtype)
 
     def losses(
-        self, pyramid: Sequence[Tensor], proposals: Sequence[Tensor], targets: Sequence[Target]
+        self, pyramid: Sequence[Tensor], proposals: Sequence[Tensor], targets: Sequence[Objects]
     ) -> dict[str, Tensor]:
         """Return cross entropy of classes and masks, and L1 of boxes, over sampled proposals (n, 4) of each image."""
         rules, deviations, side = self.settings.box_assignment, self.settings.box_deviations, self.settings.mask_pool
@@ -226,10 +225,7 @@ class RoIHeads(nn.Module):
     ) -> list[dict[str, Tensor]]:
         """Return the detections of each image, best first, in pixels of its original size.
 
-        Args:
-            pyramid: All levels.
-            proposals: (n, 4) of each image.
-            sizes: (height, width) of each image without padding, as original is the one that detections are wanted in.
+        sizes and original are (height, width) of each image: without padding, and in which detections are wanted.
         """
         logits, deltas = self.box(self.pool(pyramid, proposals, self.settings.box_pool))
         counts = [len(boxes) for boxes in proposals]
@@ -240,17 +236,19 @@ class RoIHeads(nn.Module):
         squares = self.mask(self.pool(pyramid, read, self.settings.mask_pool)).sigmoid().split(list(map(len, read)))
         results = []
         for (boxes, scores, labels), square, size in zip(found, squares, original, strict=True):
-            square = square[torch.arange(len(labels), device=labels.device), labels]
-            masks = paste(square, boxes, size, self.settings.mask_threshold)
+            masks = paste(
+                square[torch.arange(len(labels), device=labels.device), labels],
+                boxes,
+                size,
+                self.settings.mask_threshold,
+            )
             results.append({"boxes": boxes, "scores": scores, "labels": labels, "masks": masks})
         return results
 
-    def _best(
-        self, logits: Tensor, deltas: Tensor, proposals: Tensor, size: Size, original: Size
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _best(self, logits: Tensor, deltas: Tensor, proposals: Tensor, size: Size, original: Size) -> Sequence[Tensor]:
         """Return boxes (k, 4), scores (k,) and labels (k,) of one image; suppression is per class, after scaling."""
         scores = logits.softmax(dim=1)[:, : self.n_classes]
-        boxes = decode(deltas, proposals[:, None], self.settings.box_deviations, inside=size)
+        boxes = decode(deltas, proposals[:, None], size, self.settings.box_deviations)
         boxes = boxes * _scales(boxes, size, original)
         box, label = (scores > self.settings.score_threshold).nonzero(as_tuple=True)
         boxes, scores = boxes[box, label], scores[box, label]
@@ -267,7 +265,7 @@ def _scales(like: Tensor, old: Size, new: Size) -> Tensor:
 def targets_in_boxes(masks: Tensor, objects: Tensor, boxes: Tensor, side: int) -> Tensor:
     """Return what the mask head should predict for boxes (n, 4): (n, side, side) float32 of 0 and 1.
 
-    Of masks (m, h, w), that of the box's object (n,) is averaged over each cell; the cell is 1 from one half on.
+    The mask (h, w) of the box's object (n,) is averaged over each cell; the cell is 1 from one half on.
     """
     boxes = clip_boxes_to_image(boxes, (masks.shape[-2], masks.shape[-1]))
     rois = torch.cat([objects[:, None].to(boxes.dtype), boxes], dim=1)
@@ -275,20 +273,19 @@ def targets_in_boxes(masks: Tensor, objects: Tensor, boxes: Tensor, side: int) -
     return (shares >= 0.5).float()
 
 
-def paste(probabilities: Tensor, boxes: Tensor, size: tuple[int, int], threshold: float) -> Tensor:
+def paste(probabilities: Tensor, boxes: Tensor, size: Size, threshold: float) -> Tensor:
     """Return masks (n, H, W) bool of an image of `size`: the squares (n, s, s) stretched over the boxes (n, 4).
 
     Each pixel reads the square bilinearly at its centre, and belongs to the object from `threshold` on; torchvision
     rounds boxes to whole pixels first.
     """
-    height, width = size
-    pasted = torch.zeros(len(boxes), height, width, dtype=torch.bool, device=boxes.device)
+    pasted = torch.zeros(len(boxes), *size, dtype=torch.bool, device=boxes.device)
     for mask, square, box in zip(pasted, probabilities, boxes, strict=True):
         x1, y1, x2, y2 = box.tolist()
         if not (x2 > x1 and y2 > y1):
             continue
-        left, right = max(int(x1) - 1, 0), min(int(x2) + 2, width)
-        top, bottom = max(int(y1) - 1, 0), min(int(y2) + 2, height)
+        left, right = max(int(x1) - 1, 0), min(int(x2) + 2, size[1])
+        top, bottom = max(int(y1) - 1, 0), min(int(y2) + 2, size[0])
         # Positions of pixel centres in the box: -1 at its start, 1 at its end.
         x, y = (
             (torch.arange(first, last, device=box.device) + 0.5 - box[i]) / (box[i + 2] - box[i]) * 2 - 1

@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from agglo.lab.tasks.detection.model.heads import RPN, RoIHeads, Target
+from agglo.lab.tasks.detection.model.heads import RPN, Objects, RoIHeads, Size
 from agglo.lab.tasks.detection.model.settings import HeadSettings
-
-Size = tuple[int, int]
 
 
 class FPN(nn.Module):
@@ -37,11 +35,8 @@ class FPN(nn.Module):
 class Detector(nn.Module):
     """Boxes, classes and masks of the objects in images.
 
-    Args:
-        backbone: Called with images (B, 3, H, W) and their sizes before padding; gives one map per `backbone.strides`,
-            each with `backbone.out_channels` channels.
-        n_classes: Without background.
-        settings: Every number of the heads.
+    The backbone is called with images (B, 3, H, W) and their sizes before padding; it gives one map per
+    `backbone.strides`, each with `backbone.out_channels` channels. n_classes is without background.
     """
 
     def __init__(self, backbone: Any, *, n_classes: int, settings: HeadSettings | None = None) -> None:
@@ -82,8 +77,7 @@ class Detector(nn.Module):
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         step = self.strides[-1]
         padded = [(-(-height // step) * step, -(-width // step) * step) for height, width in sizes]
-        whole = max(height for height, _ in padded), max(width for _, width in padded)
-        batch = images[0].new_zeros(len(images), 3, *whole)
+        batch = images[0].new_zeros(len(images), 3, *map(max, zip(*padded, strict=True)))
         for row, image in zip(batch, images, strict=True):
             row[:, : image.shape[-2], : image.shape[-1]] = image
         pyramid = self.neck(self.backbone(batch, sizes))
@@ -97,15 +91,15 @@ class Detector(nn.Module):
         return losses | self.roi.losses(pyramid, proposals, objects)
 
 
-def checked(targets: Sequence[Mapping[str, Any]], images: Sequence[Tensor], n_classes: int) -> list[Target]:
+def checked(targets: Sequence[Mapping[str, Any]], images: Sequence[Tensor], n_classes: int) -> list[Objects]:
     """Return the targets of images (3, h, w) on their device; ValueError names the first wrong one."""
     found = []
     for i, (target, image) in enumerate(zip(targets, images, strict=True)):
-        boxes, labels, masks = (target[name].to(image.device) for name in Target._fields)
+        boxes, labels, masks = (target[name].to(image.device) for name in Objects._fields)
         n, size = len(boxes), tuple(image.shape[-2:])
         fits = boxes.shape == (n, 4) and labels.shape == (n,) and masks.shape == (n, *size)
         if not fits or ((labels < 0) | (labels >= n_classes)).any() or not (boxes[:, 2:] > boxes[:, :2]).all():
             labels_wanted = f"labels (n,) from 0 to {n_classes - 1}"
             raise ValueError(f"target {i}: accepted are boxes (n, 4) with an area, {labels_wanted}, masks (n, *{size})")
-        found.append(Target(boxes.float(), labels.long(), masks))
+        found.append(Objects(boxes.float(), labels.long(), masks))
     return found

@@ -68,11 +68,6 @@ _GATES = (("agglo_method.gates", "selective_modules"), ("decide.0", "mlp.fc1"), 
 _GATE = re.compile(r"^backbone\.selective_modules\.(\d+)\.(norm|mlp\.fc1|mlp\.fc2)\.(weight|bias)$")
 
 
-def is_published(state: Mapping[str, Tensor]) -> bool:
-    """Return whether these are the names of an MMDetection detector on a ViT-Adapter."""
-    return "rpn_head.rpn_conv.weight" in state and "backbone.level_embed" in state
-
-
 def has_encoder_layers(state: Mapping[str, Tensor]) -> bool:
     """Return whether the blocks of a published detector are PyTorch's encoder layers."""
     return any(ENCODER_LAYER in name for name in state)
@@ -80,20 +75,17 @@ def has_encoder_layers(state: Mapping[str, Tensor]) -> bool:
 
 def gates(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return SViT's gates of a published state dict, for after `agglo.apply`; empty for other detectors."""
-    found = {}
-    for name, value in state.items():
-        if _GATE.match(name):
-            for ours, theirs in _GATES:
-                name = name.replace(theirs, ours)
-            found[name] = value
+    found = {name: value for name, value in state.items() if _GATE.match(name)}
+    for ours, theirs in _GATES:
+        found = {name.replace(theirs, ours): value for name, value in found.items()}
     return found
 
 
 def from_published(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename a published state dict for the detector whose state dict is `own`.
 
-    A tensor that the detector does not have keeps its published name. What no detector has a use for is left out: a
-    last norm, a head, and, unless the detector has one, the class token with its position.
+    What no detector has a use for is left out: a last norm, a head, and, unless it has one, the class token with its
+    position. Any other tensor that the detector does not have keeps its published name.
     """
     encoder_layers = has_encoder_layers(state)
     ours_of = {published_name(name, encoder_layers): name for name in own if "agglo_method" not in name.split(".")}

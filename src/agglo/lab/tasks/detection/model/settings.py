@@ -11,21 +11,13 @@ from agglo.checks import choice
 
 @dataclass(frozen=True)
 class Assignment:
-    """Which candidate boxes stand for an object, which for background, and how many of each a loss sees.
+    """Which candidate boxes stand for an object, which for background, and how many of each a loss sees."""
 
-    Attributes:
-        positive: A candidate stands for the object it overlaps most, from this IoU on.
-        negative: It is background below this IoU. In between it counts as neither.
-        minimum: The candidates that overlap an object most stand for it in any case, from this IoU on.
-        samples: Candidates per image that the loss sees.
-        positive_share: At most this share of them are positive.
-    """
-
-    positive: float
-    negative: float
-    minimum: float
-    samples: int
-    positive_share: float
+    positive: float  # a candidate stands for the object it overlaps most, from this IoU on
+    negative: float  # it is background below this IoU, and neither in between
+    minimum: float  # the candidates that overlap an object most stand for it in any case, from this IoU on
+    samples: int  # candidates per image that the loss sees
+    positive_share: float  # of them, at most
 
 
 @dataclass(frozen=True)
@@ -39,27 +31,18 @@ class ProposalSettings:
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """The pyramid, the proposals, the box head and the mask head.
+    """The pyramid, the proposals, the box head and the mask head."""
 
-    Attributes:
-        width: Channels of the pyramid and of the convolutions in the heads; box_width is of the box head's two layers.
-        anchor_scale: Side of the square anchor, in strides of its level.
-        anchor_ratios: height / width.
-        finest_scale: Boxes with sqrt(area) below twice this are read from the finest level, below four times from the
-            second, and so on.
-        box_pool: Side of the pooled features, as mask_pool is; masks have twice that side.
-    """
-
-    width: int = 256
-    anchor_scale: float = 8
-    anchor_ratios: tuple[float, ...] = (0.5, 1.0, 2.0)
+    width: int = 256  # channels of the pyramid and of the convolutions in the heads
+    anchor_scale: float = 8  # side of the square anchor, in strides of its level
+    anchor_ratios: tuple[float, ...] = (0.5, 1.0, 2.0)  # height / width
     proposal_assignment: Assignment = Assignment(0.7, 0.3, 0.3, samples=256, positive_share=0.5)
     training_proposals: ProposalSettings = ProposalSettings(per_level=2000, kept=1000)
     test_proposals: ProposalSettings = ProposalSettings(per_level=1000, kept=1000)
-    finest_scale: float = 56
-    box_pool: int = 7
-    mask_pool: int = 14
-    box_width: int = 1024
+    finest_scale: float = 56  # sqrt(area) below twice this reads the finest level, below four times the second, ...
+    box_pool: int = 7  # side of the pooled features
+    mask_pool: int = 14  # masks have twice this side
+    box_width: int = 1024  # of the box head's two layers
     box_deviations: tuple[float, float, float, float] = (0.1, 0.1, 0.2, 0.2)
     box_assignment: Assignment = Assignment(0.5, 0.5, 0.5, samples=512, positive_share=0.25)
     mask_convolutions: int = 4

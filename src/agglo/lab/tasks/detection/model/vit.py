@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
-from timm.layers import Format, resample_abs_pos_embed
+from timm.layers import Format
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -23,15 +23,13 @@ MINIATURE_SIDE = 28 * ENLARGED  # pixels of its images: as many patches as the e
 _AFTER_THE_BLOCKS = ("head.", "head_dist.", "norm.", "fc_norm.", "pre_logits.", "attn_pool.")
 
 
-class Size(NamedTuple):
-    """Width, heads, and the drop path of the last block and of the adapter."""
-
+class ViTSize(NamedTuple):
     width: int
     heads: int
-    drop_path: float
+    drop_path: float  # of the last block and of the adapter
 
 
-SIZES = {"tiny": Size(192, 3, 0.1), "small": Size(384, 6, 0.2)}
+SIZES = {"tiny": ViTSize(192, 3, 0.1), "small": ViTSize(384, 6, 0.2)}
 
 
 def plain_vit(size: str, *, class_token: bool = False, drop_path: float | None = None) -> nn.Module:
@@ -39,11 +37,11 @@ def plain_vit(size: str, *, class_token: bool = False, drop_path: float | None =
 
     drop_path: Of the last block, rising to it from 0 at the first; None takes that of the size.
     """
-    width, heads, usual_drop_path = SIZES[choice("size", size, tuple(SIZES))]
+    width, heads, usual = SIZES[choice("size", size, tuple(SIZES))]
     return VisionTransformer(
         embed_dim=width,
         num_heads=heads,
-        drop_path_rate=usual_drop_path if drop_path is None else drop_path,
+        drop_path_rate=usual if drop_path is None else drop_path,
         class_token=class_token,
         global_pool="",
         num_classes=0,
@@ -62,10 +60,8 @@ def prepare_vit(vit: Any, class_token: bool) -> int:
     embedding = vit.patch_embed
     patch = embedding.patch_size
     if type(embedding).__name__ != "PatchEmbed" or patch[0] != patch[1] or patch[0] not in (4, 8, 16):
-        raise UnsupportedModelError(
-            f"{type(embedding).__name__} of {patch[0]} x {patch[1]} pixels; supported: PatchEmbed of 4, 8 and 16 "
-            "squared (timm's set_input_size with patch_size=16 resamples the embedding of others)"
-        )
+        found = f"{type(embedding).__name__} of {patch[0]} x {patch[1]} pixels"
+        raise UnsupportedModelError(f"{found}; supported: PatchEmbed of 4, 8 and 16 squared (see set_input_size)")
     if getattr(vit, "rope", None) is not None and not vit.dynamic_img_size:
         raise UnsupportedModelError("this rotary ViT has tables for one image size: make it with dynamic_img_size=True")
     has_token = getattr(vit, "cls_token", None) is not None
@@ -93,20 +89,6 @@ def _drop_class_token(vit: Any) -> None:
     vit.has_class_token = False
 
 
-def resized_positions(vit: Any, grid: tuple[int, int]) -> Tensor | None:
-    """Return the ViT's position embedding (1, T, C) for another grid: bicubic, without antialiasing, in float32."""
-    positions, own = vit.pos_embed, list(vit.patch_embed.grid_size)
-    if positions is None or tuple(own) == grid:
-        return cast(Tensor | None, positions)
-    prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
-    return resample_abs_pos_embed(positions, list(grid), own, num_prefix_tokens=prefix, antialias=False)
-
-
-def is_vit(state: Mapping[str, Tensor]) -> bool:
-    """Return whether these are the names of a timm vision transformer."""
-    return "patch_embed.proj.weight" in state and any(name.startswith("blocks.0.") for name in state)
-
-
 def load_vit(vit: Any, state: Mapping[str, Tensor], source: str) -> None:
     """Load a timm checkpoint (DeiT, AugReg) into a plain ViT.
 
@@ -131,10 +113,9 @@ def load_vit(vit: Any, state: Mapping[str, Tensor], source: str) -> None:
 def miniature_vit(*, pretrained: bool = True, drop_path: float = 0.0) -> nn.Module:
     """Return the embedded Fashion-MNIST classifier as a ViT 64 wide, with 12 blocks and patches of 8 x 8 pixels.
 
-    The classifier takes grey images of 28 x 28 pixels in patches of 2 x 2. Here images are four times as large, have
-    three channels, and are normalised as a detector's are; the patch embedding is changed so that a grey image,
-    enlarged pixel by pixel, gives the very same tokens: each channel carries a third of the grey value, each small
-    pixel its share of the large one.
+    The classifier takes grey images of 28 x 28 pixels. Here images are four times as large, have three channels, and
+    are normalised as a detector's are; the patch embedding is changed so that a grey image, enlarged pixel by pixel,
+    gives the very same tokens: each channel carries a third of the grey value, each small pixel its share of the large.
     """
     import timm
 
@@ -144,8 +125,7 @@ def miniature_vit(*, pretrained: bool = True, drop_path: float = 0.0) -> nn.Modu
     patch = small.patch_embed.proj.kernel_size[0] * ENLARGED
     options = {"in_chans": 3, "img_size": MINIATURE_SIDE, "patch_size": patch, "drop_path_rate": drop_path}
     large: nn.Module = timm.create_model(embedded.NAME, pretrained=False, **options)
-    state = small.state_dict()
-    weight, bias = "patch_embed.proj.weight", "patch_embed.proj.bias"
+    state, weight, bias = small.state_dict(), "patch_embed.proj.weight", "patch_embed.proj.bias"
     [mean], [std] = small.default_cfg["mean"], small.default_cfg["std"]
     spread = state[weight].repeat_interleave(ENLARGED, 2).repeat_interleave(ENLARGED, 3) / (3 * ENLARGED**2)
     channel_mean, channel_std = (torch.tensor(values).view(1, 3, 1, 1) / 255 for values in (MEAN, STD))

@@ -73,19 +73,12 @@ class DetectionSettings(ReductionSettings, DropSettings):
 
     def spec(self, classes: list[str]) -> DetectorSpec:
         """Return the detector of these settings for certain classes."""
-        return DetectorSpec(
-            self.model,
-            len(classes),
-            self.backbone_options,
-            {**({"class_token": True} if self.class_token else {}), **self.adapter_options},
-            self.head_options,
-            tuple(classes),
-            self.image_size,
-        )
+        adapter = {**({"class_token": True} if self.class_token else {}), **self.adapter_options}
+        parts = (self.backbone_options, adapter, self.head_options)
+        return DetectorSpec(self.model, len(classes), *parts, tuple(classes), self.image_size)
 
 
 # What may change between two starts of one run: it decides nothing about the weights.
 MAY_DIFFER = frozenset({"workers", "checkpoint_minutes", "tracker", "from_scratch"})
-
 
 RECIPES = Recipes(DetectionSettings, "agglo.lab.tasks.detection.training")

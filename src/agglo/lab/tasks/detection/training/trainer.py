@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ from torch import Tensor, nn
 from agglo.lab.tasks.detection.data import DetectionData, collate, make_scenes, open_coco, transforms_for
 from agglo.lab.tasks.detection.evaluation.average_precision import KINDS, NUMBERS
 from agglo.lab.tasks.detection.evaluation.one_pass import DetectionBatches, evaluate
-from agglo.lab.tasks.detection.model.adapter_layers import SpatialPrior
-from agglo.lab.tasks.detection.specs import method_weights
+from agglo.lab.tasks.detection.specs import DetectorSpec, method_weights
 from agglo.lab.tasks.detection.training.settings import MAY_DIFFER, DetectionSettings
 from agglo.lab.training.batches import ImageBatches, Share
 from agglo.lab.training.loop import TrainingTask, train
@@ -54,28 +52,17 @@ class Detection(TrainingTask):
         if all(entry["iscrowd"] for entry in validation.ground_truth["annotations"]):
             raise ValueError(f"data={str(data)!r}: no validation image has an object, so that nothing can be judged")
         self.spec = settings.spec(self.train_data.classes)
-        self.model = self._synchronised(build_model(settings, self.train_data.classes))
+        self.model = build_model(settings, self.spec)
+        if accelerator.num_processes > 1 and accelerator.device.type != "cpu":  # torch synchronises between GPUs only
+            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
         self.start = {} if settings.from_scratch else {"weights": fingerprint(self.model.state_dict())}
         training, evaluation = transforms_for(settings.image_size, flip=settings.flip)
-        prepared, seed, workers = self.train_data.prepared(training), settings.seed, settings.workers
-        self.data = ImageBatches(prepared, share, seed=seed, workers=workers, collate=collate)
+        how: dict[str, Any] = {"seed": settings.seed, "workers": settings.workers, "collate": collate}
+        self.data = ImageBatches(self.train_data.prepared(training), share, **how)
         self.groups = parameter_groups(self.model, weight_decay=settings.weight_decay)
         self.ranked_by = settings.ranked_by
-        size = settings.evaluation_batch_size
-        self.validation = DetectionBatches(
-            validation, evaluation, batch_size=size, workers=workers, accelerator=accelerator
-        )
-
-    def _synchronised(self, model: nn.Module) -> nn.Module:
-        """Synchronise batch norms between processes, as in the released training."""
-        if self.accelerator.num_processes == 1:
-            return model
-        if self.accelerator.device.type == "cpu":
-            if self.accelerator.is_main_process:
-                text = "agglo: batch norms see one process's images each: torch synchronises them between GPUs only"
-                print(text, file=sys.stderr)
-            return model
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        how = {"batch_size": settings.evaluation_batch_size, "workers": settings.workers, "accelerator": accelerator}
+        self.validation = DetectionBatches(validation, evaluation, **how)
 
     def loss(self, forward: nn.Module, inputs: Any, targets: Any) -> Mapping[str, Tensor]:
         with trace_if_reduced(self.model) as record:
@@ -102,17 +89,15 @@ class Detection(TrainingTask):
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
     """Return two groups for AdamW, each with the `names` of its parameters: with weight decay, and without.
 
-    Position and level embeddings, everything called bias and the scales of norms do not decay. The released rule goes
-    by names, and there the norms of the convolutional prior are called "stem.1.weight", not norm: these, and the
+    Position and level embeddings, everything called bias and the scales of norms do not decay. The released rule looks
+    at names, and there the norms of the convolutional prior are called "stem.1.weight", not norm: these, and the
     injectors' gamma, do decay.
     """
     modules = dict(model.named_modules())
-    priors = [module for module in modules.values() if isinstance(module, SpatialPrior)]
-    in_prior = {id(part) for prior in priors for part in prior.modules()}
     groups: list[dict[str, Any]] = [{"weight_decay": decay, "params": [], "names": []} for decay in (weight_decay, 0.0)]
     for name, parameter in model.named_parameters():
         owner, _, last = name.rpartition(".")
-        norm = isinstance(modules[owner], _NORMS) and id(modules[owner]) not in in_prior
+        norm = isinstance(modules[owner], _NORMS) and "prior." not in name
         group = groups[norm or "bias" in last or last in _EMBEDDINGS]
         group["params"].append(parameter)
         group["names"].append(name)
@@ -129,10 +114,10 @@ def open_splits(settings: DetectionSettings, root: Path) -> tuple[DetectionData,
         )
     train: Any = open_coco(root, "train", with_objects=True)
     if settings.held_out:
-        every = [math.floor((index + 1) * settings.held_out) for index in range(len(train))]
-        held = [index for index, count in enumerate(every) if count > (every[index - 1] if index else 0)]
+        share = settings.held_out
+        held = [i for i in range(len(train)) if math.floor((i + 1) * share) > math.floor(i * share)]
         if not held:
-            raise ValueError(f"held_out={settings.held_out:g} of {len(train)} images is not one image")
+            raise ValueError(f"held_out={share:g} of {len(train)} images is not one image")
         train, validation = train.part(sorted(set(range(len(train))) - set(held))), train.part(held)
     else:  # to overfit some images, the very ones that are learned judge
         validation = train if settings.images is not None else open_coco(root, "val")
@@ -142,11 +127,11 @@ def open_splits(settings: DetectionSettings, root: Path) -> tuple[DetectionData,
     return train.spread(settings.images), validation.spread(settings.images)
 
 
-def build_model(settings: DetectionSettings, classes: list[str]) -> nn.Module:
+def build_model(settings: DetectionSettings, spec: DetectorSpec) -> nn.Module:
     """Build the detector to train, reduced as the settings say."""
     seed_everything(settings.seed, "model")
     weights = None if settings.checkpoint is None else Path(settings.checkpoint)
-    model = settings.spec(classes).build(weights, start=True)
+    model = spec.build(weights, start=True)
     if settings.config is not None:
         apply(model, settings.config)
         if weights is not None and (learned := method_weights(weights)):

@@ -44,9 +44,7 @@ class Statistics:
         """Return the statistics of features (N, D) of at least two images."""
         features = np.asarray(features, dtype=np.float64)
         if features.ndim != 2 or len(features) < 2 or not np.isfinite(features).all():
-            raise ValueError(
-                f"features of shape {features.shape}: finite ones (N, D) of at least 2 images fit"
-            )
+            raise ValueError(f"features of shape {features.shape}: finite ones (N, D) of at least 2 images fit")
         return cls(len(features), features.mean(axis=0), np.atleast_2d(np.cov(features, rowvar=False)))
 
     def save(self, path: Path) -> None:

@@ -59,7 +59,7 @@ def generate(
     is_main = processes is None or processes.is_main_process
     described = [[request.name, request.prompt, request.seed] for request in requests]
     header = {"settings": {**generator.about(), "batch_size": batch_size, "requests": described}}
-    same = {"same": ("settings",), "subject": ("name",), "sources": ("config",)}
+    same: Any = {"same": ("settings",), "subject": ("name",), "sources": ("config",)}
     journal = Journal(output / "record.json", header, writes=is_main, **same)
     for cell in cells:  # an impossible one raises before hours of work on the others
         cell.apply(generator.reduced)
