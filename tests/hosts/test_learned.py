@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -105,28 +105,6 @@ def test_an_instance_is_built_once() -> None:
     assert same(learned(model), before)
 
 
-class Half(agglo.methods.LearnedMethod):
-    """Has a parameter before it is built, and another afterwards."""
-
-    name: ClassVar[str] = "half"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.early = nn.Parameter(torch.ones(()))
-
-    def build(self, setting: Any) -> None:
-        self.late = nn.Parameter(torch.ones(setting.width))
-
-    def reduce(self, view: agglo.methods.View) -> agglo.methods.Outcome:
-        grouping = agglo.grouping.Grouping.identity(view.tokens, view.prefix)
-        return agglo.methods.Outcome(grouping, view.tokens * self.early * self.late)
-
-
-def test_parameters_of_the_constructor_do_not_count_as_built() -> None:
-    model = agglo.apply(deit(), Half(), schedule=[1])
-    assert set(learned(model)) == {"agglo_method.early", "agglo_method.late"}
-
-
 @pytest.fixture
 def one_process() -> Iterator[None]:
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -147,17 +125,6 @@ def test_a_distributed_wrapper_must_come_after_the_parameters() -> None:
     assert agglo.report(wrapped) is not None
     both = nn.ModuleDict({"wrapped": wrapped, "bare": deit()})  # another part of the model may be wrapped
     assert learned(agglo.apply(both, "dynamicvit", keep_rate=0.5, tower="bare"))
-
-
-@pytest.mark.usefixtures("one_process")
-def test_a_wrapped_model_learns_and_takes_another_keep_rate() -> None:
-    wrapped = nn.parallel.DistributedDataParallel(agglo.apply(deit(), "dynamicvit", keep_rate=0.5))
-    optimiser = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    for keep_rate in (0.5, 0.7):  # the second is applied to the wrapper: the parameters are in it already
-        agglo.apply(wrapped, "dynamicvit", keep_rate=keep_rate)
-        before = {name: p.detach().clone() for name, p in learned(wrapped).items()}
-        train(wrapped, optimiser)
-        assert all(not torch.equal(p, before[name]) for name, p in learned(wrapped).items() if "decide" in name)
 
 
 def test_a_data_parallel_replica_runs_its_own_method() -> None:

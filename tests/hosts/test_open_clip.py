@@ -90,24 +90,6 @@ def test_text_is_left_alone() -> None:
 
 
 @torch.no_grad()
-def test_coca_generates_from_every_token() -> None:
-    torch.manual_seed(0)
-    model = open_clip.CoCa(
-        embed_dim=16,
-        multimodal_cfg={**WORDS, "mlp_ratio": 2},
-        text_cfg={**WORDS, "embed_cls": True, "output_tokens": True},
-        vision_cfg={**VISION, "attentional_pool": True, "attn_pooler_heads": 4, "output_tokens": True},
-    ).eval()
-    for parameter in model.parameters():  # open_clip leaves one of them as it was in memory
-        nn.init.normal_(parameter, std=0.2)
-    dense = model(IMAGE, TEXT)
-    assert_same(agglo.apply(model, TakenApart(), schedule=[1])(IMAGE, TEXT), dense, atol=1e-5)
-    reduced = agglo.apply(model, keep_rate=0.5)(IMAGE, TEXT)
-    assert {name: t.shape for name, t in reduced.items()} == {name: t.shape for name, t in dense.items()}
-    assert not torch.allclose(reduced["logits"], dense["logits"])
-
-
-@torch.no_grad()
 def test_forward_intermediates() -> None:
     model = tower()
     arguments = {"indices": [2, 5, 7], "output_extra_tokens": True, "normalize_intermediates": True}

@@ -58,17 +58,6 @@ def test_gradients_and_hooks_get_the_whole_batch(model: torch.nn.Module, pieces:
     assert pieces == [5, 2, 2, 1]
 
 
-@torch.no_grad()
-def test_a_switch_in_the_environment(model: nn.Module, pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    images = torch.randn(5, 3, 64, 64)
-    agglo.apply(model, keep_rate=0.5, blocks=(1, 2))
-    for value, expected in (("0", [5]), ("1", [2, 2, 1])):
-        monkeypatch.setenv("AGGLO_SLICES", value)
-        pieces.clear()
-        model(images)
-        assert pieces == expected
-
-
 class Wrapped(Tensor):
     """Weights as quantising libraries make them: a tensor class that has a matrix product of its own."""
 

@@ -17,8 +17,7 @@ from agglo.hosts.common.blocks import Parts, Projected
 from agglo.hosts.common.layers import LayerParts, Structure, get, require_structure
 from agglo.hosts.common.loop import BlockLoop, Given
 from agglo.hosts.common.probe import plain_case, prove
-from agglo.hosts.common.readers import Head
-from agglo.hosts.common.swap import PassSetup, ReducedModule, UnsupportedModelError, begins_pass
+from agglo.hosts.common.swap import Head, PassSetup, ReducedModule, UnsupportedModelError, begins_pass
 
 _PREFIX = 1  # the class token, always there
 _READS_CLASS_TOKEN = (("pool_type", "tok"), ("attn_pool", None), ("output_tokens", False))
@@ -50,32 +49,26 @@ def _parts_of(block: nn.Module, structure: Structure | None = None) -> Parts:
 
 
 class _EncoderLoop(BlockLoop):
-    blocks_name = "layers"
+    instead: Given = MappingProxyType({"grad_checkpointing": False, "batch_first": True})  # open_clip's
+
+    def __init__(self, owner: Any, setup: PassSetup, *, lazy: bool = False) -> None:
+        self.blocks_name = "resblocks" if hasattr(owner, "resblocks") else "layers"
+        super().__init__(owner, setup, lazy=lazy)
 
     def parts(self, block: nn.Module, given: Given) -> Parts:
         refuse_given(attn_mask=given.get("attn_mask"))
         return _parts_of(block, self.structure(block))
 
 
-class _TransformerLoop(_EncoderLoop):
-    blocks_name = "resblocks"
-    instead: Given = MappingProxyType({"grad_checkpointing": False, "batch_first": True})
-
-
 class _ReducedEncoder(ReducedModule):
     @begins_pass
-    def forward(self: Any, setup: PassSetup, *args: Any, **kwargs: Any) -> Tensor:
-        return cast(Tensor, _EncoderLoop(self, setup, lazy=True).call("forward", *args, **kwargs))
-
-
-class _ReducedTransformer(ReducedModule):
-    @begins_pass
     def forward(self: Any, setup: PassSetup, *args: Any, **kwargs: Any) -> Any:
-        return _TransformerLoop(self, setup, lazy=True).call("forward", *args, **kwargs)
+        return _EncoderLoop(self, setup, lazy=True).call("forward", *args, **kwargs)
 
     @begins_pass
     def forward_intermediates(self: Any, setup: PassSetup, *args: Any, **kwargs: Any) -> Any:
-        return _TransformerLoop(self, setup).call("forward_intermediates", *args, **kwargs)
+        """Run open_clip's method of this name."""
+        return _EncoderLoop(self, setup).call("forward_intermediates", *args, **kwargs)
 
 
 class _EncoderHost(Host):
@@ -83,7 +76,6 @@ class _EncoderHost(Host):
 
     package: ClassVar[str]
     encoder: ClassVar[str]
-    reduced: ClassVar[type[ReducedModule]]
 
     def blocks(self, module: Any) -> Any:
         return next(
@@ -110,14 +102,14 @@ class _EncoderHost(Host):
         raise NotImplementedError
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:
-        return self.reduced
+        return _ReducedEncoder
 
 
 class TorchvisionViT(_EncoderHost):
     """torchvision's VisionTransformer."""
 
     model_classes: ClassVar[tuple[str, ...]] = ("torchvision.VisionTransformer",)
-    package, encoder, reduced = "torchvision", "encoder", _ReducedEncoder
+    package, encoder = "torchvision", "encoder"
 
     def sizes(self, module: Any) -> Mapping[str, Any]:
         # One convolution, or a stem of several that runs at finer resolutions first.
@@ -142,7 +134,7 @@ class OpenClipViT(_EncoderHost):
     """open_clip's VisionTransformer, with plain and custom blocks."""
 
     model_classes: ClassVar[tuple[str, ...]] = ("open_clip.VisionTransformer",)
-    package, encoder, reduced = "open_clip", "transformer", _ReducedTransformer
+    package, encoder = "open_clip", "transformer"
 
     def check(self, module: Any) -> None:
         super().check(module)

@@ -30,9 +30,9 @@ from agglo.hosts.common.layers import LayerParts, Structure, require_structure
 from agglo.hosts.common.loop import BlockLoop, Given
 from agglo.hosts.common.positions import Positions
 from agglo.hosts.common.probe import ProbeCase, prove, random_input
-from agglo.hosts.common.readers import Head
 from agglo.hosts.common.sequences import Split, padded, real_tokens
 from agglo.hosts.common.swap import (
+    Head,
     PassSetup,
     ReducedModule,
     StandIn,

@@ -14,8 +14,17 @@ from agglo.config import DIFFUSION_FIELDS, ReductionConfig
 from agglo.hosts import diffusers
 from agglo.hosts.common import learned
 from agglo.hosts.common.base import Host, Layout, require_whole_blocks
-from agglo.hosts.common.readers import Reading, ReducedReader
-from agglo.hosts.common.swap import CHANGING, Applied, ReducedModule, Setting, install, require_no_override, uninstall
+from agglo.hosts.common.swap import (
+    CHANGING,
+    Applied,
+    Reading,
+    ReducedModule,
+    ReducedReader,
+    Setting,
+    install,
+    require_no_override,
+    uninstall,
+)
 from agglo.hosts.registry import applied_modules, find_tower
 from agglo.hosts.vlm import applying as vlm
 from agglo.hosts.vlm.families import find_vlm

@@ -22,8 +22,7 @@ from typing import Any, ClassVar, cast
 from torch import Tensor, nn
 
 from agglo.compiling import constant_result
-from agglo.hosts.common.readers import Head
-from agglo.hosts.common.swap import ReducedModule, Setting, UnsupportedModelError
+from agglo.hosts.common.swap import Head, ReducedModule, Setting, UnsupportedModelError
 from agglo.methods import Grid
 
 

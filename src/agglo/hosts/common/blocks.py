@@ -31,40 +31,23 @@ _QUANTISERS = ("torch.ao.", "torchao.", "bitsandbytes.", "optimum.", "hqq.")
 
 @dataclass(frozen=True)
 class Projected:
-    """What a block's attention works on: q, k and v, (B, H, T, d) each.
-
-    Args:
-        q: Queries.
-        k: Keys; there may be further ones behind those of the tokens, with values. Features are then needed.
-        v: Values.
-        features: Keys to compare tokens by where they are not k itself (before rotation, say).
-        gate: What `join` multiplies its output by, where a library has that.
-        scale: Factor of the dot products; None means 1 / sqrt(d).
-        dropout: Probability of attention dropout, 0 unless the block trains.
-        bias: (B or 1, H or 1, T, T), added to the attention logits; if it depends on the positions of tokens, it comes
-            from `BlockLoop.inputs` instead.
-    """
+    """What a block's attention works on: q, k and v, (B, H, T, d) each."""
 
     q: Tensor
-    k: Tensor
+    k: Tensor  # behind the keys of the tokens there may be further ones, with values; features are then needed
     v: Tensor
-    features: Tensor | None = None
-    gate: Tensor | None = None
-    scale: float | None = None
-    dropout: float = 0.0
-    bias: Tensor | None = None
+    features: Tensor | None = None  # keys to compare tokens by where they are not k itself (before rotation, say)
+    gate: Tensor | None = None  # what `join` multiplies its output by
+    scale: float | None = None  # of the dot products; None means 1 / sqrt(d)
+    dropout: float = 0.0  # of attention, 0 unless the block trains
+    bias: Tensor | None = None  # (B or 1, H or 1, T, T), if it does not depend on positions: see `AttentionInputs`
 
 
 class Parts(ABC):
-    """How a block of a library comes apart. `rotary` is the block's table (..., T - prefix, 2d), or None.
+    """How a block of a library comes apart. `rotary` is the block's table (..., T - prefix, 2d), or None."""
 
-    Attributes:
-        treats_images_alike: Whether a block may be given some images of a batch alone.
-        needs_all_tokens: Whether `whole` calls the block with something that fits only the original tokens.
-    """
-
-    treats_images_alike: bool = True
-    needs_all_tokens: bool = False
+    treats_images_alike: bool = True  # whether a block may be given some images of a batch alone
+    needs_all_tokens: bool = False  # whether `whole` calls the block with something that fits only the original tokens
 
     @abstractmethod
     def whole(self, block: nn.Module, x: Tensor, rotary: Tensor | None) -> Tensor:
@@ -72,14 +55,7 @@ class Parts(ABC):
 
     @abstractmethod
     def project(self, block: nn.Module, x: Tensor, rotary: Tensor | None, n_front: int | None = None) -> Projected:
-        """Return q, k and v of x (B, T, C), after the first norm.
-
-        Args:
-            block: The library's.
-            x: Tokens that are left.
-            rotary: Their table.
-            n_front: Only queries and gate of the first n_front tokens are needed; others are cut off.
-        """
+        """Return q, k and v of x (B, T, C), after the first norm; queries of the first n_front tokens are enough."""
 
     def attend(self, block: nn.Module, projected: Projected, sizes: Tensor | None) -> Tensor | None:
         """Return the output (B, H, T, d) of attention that is not a proportional softmax over sizes (B, T), or None."""
@@ -106,23 +82,15 @@ def checkpointed(function: Call, *arguments: Any) -> Any:
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What the attention of a block depends on, apart from its tokens (B, T, C).
+    """What the attention of a block depends on, apart from its tokens (B, T, C)."""
 
-    Args:
-        rotary: The table of their positions, as `Parts.project` takes it.
-        bias: Relative position bias (B or 1, H or 1, T, T), added to any that `project` gives.
-        sizes: (B, T), for proportional attention.
-        policy: (B, T), a mask of keys that learns.
-        elsewhere: Keys and values (B, H, n, d) that belong to no token of x, and their bias (B, 1, 1, n).
-        bounds: Where the packed sequences that the block attends within begin and end, if they are packed.
-    """
-
-    rotary: Tensor | None = None
-    bias: Tensor | None = None
-    sizes: Tensor | None = None
-    policy: Tensor | None = None
+    rotary: Tensor | None = None  # the table of their positions, as `Parts.project` takes it
+    bias: Tensor | None = None  # relative position bias (B or 1, H or 1, T, T)
+    sizes: Tensor | None = None  # (B, T), for proportional attention
+    policy: Tensor | None = None  # (B, T), a mask of keys that learns
+    # Keys and values (B, H, n, d) that belong to no token of x, and their bias (B, 1, 1, n).
     elsewhere: tuple[Tensor, Tensor, Tensor] | None = None
-    bounds: Tensor | None = None
+    bounds: Tensor | None = None  # where packed sequences that the block attends within begin and end
 
 
 def attend(
@@ -133,18 +101,10 @@ def attend(
     receives: bool = False,
     n_front: int | None = None,
 ) -> tuple[Tensor, Projected, Tensor | None]:
-    """Run a block up to its MLP.
-
-    Args:
-        parts: How it comes apart.
-        block: The library's.
-        x: Tokens (B, T, C).
-        inputs: What its attention depends on.
-        receives: Whether the attention that each token received is wanted.
-        n_front: Compute only the first n_front tokens, which attend to all of x.
+    """Run a block up to its MLP, or only the first n_front tokens, which attend to all of x (B, T, C).
 
     Returns:
-        The tokens, what the attention worked on, and the attention (B, T) received, if wanted.
+        The tokens, what the attention worked on, and, if `receives`, the attention (B, T) that each token received.
     """
     projected = parts.project(block, x, inputs.rotary, n_front)
     if inputs.bias is not None:

@@ -10,16 +10,7 @@ from torch import Tensor, nn
 
 from agglo.attention import class_attention
 from agglo.grouping import Grouping
-from agglo.hosts.common.blocks import (
-    AttentionInputs,
-    Call,
-    Parts,
-    Projected,
-    attend,
-    directly,
-    in_slices,
-    of_keys,
-)
+from agglo.hosts.common.blocks import AttentionInputs, Call, Parts, Projected, attend, directly, in_slices, of_keys
 from agglo.hosts.common.padding import RealPatches, reduce_apart
 from agglo.hosts.common.positions import Positions, RelativeBias
 from agglo.hosts.common.swap import PassSetup, are_watched
@@ -33,7 +24,7 @@ class ForwardPass:
     """The state of one forward pass, whose blocks are run one after the other.
 
     Args:
-        setup: What `apply` decided, as the pass found it at its beginning.
+        setup: The settings of this pass.
         x: Tokens (B, T, C), prefix tokens first and suffix tokens last; neither are ever merged.
         depth: Blocks that the schedule counts.
         prefix: Number of prefix tokens.
@@ -42,25 +33,11 @@ class ForwardPass:
         positions: Those of a model with rotary position embeddings.
         grid: (rows, columns) of the patches, for methods that ask where they are.
         real: (B, T - prefix) bool, patches of a padded batch that show some of an image, which never merge with those
-            that show padding alone. None where all do, or where it does not matter.
-        call: `directly`, or `checkpointed` for gradient checkpointing. The decision what to merge is never inside, so
-            that it is taken once.
-
-    Attributes:
-        x: The tokens that are left, (B, G, C), suffix tokens behind the prefix tokens and counted among them.
-        total: How the first tokens became these.
-        before_drops: The tokens just before some of them were dropped, and the grouping that had led there.
-        bias: Shares of the first tokens in those that are left, once a block has relative position bias.
-        policy, processed: Masks of the latest outcome.
-        received, class_attention: Of the latest attention, if the method asks for it.
-        memory: (B, T), what the method remembers of every token, left or not.
-        attention_blocks: Blocks whose attention the method decides by.
-        remembered_blocks: Blocks whose attention the method remembers.
-        front_only: Whether the last block may run for the tokens in front alone that the head reads.
-        never_whole: Whether the library's own blocks cannot take the tokens as they are.
+            that show only padding. None where all do, or where it does not matter.
+        call: `directly`, or `checkpointed` for gradient checkpointing, which never repeats the method's decision.
     """
 
-    never_whole = False
+    never_whole = False  # whether the library's own blocks cannot take the tokens as they are
 
     def __init__(
         self,
@@ -88,16 +65,18 @@ class ForwardPass:
         self.targets = setup.targets(self.n_tokens - self.prefix, depth, grid)
         self.reducing = [index for index, target in enumerate(self.targets) if target is not None]
         self.before_block = self.plan.place == "before_block"
+        # Blocks whose attention the method decides by, and those whose attention it remembers.
         self.attention_blocks = [index - int(self.before_block) for index in self.reducing]
         remembers = self.method.remembers and bool(self.reducing)
         self.remembered_blocks = range(self.reducing[0] - 1, self.reducing[-1]) if remembers else range(0)
-        self.total: Grouping | None = None
-        self.bias: RelativeBias | None = None
-        self.policy: Tensor | None = None
+        self.total: Grouping | None = None  # how the first tokens became those that are left
+        self.bias: RelativeBias | None = None  # once a block has one
+        self.policy: Tensor | None = None  # of the latest outcome, as is processed
         self.processed: Tensor | None = None
-        self.received: Tensor | None = None
+        self.received: Tensor | None = None  # of the latest attention, as is class_attention
         self.class_attention: Tensor | None = None
-        self.memory: Tensor | None = None
+        self.memory: Tensor | None = None  # (B, T), what the method remembers of every token, left or not
+        # The tokens just before some of them were dropped, and the grouping that had led there.
         self.before_drops: list[tuple[Tensor, Grouping | None]] = []
         self.steps: list[Step] = []
 

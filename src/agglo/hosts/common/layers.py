@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from agglo.hosts.common.base import matrix_entries
 from agglo.hosts.common.blocks import Parts, Projected
-from agglo.hosts.common.readers import is_plain_linear
-from agglo.hosts.common.swap import UnsupportedModelError
+from agglo.hosts.common.swap import UnsupportedModelError, is_plain_linear
 
 _NORMS = (
     ("layernorm_before", "layernorm_after"),

@@ -23,15 +23,9 @@ _CALLER = 4  # of agglo.apply, in the stack above `prepare`: what a warning poin
 def prepare(
     method: Method, by_name: bool, shape: ModelShape, *, model: nn.Module, tower: nn.Module, loop: nn.Module
 ) -> Method:
-    """Return the method ready to be applied, on the model's device, in its dtype and mode.
+    """Return the method ready to be applied: built, and on the device, in the dtype and mode of the tower.
 
-    Args:
-        method: What the user gave, or, by_name, a new instance.
-        by_name: Whether the method may take over the parameters of the one applied before.
-        shape: What the method is built for.
-        model: The whole model.
-        tower: The transformer in it.
-        loop: The module that will hold the method.
+    With by_name it is a new instance, which may take over the parameters of the one applied before.
     """
     if type(method).build is not Method.build and not shape.width:
         raise UnsupportedModelError(f"{method.name} learns, and agglo cannot tell how wide {type(tower).__name__} is")

@@ -32,8 +32,8 @@ class BlockLoop(ABC):
 
     Args:
         owner: The module that loops over the blocks.
-        setup: What is applied, as the pass found it at its beginning.
-        lazy: Whether nothing but the next block sees what a block gives.
+        setup: The settings of this pass.
+        lazy: Whether only the next block sees what a block gives.
         restores: Whether the last block gives back all tokens, or those that are left, prefix tokens first.
     """
 

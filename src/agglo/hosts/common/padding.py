@@ -20,22 +20,17 @@ from agglo.methods import Grid, Method, Outcome, View
 
 @dataclass(frozen=True)
 class RealPatches:
-    """The patches of a padded batch that show some of an image.
+    """The patches of a padded batch that show some of an image."""
 
-    Args:
-        real: (B, T - prefix) bool; those of each image are a rectangle.
-        before: For every earlier reduction, how many tokens of each image showed some of it, (B,).
-    """
-
-    real: Tensor
-    before: tuple[Tensor, ...] = ()
+    real: Tensor  # (B, T - prefix) bool; those of each image are a rectangle
+    before: tuple[Tensor, ...] = ()  # for every earlier reduction, how many tokens of each image showed some of it
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """One set of an image's tokens after its reduction. index: (n,), their positions in the whole view."""
+    """One set of an image's tokens after its reduction."""
 
-    index: Tensor
+    index: Tensor  # (n,), their positions in the whole view
     outcome: Outcome
     tokens: Tensor
 
@@ -45,11 +40,7 @@ def reduce_apart(
 ) -> tuple[Outcome, RealPatches]:
     """Return what the method decides about images and padding apart, as one outcome, and the patches after it.
 
-    Args:
-        method: Which decides.
-        view: The tokens of the whole batch.
-        patches: Those that show some of an image.
-        total: How the tokens of the view came to be.
+    `total` says how the tokens of the view came to be.
     """
     if method.kind == "merges soft":
         raise ValueError(

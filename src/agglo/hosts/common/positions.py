@@ -23,18 +23,11 @@ from agglo.methods import Grid
 
 @dataclass(frozen=True)
 class Positions:
-    """Positions of the patch tokens of a model with rotary position embeddings.
+    """Positions of the patch tokens of a model with rotary position embeddings."""
 
-    Args:
-        points: The grid (rows, columns) that the rows of a block's table fill row by row, or the point (N, A) in whole
-            numbers of each of them.
-        merged: (B, G, A) of merged tokens; None while every token is at its own point.
-        n_front: Rows of the table in front that belong to prefix tokens.
-    """
-
-    points: Grid | Tensor
-    merged: Tensor | None = None
-    n_front: int = 0
+    points: Grid | Tensor  # the grid that the rows of a block's table fill row by row, or their points (N, A), integers
+    merged: Tensor | None = None  # (B, G, A) of merged tokens; None while every token is at its own point
+    n_front: int = 0  # rows of the table in front that belong to prefix tokens
 
     def table(self, table: Tensor | None) -> Tensor | None:
         """Return the sines and cosines for the tokens that are left: the table itself, then (B, heads or 1, G, 2d).
@@ -44,8 +37,8 @@ class Positions:
         """
         if table is None or self.merged is None:
             return self.merged if table is None else table
-        front, table = table[..., : self.n_front, :], table[..., self.n_front :, :]
-        table = rotate_to(self.merged, table, self.points)
+        front = table[..., : self.n_front, :]
+        table = rotate_to(self.merged, table[..., self.n_front :, :], self.points)
         return torch.cat([front.expand(*table.shape[:-2], -1, -1), table], dim=-2) if self.n_front else table
 
     def after(self, grouping: Grouping, weights: Tensor | None = None) -> Positions:

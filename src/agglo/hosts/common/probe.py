@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.hosts.common.blocks import AttentionInputs, Parts, attend
@@ -66,7 +68,14 @@ def _random_copy(block: nn.Module) -> nn.Module | None:
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
         _stop_attention_dropout(module)
+        if isinstance(module, nn.Dropout):
+            module.forward = partial(_drop, module)  # type: ignore[method-assign]
     return twin
+
+
+def _drop(dropout: nn.Dropout, x: Tensor) -> Tensor:
+    """Drop the same elements of x whatever its layout in memory, by which torch draws."""
+    return x * F.dropout(torch.ones(x.shape, device=x.device), dropout.p, dropout.training)
 
 
 def _stop_attention_dropout(module: Any) -> None:

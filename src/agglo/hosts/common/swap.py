@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import wraps
+from dataclasses import dataclass, field, replace
+from functools import partial, wraps
 from typing import Any, ClassVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from agglo import tracing
 from agglo.config import ReductionConfig
@@ -63,21 +63,13 @@ class Applied(Setting):
 
 @dataclass(frozen=True)
 class PassSetup:
-    """The settings of one forward pass from its beginning to its end, whatever is applied or removed meanwhile.
-
-    Args:
-        plan: How the model runs.
-        method: What decides.
-        traces: Those that record the pass.
-        known_targets: Targets by number of patches, depth and grid.
-        front_only: Whether the caller of this pass reads only `plan.reads` tokens in front.
-    """
+    """The settings of one forward pass from its beginning to its end, whatever is applied or removed meanwhile."""
 
     plan: Plan
     method: Method
     traces: tuple[tracing.Trace, ...] = ()
     known_targets: Targets = field(default_factory=dict)
-    front_only: bool = False
+    front_only: bool = False  # whether the caller of this pass reads only `plan.reads` tokens in front
 
     def targets(self, n_patches: int, depth: int, grid: Grid | None) -> list[int | None]:
         """Return `Plan.targets`, found once for each size of image."""
@@ -105,9 +97,9 @@ class ReducedModule:
         if "agglo_original" not in vars(cls):  # a mixin, or a class that others make of this one
             return
         for name in {name for mixin in cls.agglo_mixin.__mro__ for name in vars(mixin)}:
-            override = getattr(cls, name)
-            if getattr(override, "begins_pass", False) and hasattr(cls.agglo_original, name):
-                setattr(cls, name, signed_as(getattr(cls.agglo_original, name), override))
+            override, original = getattr(cls, name), getattr(cls.agglo_original, name, None)
+            if original is not None and getattr(override, "begins_pass", False):
+                setattr(cls, name, _signed_as(original, override))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _, _, *state = cast(tuple[Any, ...], super().__reduce_ex__(protocol))
@@ -147,8 +139,8 @@ def begins_pass(override: Callable[..., Any]) -> Callable[..., Any]:
     return begin
 
 
-def signed_as(original: Callable[..., Any], override: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an override under the name and signature of what it overrides, which libraries look at."""
+def _signed_as(original: Callable[..., Any], override: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an override under the name and signature of the original."""
 
     @wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -188,11 +180,10 @@ def setup_of(module: Any) -> PassSetup | None:
 def install(module: nn.Module, mixin: type[ReducedModule], applied: Setting) -> None:
     """Let a module run reduced from the next forward pass on."""
     _require_own_class(module)
-    original = original_class(module)
     method = applied.method if isinstance(applied, Applied) else None
     _set_submodule(module, method if isinstance(method, nn.Module) else None)
     module.agglo_applied = applied  # type: ignore[assignment]
-    module.__class__ = reduced_class(mixin, original)
+    module.__class__ = reduced_class(mixin, original_class(module))
 
 
 def uninstall(module: nn.Module) -> None:
@@ -221,7 +212,7 @@ def _set_submodule(module: nn.Module, method: nn.Module | None) -> None:
     others = {name: child for name, child in module._modules.items() if name != "agglo_method"}
     if method is not None:
         others["agglo_method"] = method
-    if others.keys() != module._modules.keys() or method is not None:
+    if method is not None or len(others) < len(module._modules):
         module._modules = others
 
 
@@ -240,8 +231,7 @@ def reduced_class(mixin: type[ReducedModule], original: type[nn.Module]) -> type
 
 def _blank(mixin: type[ReducedModule], original: type[nn.Module]) -> nn.Module:
     """Return an empty instance for copy and pickle to fill."""
-    cls = reduced_class(mixin, original)
-    return cls.__new__(cls)
+    return (cls := reduced_class(mixin, original)).__new__(cls)
 
 
 def require_no_override(loop: nn.Module, mixin: type[ReducedModule]) -> None:
@@ -252,3 +242,58 @@ def require_no_override(loop: nn.Module, mixin: type[ReducedModule]) -> None:
             f"{theirs[0]} of this {type(loop).__name__} was replaced on the instance (accelerate's hooks and mixed "
             "precision do this), so that agglo's would never run: call agglo.apply before that happens"
         )
+
+
+@dataclass(frozen=True)
+class Head:
+    """The reader of tokens after the last block, which reads only the first ones."""
+
+    reads: int  # tokens
+    reader: nn.Module | None = None  # whose `forward` calls the loop and reads; None where the loop's own override does
+    loop: str = ""  # the name of the loop's module in the reader
+    watched: tuple[str, ...] = ()  # names of the reader's submodules that see what comes out of the last block
+    settings: tuple[tuple[str, object], ...] = ()  # names and values of attributes with which it reads only these
+
+
+@dataclass(frozen=True)
+class Reading(Setting):
+    """What `agglo.apply` put into a reader: its head, and the mixin of its loop."""
+
+    head: Head
+    mixin: type[ReducedModule]
+
+    def holds(self, reader: Any, loop: nn.Module) -> bool:
+        """Return whether nothing has come in between since `agglo.apply`."""
+        same = all(getattr(reader, name) == value for name, value in self.head.settings)
+        return same and not is_replaced(loop) and not are_watched([loop, *map(reader.get_submodule, self.head.watched)])
+
+
+class ReducedReader(ReducedModule):
+    """The override of a reader's `forward`, whose loop gives only the tokens in front where nothing watches it.
+
+    The last block then needs keys and values of all tokens, but queries, output projection and MLP of those in front
+    only. The output is the same but for rounding. All other callers of the loop's module get all tokens. Where head and
+    loop are in one module (timm), the host's own override of `forward` does this.
+    """
+
+    @begins_pass
+    def forward(self: Any, reading: Reading, *args: Any, **kwargs: Any) -> Any:
+        reader, loop = self, getattr(self, reading.head.loop)
+        setup = setup_of(loop)
+        if setup is not None and setup.plan.reads is not None and reading.holds(self, loop):
+            # The override itself, not the loop's method: that one would ask anew what is applied.
+            override = reading.mixin.forward.__wrapped__  # type: ignore[attr-defined]
+            reader = StandIn(self, **{reading.head.loop: partial(override, loop, replace(setup, front_only=True))})
+        return original_class(self).forward(reader, *args, **kwargs)
+
+
+def is_replaced(module: nn.Module) -> bool:
+    """Return whether a call of the module ends elsewhere than in its class's `forward`."""
+    return module._compiled_call_impl is not None or "forward" in module.__dict__
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Return whether rows of the module's weight can be used apart: no adapter, quantisation or hook is in between."""
+    if type(module) is not nn.Linear or is_replaced(module) or are_watched([module]):
+        return False
+    return all(type(each) in (Tensor, nn.Parameter) for each in (module.weight, module.weight.data))

@@ -14,8 +14,7 @@ from torch import nn
 from agglo.hosts.common.base import Host, Layout, require_no_bypass, require_own
 from agglo.hosts.common.layers import Structure, require_structure
 from agglo.hosts.common.probe import prove
-from agglo.hosts.common.readers import Head
-from agglo.hosts.common.swap import ReducedModule, Setting, UnsupportedModelError
+from agglo.hosts.common.swap import Head, ReducedModule, Setting, UnsupportedModelError
 from agglo.hosts.transformers.loop import GridForwardingTower, ReducedLoop
 from agglo.hosts.transformers.parts import probe_cases
 from agglo.hosts.transformers.tower import is_tower, loop_of, tower_of, unknown_tokens
