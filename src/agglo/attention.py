@@ -211,7 +211,6 @@ def policy_attention(
     policy: Tensor,
     *,
     scale: float | None = None,
-    eps: float = 1e-6,
     bias: Tensor | None = None,
 ) -> Tensor:
     """Return DynamicViT's attention in training: tokens with policy 0 (B, T) are masked for all queries but their own.
@@ -222,7 +221,7 @@ def policy_attention(
     In float32 with all weights written out, so that gradients reach the policy. (B, H, T, d) each.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    n_tokens = q.shape[2]
+    n_tokens, eps = q.shape[2], 1e-6
     with torch.autocast(q.device.type, enabled=False):
         logits = (q.float() @ k.float().transpose(-2, -1)) * scale
         logits = logits if bias is None else logits + bias.float()

@@ -32,7 +32,7 @@ CLASSIFIER_FIELDS = ("schedule", "threshold", "blocks", "place", "last_block", "
 DIFFUSION_FIELDS = ("max_downsample", "merge", "share", "every", "drift")  # and for no other models
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(frozen=True, repr=False)
 class ReductionConfig:
     """How a model is reduced. Exactly one of `keep_rate`, `schedule` and `threshold` is given.
 
@@ -223,9 +223,6 @@ class ReductionConfig:
         given = {name: value for name, value in self.given().items() if name in _FIELDS}
         given |= {"options": dict(self.options)} if self.options else {}
         return f"ReductionConfig({', '.join([repr(self.method), *(f'{k}={v!r}' for k, v in given.items())])})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ReductionConfig) and (self.method, self.given()) == (other.method, other.given())
 
     def __hash__(self) -> int:
         return hash((self.method, self.budget))

@@ -9,28 +9,20 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 _WORDS = {"none": None, "true": True, "false": False, "inf": math.inf, "-inf": -math.inf}
 _BRACKETS = {"[": "]", "(": ")"}
 
 
-class Call(NamedTuple):
-    """A parsed text: a name, values without a key, and values by key."""
-
-    name: str
-    values: tuple[Any, ...]
-    options: dict[str, Any]
-
-
-def parse_call(text: str) -> Call:
-    """Parse `name:value,key=value`.
+def parse_call(text: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """Parse `name:value,key=value` into the name, the values without a key, and the others by key.
 
     Raises:
         ValueError: The text does not follow the grammar, or gives a key twice.
 
     >>> parse_call("stages:0.9,0.7,blocks=[3,6]")
-    Call(name='stages', values=(0.9, 0.7), options={'blocks': [3, 6]})
+    ('stages', (0.9, 0.7), {'blocks': [3, 6]})
     """
     name, colon, rest = text.strip().partition(":")
     if not name or (colon and not rest.strip()):
@@ -41,7 +33,7 @@ def parse_call(text: str) -> Call:
     if len(options) < len(items) - first:
         keys = [item.partition("=")[0].strip() for item in items[first:]]
         raise ValueError(f"{text!r} gives {next(key for key in keys if keys.count(key) > 1)!r} twice")
-    return Call(name.strip(), tuple(map(parse_value, items[:first])), options)
+    return name.strip(), tuple(map(parse_value, items[:first])), options
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:

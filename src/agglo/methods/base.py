@@ -200,7 +200,6 @@ class Method(ABC):
     per_reduction: options that may be lists, with an entry for each reduction.
     remembers: whether `remember` carries a number for every token from block to block, which its views then hold.
     kind, reach, reference: for `agglo.list_methods()`; the description is the first sentence of the class's docstring.
-
     reads_grid: whether it needs to know where patches are.
     listed: whether `list_methods` shows it: a benchmark's ceiling is no method to use.
     for_diffusion: whether it is for the self-attention of diffusion models alone.

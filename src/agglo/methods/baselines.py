@@ -82,9 +82,8 @@ class FixedPattern(Method):
         batch, n_patches = view.patches.shape[:2]
         distances = ring_distances(self.name, view.grid)
         nearest_first = sorted(distances)
-        now, then = nearest_first[n_patches - 1], nearest_first[view.target - 1]
-        here = [distance for distance in distances if distance <= now]
-        kept = [position for position, distance in enumerate(here) if distance <= then]
+        here = [distance for distance in distances if distance <= nearest_first[n_patches - 1]]
+        kept = [position for position, distance in enumerate(here) if distance <= nearest_first[view.target - 1]]
         return Outcome(view.keep(torch.tensor(kept, device=view.tokens.device).expand(batch, -1)))
 
 

@@ -37,7 +37,7 @@ class Predictor(nn.Module):
         half = x.shape[-1] // 2
         local, rest = self.embed(x).split([half, x.shape[-1] - half], dim=-1)
         # At least one, for an image of which nothing is kept: a mean of nothing is zero here, not NaN.
-        kept = mask.to(x.dtype).unsqueeze(-1)
+        kept = mask.to(rest.dtype).unsqueeze(-1)
         mean = (rest * kept).sum(dim=1, keepdim=True) / kept.sum(dim=1, keepdim=True).clamp(min=1)
         decided: Tensor = self.decide(torch.cat([local, mean.expand_as(rest)], dim=-1))
         return decided.float().log_softmax(dim=-1)
