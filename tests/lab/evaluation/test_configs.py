@@ -62,7 +62,7 @@ def test_options_per_reduction_are_written_in_brackets() -> None:
     [
         (["atc"], {"keep_rates": [50]}, "keep_rate"),
         (["atc"], {"schedules": ["linear16"]}, "'linear16'"),
-        (["atc"], {"schedules": ["linear:1"], "blocks": [3]}, "blocks="),
+        (["atc"], {"schedules": ["linear:1"], "blocks": [3]}, "blocks"),
         (["evt"], {"keep_rates": [0.5]}, "method='evt' .* 'evit'"),
         (["tome"], {"keep_rates": [0.5], "linkages": ["single"]}, "linkage=.*'tome'"),
         (["tome"], {"keep_rates": [0.5], "speed": 1}, "speed=1"),

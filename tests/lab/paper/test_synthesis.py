@@ -29,7 +29,7 @@ from agglo.lab.paper.output import write_output
 from agglo.lab.paper.paths import find_weights
 from agglo.lab.paper.runner import run
 from agglo.lab.paper.study import Settings
-from agglo.lab.tasks.classification.data import Files, Listing
+from agglo.lab.tasks.classification.data import ClassificationData, Files
 from agglo.lab.tasks.synthesis.evaluation.features import ClassifierFeatures
 from studies import diffusion, studies
 from tests.support.diffusion import save_dit_pipeline
@@ -110,7 +110,7 @@ def test_a_full_table_has_differences(settings: Settings) -> None:
 
 def test_real_images_of_imagenet_are_the_first_of_each_class(tmp_path: Path) -> None:
     names = ["n1/c.jpg", "n2/b.jpg", "n1/a.jpg", "n2/a.jpg", "n1/b.jpg"]
-    listing = Listing(["n1", "n2"], Files(tmp_path, names), [0, 1, 0, 1, 0])
+    listing = ClassificationData(["n1", "n2"], Files(tmp_path, names), [0, 1, 0, 1, 0])
     assert first_of_each_class(listing, 2) == [2, 4, 3, 1]
     with pytest.raises(ValueError, match="class 'n2'"):
         first_of_each_class(listing, 3)

@@ -19,7 +19,7 @@ from agglo.version import __version__
 _TRACEBACKS = "AGGLO_TRACEBACK"
 _PACKAGE = Path(__file__).parents[2]
 _EXTRAS = {
-    **dict.fromkeys(("accelerate", "datasets", "torchmetrics", "tensorboard", "tqdm", "tomli", "safetensors"), "train"),
+    **dict.fromkeys(("accelerate", "torchmetrics", "tensorboard", "tqdm", "tomli", "safetensors"), "train"),
     "faster_coco_eval": "detection",
     "gradio": "web",
     "diffusers": "diffusion",

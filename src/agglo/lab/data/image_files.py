@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agglo.utils.files import require_output
 
@@ -24,19 +24,14 @@ class BadImageError(ValueError):
         super().__init__(message.strip().rpartition(f"{type(self).__name__}: ")[2])
 
 
-class ImageSource(Protocol):
-    """Images by index: decoded, their names, which are the same on every machine, and the bytes stored of them."""
-
-    def __len__(self) -> int: ...
-    def open(self, index: int) -> Any: ...
-    def name(self, index: int) -> str: ...
-    def size(self, index: int) -> int: ...
-    def content(self, index: int) -> bytes: ...
-
-
 @dataclass(frozen=True)
 class Files:
-    """Image files, as RGB. paths: relative to root, with forward slashes."""
+    """Image files, as RGB, by index; their names and stored bytes are the same on every machine.
+
+    Attributes:
+        root: Their folder.
+        paths: Paths relative to it, with forward slashes.
+    """
 
     root: Path
     paths: Sequence[str]

@@ -6,14 +6,13 @@ Each `ReductionConfig` comes with the name of its row in tables: a dict of names
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from agglo import tuned
-from agglo.config import BUDGETS, ReductionConfig
+from agglo.config import DEFAULTS, ReductionConfig
 from agglo.methods.registry import find
-from agglo.schedule import Schedule, Stages, as_schedule
+from agglo.schedule import Schedule
 from agglo.text import format_call, format_value, parse_call, parse_value
 
 Configs = Mapping[ReductionConfig, str]
@@ -44,25 +43,21 @@ def configs_of(
     given = {name: value for name, value in arguments.items() if value is not None}
     if features is not None:
         given["features"] = parse_value(features)
-    for rate in keep_rates:
-        Stages(rate, given.get("blocks"))  # raises for what is no rate, before a model is built
-    parsed = list(dict.fromkeys(as_schedule(schedule) for schedule in schedules))
-    if parsed and "blocks" in given:
-        raise ValueError(f"blocks={given['blocks']} go with keep rates and thresholds, not with schedule={parsed[0]}")
-    budgets: list[dict[str, Any]] = [{"keep_rate": rate} for rate in dict.fromkeys(keep_rates)]
-    budgets += [{"threshold": threshold} for threshold in dict.fromkeys(thresholds)]
-    budgets += [{"schedule": schedule} for schedule in parsed]
-    asked = [each for text in dict.fromkeys(methods) for each in _with_linkages(text, linkages)]
-    _require_used(asked, {**given, **({} if linkages is None else {"linkage": linkages})}, methods)
+    asked = [each for text in methods for each in _with_linkages(text, linkages)]
+    accepted = {*DEFAULTS, *(option for name, _ in asked for option in find(name).defaults())}
+    for option, value in {**given, **({} if linkages is None else {"linkage": linkages})}.items():
+        if option not in accepted:
+            raise ValueError(f"{option}={value!r} goes with none of the methods {', '.join(map(repr, methods))}")
     configs: dict[ReductionConfig, str] = {}
-    for budget in budgets:
-        for name, options in asked:
-            known = find(name).defaults().keys()
-            fitting = {key: value for key, value in given.items() if key in known or key in _FIELDS}
-            if clash := sorted(options.keys() & fitting.keys()):
-                raise ValueError(f"{clash[0]}={fitting[clash[0]]!r} and method={name!r}: give {clash[0]} once")
-            config = ReductionConfig.of(name, **{**budget, **options, **fitting})
-            configs.setdefault(config, row_name(name, options))
+    for kind, values in (("keep_rate", keep_rates), ("threshold", thresholds), ("schedule", schedules)):
+        for value in values:
+            for name, options in asked:
+                known = find(name).defaults().keys() | DEFAULTS.keys()
+                fitting = {key: each for key, each in given.items() if key in known}
+                if clash := sorted(options.keys() & fitting.keys()):
+                    raise ValueError(f"{clash[0]}={fitting[clash[0]]!r} and method={name!r}: give {clash[0]} once")
+                config = ReductionConfig.of(name, **{kind: value, **options, **fitting})
+                configs.setdefault(config, row_name(name, options))
     return configs
 
 
@@ -89,9 +84,6 @@ def tuned_configs(sources: Iterable[str]) -> dict[ReductionConfig, str]:
     return {tuned.config(source): f"tuned {Path(source).stem}" for source in sources}
 
 
-_FIELDS = frozenset(each.name for each in fields(ReductionConfig)) - {"method", "options", *BUDGETS}
-
-
 def _with_linkages(text: str, linkages: Sequence[str] | None) -> list[tuple[str, dict[str, Any]]]:
     """Return the name and options of a method's text: once for every linkage, unless the text has its own."""
     name, values, options = parse_call(text)
@@ -99,13 +91,4 @@ def _with_linkages(text: str, linkages: Sequence[str] | None) -> list[tuple[str,
         raise ValueError(f"method={text!r}: options are written option=value, not {values[0]!r}")
     if not linkages or "linkage" in options or "linkage" not in find(name).defaults():
         return [(name, options)]
-    return [(name, {**options, "linkage": parse_value(linkage)}) for linkage in dict.fromkeys(linkages)]
-
-
-def _require_used(
-    asked: Sequence[tuple[str, Mapping[str, Any]]], given: Mapping[str, Any], methods: Sequence[str]
-) -> None:
-    accepted = {option for name, _ in asked for option in find(name).defaults()}
-    for option, value in given.items():
-        if option not in accepted and option not in _FIELDS:
-            raise ValueError(f"{option}={value!r} goes with none of the methods {', '.join(map(repr, methods))}")
+    return [(name, {**options, "linkage": parse_value(linkage)}) for linkage in linkages]

@@ -173,7 +173,7 @@ class EvaluationGrid(ABC):
 def about_data(data: Any, *, chosen: str, root: Path, images: int) -> dict[str, Any]:
     """Return the entry of a data set in the report; `chosen` says how it was recognised."""
     about = {"name": data.name, "chosen": chosen, "root": str(root), "images": images, "classes": len(data.classes)}
-    return {**about, "fingerprint": data.fingerprint(), "remarks": data.remarks}
+    return {**about, "fingerprint": data.fingerprint()}
 
 
 def run_grid(make: Callable[[Any], EvaluationGrid], settings: Any, json_path: Path | None) -> dict[str, Any]:

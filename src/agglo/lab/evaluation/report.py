@@ -189,7 +189,6 @@ def _notes(report: Report, rows: Sequence[_Row], quality: Quality) -> list[str]:
     cannot = (row for row in rows if "cannot" in row.result)
     return [
         *notes,
-        *data["remarks"],
         *(f"cannot: {row.name} at {row.budget}: {row.result['cannot']}" for row in cannot),
     ]
 

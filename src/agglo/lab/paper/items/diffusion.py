@@ -31,7 +31,7 @@ from agglo.lab.tasks.synthesis.evaluation.sheets import panel_pixels
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from agglo.lab.tasks.classification.data import Listing
+    from agglo.lab.tasks.classification.data import ClassificationData
 
 PIPELINE, IMAGENET, INCEPTION, CLASSIFIER = "stable-diffusion-v1-5", "imagenet", "inception", "classifier"
 APART = 10_000_000  # between the seeds of two sets
@@ -147,7 +147,7 @@ def real_images(settings: Settings, scale: GeneratorScale) -> Iterator[Image]:
         yield listing.images.open(index)
 
 
-def first_of_each_class(listing: Listing, count: int) -> list[int]:
+def first_of_each_class(listing: ClassificationData, count: int) -> list[int]:
     """Return the indices of the first images of every class by file name, class by class."""
     found = []
     for label, name in enumerate(listing.classes):

@@ -91,7 +91,7 @@ def test_training_images_have_the_size_and_vary(dataset: str) -> None:
     assert ("Cutout" in steps) is several is not ("RandomHorizontalFlip" in steps)
     assert ("ColorJitter" in steps) is (dataset == "nabirds")
     assert ("RandAugment" in steps) is (dataset not in ("nabirds", "fashion-mnist"))
-    assert ("RandomErasing" in steps) is (dataset in ("imagenet", "folder", "hf", "nabirds"))
+    assert ("RandomErasing" in steps) is (dataset in ("imagenet", "folder", "nabirds"))
 
 
 def test_cutout_fills_one_rectangle_of_half_the_side_and_clips_it() -> None:

@@ -18,46 +18,39 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from agglo.checks import choice
-from agglo.lab.data.image_files import Files, ImageSource
+from agglo.lab.data.image_files import Files
 
-__all__ = ["Augmentation", "ClassificationData", "DataSet", "Files", "Listing", "detect", "open_split", "register"]
+__all__ = ["Augmentation", "ClassificationData", "DataSet", "Files", "detect", "open_split", "register"]
 
 _SPLITS = {"train": "train", "val": "val", "test": "val"}
 _SAMPLED = 256  # images whose content a fingerprint reads
 
 
-@dataclass
-class Listing:
-    """The images of one split, as a reader lists them.
+@dataclass(eq=False)
+class ClassificationData(Dataset[tuple[Any, Any]]):
+    """One split: [i] -> (transform(PIL image), target); the target is a float tensor (classes,) if multi_label.
 
     Args:
         classes: Names of the classes.
-        images: The images, which are opened one by one.
+        images: The images, which are opened one by one: `Files`, or what has the same methods.
         targets: The class of each image; with multi_label a tuple of classes.
         multi_label: Whether an image has several classes.
-        remarks: Notes for the user on the choice of images.
+        name: Name of the data set.
+        transform: Applied to every image.
     """
 
     classes: list[str]
-    images: ImageSource
+    images: Any
     targets: Sequence[int | tuple[int, ...]]
     multi_label: bool = False
-    remarks: list[str] = field(default_factory=list)
-
-
-class ClassificationData(Dataset[tuple[Any, Any]]):
-    """One split: [i] -> (transform(PIL image), target); the target is a float tensor (classes,) if multi_label."""
-
-    def __init__(self, name: str, listing: Listing, transform: Callable[[Any], Any] | None = None) -> None:
-        self.name, self.classes, self.multi_label = name, listing.classes, listing.multi_label
-        self.transform, self.remarks = transform, listing.remarks
-        self._images, self._targets = listing.images, listing.targets
+    name: str = ""
+    transform: Callable[[Any], Any] | None = None
 
     def __len__(self) -> int:
-        return len(self._images)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Any, int | Tensor]:
-        image, target = self._images.open(index), self._targets[index]
+        image, target = self.images.open(index), self.targets[index]
         label: Any = target
         if isinstance(target, tuple):
             label = torch.zeros(len(self.classes)).index_fill_(0, torch.tensor(target, dtype=torch.long), 1)
@@ -69,10 +62,10 @@ class ClassificationData(Dataset[tuple[Any, Any]]):
         To read all of a large data set would take longer than many evaluations.
         """
         found = hashlib.sha256("\n".join(self.classes).encode())
-        for index, target in enumerate(self._targets):
-            found.update(f"\n{self._images.name(index)} {target} {self._images.size(index)}".encode())
+        for index, target in enumerate(self.targets):
+            found.update(f"\n{self.images.name(index)} {target} {self.images.size(index)}".encode())
         for index in range(0, len(self), math.ceil(len(self) / _SAMPLED)):
-            found.update(self._images.content(index))
+            found.update(self.images.content(index))
         return found.hexdigest()[:16]
 
 
@@ -117,7 +110,7 @@ class DataSet:
 
     name: str
     about: str
-    read: Callable[[Path, str], Listing]
+    read: Callable[[Path, str], ClassificationData]
     signs: tuple[str, ...] = ()
     crop: float = 0.875
     squash: bool = False
@@ -167,7 +160,8 @@ def open_split(
     dataset = dataset_named(name)
     choice("split", split, _SPLITS)
     _require_folder(root)
-    data = ClassificationData(name, dataset.read(root, _SPLITS[split]), transform)
+    data = dataset.read(root, _SPLITS[split])
+    data.name, data.transform = name, transform
     if not len(data):
         raise ValueError(f"{name}: split {split!r} of {str(root)!r} holds no images")
     return data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import json
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -15,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agglo.lab.data.fashion_mnist import CLASSES, FOLDERS, PREFIXES, read_split
-from agglo.lab.data.image_files import BadImageError, Files, listed, require_file
-from agglo.lab.tasks.classification.data import SEVERAL_LABELS, Augmentation, DataSet, Listing, register
+from agglo.lab.data.image_files import Files, listed, require_file
+from agglo.lab.tasks.classification.data import SEVERAL_LABELS, Augmentation, ClassificationData, DataSet, register
 
 T = TypeVar("T")
 _FOLDERS = {"train": ("train",), "val": ("val", "validation", "test")}
-_HUGGING_FACE = {"train": ("train",), "val": ("validation", "val", "valid", "test")}
 _NABIRDS = {"train": "1", "val": "0"}
 _NUSWIDE = "nus_wid_data.csv"
 
@@ -36,14 +36,14 @@ def present_files(folder: Path, entries: Iterable[tuple[str, T]], source: str) -
 # Class folders: ImageNet-1K, whose folders are WordNet ids, and any other.
 
 
-def read_folder(root: Path, split: str) -> Listing:
+def read_folder(root: Path, split: str) -> ClassificationData:
     """List a split, whose classes are the folders in sorted order; files below a folder are its images."""
     folder = split_folder(root, split)
     classes = class_names(folder)
     return _class_folders(folder, classes, classes)
 
 
-def read_imagenet(root: Path, split: str) -> Listing:
+def read_imagenet(root: Path, split: str) -> ClassificationData:
     """List a split; a class keeps its index among ImageNet's 1000 even if only some of them have folders."""
     folder = split_folder(root, split)
     present, classes = class_names(folder), imagenet_classes()
@@ -78,7 +78,7 @@ def class_names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _class_folders(folder: Path, present: list[str], classes: list[str]) -> Listing:
+def _class_folders(folder: Path, present: list[str], classes: list[str]) -> ClassificationData:
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
     if not present:
@@ -89,7 +89,7 @@ def _class_folders(folder: Path, present: list[str], classes: list[str]) -> List
 
     samples = make_dataset(folder, {name: classes.index(name) for name in present}, is_valid_file=is_image)
     start = len(str(folder)) + 1
-    return Listing(
+    return ClassificationData(
         classes,
         Files(folder, [path[start:].replace("\\", "/") for path, _ in samples]),
         [target for _, target in samples],
@@ -99,7 +99,7 @@ def _class_folders(folder: Path, present: list[str], classes: list[str]) -> List
 # Index files: COCO 2014, NABirds and NUS-WIDE.
 
 
-def read_coco(root: Path, split: str) -> Listing:
+def read_coco(root: Path, split: str) -> ClassificationData:
     """List a split: an image shows every category that it has an object of, of any size, crowds included.
 
     Classes are in the order of the annotation file's categories. Images without any object are left out, as in the
@@ -117,13 +117,14 @@ def read_coco(root: Path, split: str) -> Listing:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{str(annotations)!r} is no COCO instances file: {type(error).__name__} {error}") from error
     shown = [entry for entry in entries if entry[1]]
-    without = len(entries) - len(shown)
-    remarks = [f"{without} of {len(entries)} images show no object and are left out, as in the study"]
-    files, labels = present_files(root / f"{split}2014", shown, annotations.name)
-    return Listing(classes, files, labels, multi_label=True, remarks=remarks if without else [])
+    if without := len(entries) - len(shown):
+        warnings.warn(
+            f"{without} of {len(entries)} images show no object and are left out, as in the study", stacklevel=2
+        )
+    return ClassificationData(classes, *present_files(root / f"{split}2014", shown, annotations.name), multi_label=True)
 
 
-def read_nabirds(root: Path, split: str) -> Listing:
+def read_nabirds(root: Path, split: str) -> ClassificationData:
     """List a split; classes are those of all images of both splits, in the order of their numbers."""
     tables = ("images", "image_class_labels", "train_test_split", "classes")
     paths, labels, flags, names = (_table(root / f"{name}.txt") for name in tables)
@@ -131,7 +132,9 @@ def read_nabirds(root: Path, split: str) -> Listing:
         raise ValueError(f"image {missing[0]} of images.txt is not in image_class_labels.txt and train_test_split.txt")
     used = sorted({labels[image] for image in paths}, key=lambda label: (len(label), label))
     entries = ((path, used.index(labels[image])) for image, path in paths.items() if flags[image] == _NABIRDS[split])
-    return Listing([names.get(label, label) for label in used], *present_files(root / "images", entries, "images.txt"))
+    return ClassificationData(
+        [names.get(label, label) for label in used], *present_files(root / "images", entries, "images.txt")
+    )
 
 
 def _table(path: Path) -> dict[str, str]:
@@ -143,7 +146,7 @@ def _table(path: Path) -> dict[str, str]:
         raise ValueError(f"{str(path)!r} is not lines of a key and a value: {error}") from error
 
 
-def read_nuswide(root: Path, split: str) -> Listing:
+def read_nuswide(root: Path, split: str) -> ClassificationData:
     """List a split; classes are all names in either split, sorted."""
     path, rows = require_file(root / _NUSWIDE), []
     with path.open(encoding="utf-8-sig", newline="") as file:
@@ -164,10 +167,10 @@ def read_nuswide(root: Path, split: str) -> Listing:
     classes = sorted({name for _, names, _ in rows for name in names})
     indices = {name: index for index, name in enumerate(classes)}
     entries = ((image, tuple(sorted({indices[name] for name in names}))) for image, names, of in rows if of == split)
-    return Listing(classes, *present_files(root, entries, _NUSWIDE), multi_label=True)
+    return ClassificationData(classes, *present_files(root, entries, _NUSWIDE), multi_label=True)
 
 
-# Images that are no files of their own: Fashion-MNIST, and tables of Hugging Face.
+# Fashion-MNIST, whose images are no files of their own.
 
 
 @dataclass(frozen=True)
@@ -195,71 +198,9 @@ class Pixels:
         return self.array[index].tobytes()
 
 
-def read_fashion_mnist(root: Path, split: str) -> Listing:
+def read_fashion_mnist(root: Path, split: str) -> ClassificationData:
     images, labels = read_split(root, split)
-    return Listing(list(CLASSES), Pixels(images, f"{PREFIXES[split]}-images"), labels.tolist())
-
-
-@dataclass(frozen=True)
-class ImageColumn:
-    """The image column of a table, as RGB or grey images."""
-
-    table: Any
-    title: str
-    split: str
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def open(self, index: int) -> Any:
-        try:
-            image = self.table[index][self.title]
-            return image if image.mode == "L" else image.convert("RGB")
-        except Exception as error:  # decoders fail in many ways on bytes that are no image
-            raise BadImageError(f"row {index} of split {self.split!r} holds no readable image: {error}") from None
-
-    def name(self, index: int) -> str:
-        return f"{self.split}[{index}]"
-
-    def size(self, index: int) -> int:
-        return 0  # known only after decoding
-
-    def content(self, index: int) -> bytes:
-        pixels: bytes = self.open(index).tobytes()
-        return pixels
-
-
-def read_hugging_face(root: Path, split: str) -> Listing:
-    """List a split: the first image column, and the first column of class labels or of lists of them."""
-    from datasets import ClassLabel, DatasetDict, Image, load_dataset, load_from_disk
-
-    is_saved = (root / "dataset_dict.json").is_file() or (root / "state.json").is_file()
-    try:
-        found = load_from_disk(str(root)) if is_saved else load_dataset(str(root))
-    except Exception as error:  # the library raises its own errors and those of each format
-        raise ValueError(f"{str(root)!r} cannot be read as a Hugging Face data set: {error}") from error
-    name = split
-    if isinstance(found, DatasetDict):
-        name = next((title for title in _HUGGING_FACE[split] if title in found), "")
-        if not name:
-            wanted = " or ".join(map(repr, _HUGGING_FACE[split]))
-            raise ValueError(f"{str(root)!r} has splits {', '.join(map(repr, found))}; needed: {wanted}")
-        found = found[name]
-    elif split != "val":
-        raise ValueError(f"{str(root)!r} is one table without splits: it can be evaluated on, not trained with")
-    elements = {title: getattr(kind, "feature", None) or kind for title, kind in found.features.items()}
-    images = [title for title, kind in found.features.items() if isinstance(kind, Image)]
-    labels = [title for title, kind in elements.items() if isinstance(kind, ClassLabel)]
-    if not images or not labels:
-        described = ", ".join(f"{title}: {type(kind).__name__}" for title, kind in found.features.items())
-        raise ValueError(f"{str(root)!r} has columns {described}; needed: an Image and a ClassLabel, or a list of them")
-    kind, values = elements[labels[0]], found[labels[0]]
-    multi_label = not isinstance(found.features[labels[0]], ClassLabel)
-    if not multi_label and any(value is None or value < 0 for value in values):
-        raise ValueError(f"split {name!r} of {str(root)!r} has rows without a label")
-    targets = [tuple(sorted(set(value or []))) if multi_label else int(value) for value in values]
-    column = ImageColumn(found.select_columns(images[:1]), images[0], name)
-    return Listing(list(kind.names), column, targets, multi_label)
+    return ClassificationData(list(CLASSES), Pixels(images, f"{PREFIXES[split]}-images"), labels.tolist())
 
 
 register(
@@ -305,13 +246,5 @@ register(
         signs=tuple(f"{folder}/t10k-images-idx3-ubyte*".lstrip("/") for folder in FOLDERS),
         crop=1.0,
         augmentation=Augmentation(shift=2, randaugment=None, erasing=0.0),
-    )
-)
-register(
-    DataSet(
-        "hf",
-        "Hugging Face, on disk: what save_to_disk wrote, or parquet files",
-        read_hugging_face,
-        signs=("dataset_dict.json", "state.json", "*.parquet", "data/*.parquet"),
     )
 )

@@ -37,31 +37,16 @@ _STEPS = 18
 
 
 def visualize(
-    spec: ModelSpec,
-    images: Sequence[Path],
-    configs: Configs,
-    *,
-    after: int | None = None,
-    scale: int = 2,
-    every_stage: bool | None = None,
+    spec: ModelSpec, images: Sequence[Path], configs: Configs, *, every_stage: bool | None = None, **how: Any
 ) -> Image:
-    """Draw a sheet with one row for every image file; see `draw_configs`."""
+    """Draw a sheet with one row for every image file; `every_stage` and `how` as for `draw_configs`."""
     opened = [open_image(path) for path in images]
     checkpoint = None if spec.checkpoint is None else Checkpoint.read(spec.checkpoint)
     model = build(with_class_names(spec), checkpoint)
     inputs, seen = prepared(model, opened, dataset_of(spec))
-    return draw_configs(
-        model,
-        inputs,
-        seen,
-        configs,
-        names=[path.name for path in images],
-        classes=class_names(model),
-        after=after,
-        scale=scale,
-        learned=None if checkpoint is None else checkpoint.method,
-        every_stage=every_stage,
-    )
+    how |= {"names": [path.name for path in images], "classes": class_names(model)}
+    learned = None if checkpoint is None else checkpoint.method
+    return draw_configs(model, inputs, seen, configs, learned=learned, every_stage=every_stage, **how)
 
 
 def with_class_names(spec: ModelSpec) -> ModelSpec:
@@ -127,18 +112,15 @@ def draw_configs(
         panels = [own]
         for (config, name), (stages, reduced_answers) in zip(configs.items(), reduced, strict=True):
             groups, answer = stages[index], reduced_answers[index]
+            drawn = {block: draw_groups(image, labels, scale=scale) for block, labels in groups.items()}
+            counts = {block: tokens(count_groups(labels)) for block, labels in groups.items()}
+            last = max(groups)
             if every_stage:
-                titles = [f"block {block}: {tokens(count_groups(labels))}" for block, labels in groups.items()]
-                captions = [""] * (len(groups) - 1) + [answer]
-                drawn = [draw_groups(image, labels, scale=scale) for labels in groups.values()]
-                sheet.append(
-                    Row([own, *map(Panel, drawn, titles, captions)], f"{names[index]}: {name}, {config.budget}")
-                )
+                row = [Panel(drawn[n], f"block {n}: {counts[n]}", answer if n == last else "") for n in groups]
+                sheet.append(Row([own, *row], f"{names[index]}: {name}, {config.budget}"))
             else:
-                labels = list(groups.values())[-1]
                 title = name if has_one_budget else f"{name}, {config.budget}"
-                caption = ": ".join(filter(None, (tokens(count_groups(labels)), answer)))
-                panels.append(Panel(draw_groups(image, labels, scale=scale), title, caption))
+                panels.append(Panel(drawn[last], title, ": ".join(filter(None, (counts[last], answer)))))
         if not every_stage:
             sheet.append(Row(panels, names[index]))
     return compose(sheet)
@@ -159,11 +141,8 @@ def _run(
         if learned:
             load_method(model, learned, "the checkpoint")
         else:
-            warnings.warn(
-                f"{config.method} learns what to keep, and there are no weights of it: what is drawn is chance; "
-                "give a checkpoint that was fine-tuned with it",
-                stacklevel=1,
-            )
+            text = f"{config.method} learns what to keep, and there are no weights of it: what is drawn is chance"
+            warnings.warn(f"{text}; give a checkpoint that was fine-tuned with it", stacklevel=1)
     with torch.inference_mode(), trace(model) as record:
         logits = features_in(model(inputs))
     stages = stages_of(record, pixels, _layout(model).grid)

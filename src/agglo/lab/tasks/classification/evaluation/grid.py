@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Subset
 
 from agglo.config import ReductionConfig
 from agglo.lab.evaluation.configs import Configs
@@ -25,11 +25,7 @@ from agglo.utils.devices import dtype_named
 from agglo.utils.journal import Journal
 from agglo.utils.progress import progress
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
 QUALITY = Quality({"top1": "top-1", "top5": "top-5", "mAP": "mAP"}, ("top1", "mAP"), fractions=("top1", "top5"))
-_GIGABYTE = 1e9
 
 
 @dataclass(frozen=True)
@@ -89,33 +85,50 @@ class Evaluation(EvaluationGrid):
         if settings.crop is not None:
             self.inputs = replace(self.inputs, crop=settings.crop, squash=False)
         self.data.transform = evaluation_transform(self.inputs, normalise=False)
-        images = spread(self.data, settings.images)
-        self.store = ImageStore(images, settings.batch_size, settings.workers, self.accelerator)
-        self.fits_in_memory = self.store.bytes_needed <= settings.cache_gigabytes * _GIGABYTE
+        self.images, self.workers = spread(self.data, settings.images), settings.workers
+        self.fits_in_memory = self.images[0][0].nbytes * len(self.images) <= settings.cache_gigabytes * 1e9
 
     def evaluate(self, cells: Sequence[GridCell], journal: Journal) -> None:
         if not cells:
             return
         keep = len(cells) > 1 and self.fits_in_memory
-        steps, what = len(self.store.loader()) * (len(cells) + keep), f"batches of {self.settings.batch_size}"
-        with progress(steps, what, every_seconds=10, quiet=self.quiet) as advance:
+        steps = len(self._loader()) * len(cells) + keep * len(self._decoding())
+        with progress(steps, f"batches of {self.settings.batch_size}", every_seconds=10, quiet=self.quiet) as advance:
             if keep:
-                self.store.keep(lambda images: advance("reading images"))
+                self._keep_images(advance)
             for cell in cells:
                 journal.add(cell.key, {**cell.about, **self._measured(cell, advance)})
 
     def one(self, config: ReductionConfig | None) -> dict[str, Any]:
         """Return the result of one cell, for callers who keep results themselves; None is the dense model."""
         [cell] = self.reducible.cells({} if config is None else {config: config.method}, dense=config is None)
-        if self.fits_in_memory and not self.store.kept:
-            self.store.keep(lambda images: None)
+        if self.fits_in_memory and not isinstance(self.images, list):
+            self._keep_images(lambda title: None)
         return {**cell.about, **self._measured(cell, lambda title: None)}
+
+    def _decoding(self) -> DataLoader[Any]:
+        return DataLoader(self.images, self.settings.batch_size, num_workers=self.workers)
+
+    def _loader(self) -> Any:
+        """Return the batches of this process: images (B, C, H, W) as bytes, and targets."""
+        if self.accelerator is None:
+            return self._decoding()
+        return self.accelerator.prepare_data_loader(self._decoding(), device_placement=False)
+
+    def _keep_images(self, advance: Callable[[str], None]) -> None:
+        """Decode all images once, and keep them as bytes for every cell."""
+        kept: list[tuple[Tensor, Tensor]] = []
+        for images, targets in self._decoding():
+            # What workers send lies in shared memory, with open files for as long as it is kept: hence the copies.
+            kept += zip(images.clone(), targets.clone(), strict=True)
+            advance("reading images")
+        self.images, self.workers = kept, 0
 
     def _measured(self, cell: GridCell, advance: Callable[[str], None]) -> dict[str, Any]:
         self.reducible.apply(cell.config)
         return evaluate(
             self.model,
-            self.store.loader(),
+            self._loader(),
             accelerator=self.accelerator,
             prepare=Normalise(self.inputs.mean, self.inputs.std),
             advance=lambda images: advance(cell.title),
@@ -129,62 +142,9 @@ class Evaluation(EvaluationGrid):
             model["prompts"] = {"classes": prompts.class_names, "templates": prompts.templates}
         return {
             "model": model,
-            "data": about_data(self.data, chosen=chosen, root=settings.data, images=len(self.store.data)),
+            "data": about_data(self.data, chosen=chosen, root=settings.data, images=len(self.images)),
             "inputs": {**asdict(self.inputs), "in_words": str(self.inputs)},
         }
-
-
-class ImageStore:
-    """Batches of images and targets, the same ones every time: decoded again, or once and kept as bytes.
-
-    Args:
-        data: Returns an image as bytes (C, H, W) and its target for an index.
-        batch_size: Number of images in every batch but the last.
-        workers: Processes that decode.
-        accelerator: Gives every process its part, which is then all that it keeps. The last batches are filled up
-            with images from the start, so that all processes have as many.
-    """
-
-    def __init__(self, data: Any, batch_size: int, workers: int = 0, accelerator: Accelerator | None = None) -> None:
-        self.data, self._batch_size, self._workers, self._accelerator = data, batch_size, workers, accelerator
-        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
-
-    @property
-    def bytes_needed(self) -> int:
-        """Bytes that this process needs to keep all its images."""
-        processes = 1 if self._accelerator is None else self._accelerator.num_processes
-        return int(self.data[0][0].nbytes) * -(-len(self.data) // processes)
-
-    def loader(self) -> Any:
-        """Return the batches: images (B, C, H, W) and targets."""
-        kept: Any = self.kept
-        return self._load(Subset(kept, range(len(self.data))), 0) if kept else self._load(self.data, self._workers)
-
-    def keep(self, advance: Callable[[int], None]) -> None:
-        """Decode everything and keep it. advance: called with the number of images after each batch."""
-        for indices, (images, targets) in self._load(_Indexed(self.data), self._workers):
-            # What workers send lies in shared memory, with open files for as long as it is kept: hence the copies.
-            self.kept.update(zip(indices.tolist(), zip(images.clone(), targets.clone(), strict=True), strict=True))
-            advance(len(indices))
-
-    def _load(self, data: Dataset[Any], workers: int) -> Any:
-        loader = DataLoader(data, self._batch_size, num_workers=workers)
-        if self._accelerator is None:
-            return loader
-        return self._accelerator.prepare_data_loader(loader, device_placement=False)
-
-
-class _Indexed(Dataset[Any]):
-    """A data set whose items come with their indices."""
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitem__(self, index: int) -> tuple[int, Any]:
-        return index, self._data[index]
 
 
 def spread(data: ClassificationData, images: int | None) -> Any:

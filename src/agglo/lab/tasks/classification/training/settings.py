@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from agglo.lab.options import Amount, AtLeastOne, Fraction, Whole, option, require_limits
-from agglo.lab.tasks.classification.data import dataset_named
+from agglo.lab.tasks.classification.data import Augmentation, dataset_named
 from agglo.lab.training import recipes
 from agglo.lab.training.optimisation import CosineSettings
 from agglo.lab.training.reduction import OF_METHOD as OF_ANY_METHOD
@@ -101,14 +101,12 @@ class TrainingSettings(ReductionSettings, CosineSettings):
 OF_METHOD = (*OF_ANY_METHOD, "distill")
 # What may change between two starts of one run: it decides nothing about the weights.
 MAY_DIFFER = frozenset({"workers", "checkpoint_minutes", "tracker", "evaluation_batch_size", "from_scratch"})
-# What `transforms.Augmentation` knows by the same names.
-AUGMENTATION_SETTINGS = ("randaugment", "colour_jitter", "erasing", "cutout", "flip", "shift")
+AUGMENTATION_SETTINGS = tuple(each.name for each in fields(Augmentation))
 
 
 def _augmentation(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the augmentation of a data set as settings."""
-    own = dataset_named(values["dataset"]).augmentation
-    return {name: getattr(own, name) for name in AUGMENTATION_SETTINGS}
+    return asdict(dataset_named(values["dataset"]).augmentation)
 
 
 RECIPES = recipes.Recipes(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from agglo.hosts.registry import applied_modules
-from agglo.lab.tasks.classification.data import ClassificationData, dataset_named, open_split
+from agglo.lab.tasks.classification.data import Augmentation, ClassificationData, open_split
 from agglo.lab.tasks.classification.data.transforms import (
     STUDY,
     Inputs,
@@ -200,8 +199,8 @@ def training_data(settings: TrainingSettings, data: ClassificationData, model: n
     if settings.in_memory:
         normalise, shift = Normalise(inputs.mean, inputs.std), settings.shift or 0
         return MemoryBatches(*in_memory(data, inputs), share, normalise, seed, repeats, shift, settings.flip)
-    chosen = {name: getattr(settings, name) for name in AUGMENTATION_SETTINGS}
-    data.transform = train_transform(inputs, replace(dataset_named(settings.dataset).augmentation, **chosen))
+    augmentation = Augmentation(**{name: getattr(settings, name) for name in AUGMENTATION_SETTINGS})
+    data.transform = train_transform(inputs, augmentation)
     return ImageBatches(data, share, seed, repeats, settings.workers)
 
 

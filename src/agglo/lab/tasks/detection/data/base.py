@@ -34,7 +34,6 @@ class DetectionData(Dataset[tuple[Any, Target]], ABC):
     image_ids: Sequence[int]
     transform: Transform | None = None
     annotated = True
-    remarks: Sequence[str] = ()
 
     def __init__(self, name: str, description: str, classes: Sequence[str], category_ids: Sequence[int]) -> None:
         self.name, self.description = name, description
