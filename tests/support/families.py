@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,15 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(2))
 
 
-def images() -> Tensor:
-    return random(2, 3, 32, 32)
-
-
-def clips() -> Tensor:
-    """Videos of four frames."""
-    return random(2, 4, 3, 32, 32)
+images = partial(random, 2, 3, 32, 32)
+clips = partial(random, 2, 4, 3, 32, 32)  # of four frames
+patches = partial(random, 40, 3 * 2 * 4 * 4)
+wide_patches = partial(random, 16 * 20 + 10 * 12, 3 * 2 * 4 * 4)
+siglip2_patches = partial(random, 2, 16, 3 * 8 * 8)
+frames = partial(random, 2 * 4, 3, 32, 32)
+spectrograms = partial(random, 2, 64, 32)
+tiles = partial(random, 2, 1, 4, 3, 32, 32)
+naflex_patches = partial(random, 2, 16, 3 * 8 * 8)
 
 
 def tf() -> Any:
@@ -126,27 +129,15 @@ def inner(
 GRIDS = torch.tensor([[1, 4, 6], [1, 4, 4]])
 
 
-def patches() -> Tensor:
-    return random(40, 3 * 2 * 4 * 4)
-
-
 def packed(model: Any, x: Tensor) -> Any:
     output = model(x, grid_thw=GRIDS)
     return output.last_hidden_state, output.pooler_output, output.get("deepstack_features")
-
-
-def wide_patches() -> Tensor:
-    return random(16 * 20 + 10 * 12, 3 * 2 * 4 * 4)
 
 
 def windowed(model: Any, x: Tensor) -> Any:
     """Windows of 8 x 8 patches, some of them cut off at the border."""
     output = model(x, grid_thw=torch.tensor([[1, 16, 20], [1, 10, 12]]))
     return output.last_hidden_state, output.pooler_output
-
-
-def siglip2_patches() -> Tensor:
-    return random(2, 16, 3 * 8 * 8)
 
 
 def siglip2(model: Any, x: Tensor) -> Any:
@@ -165,14 +156,6 @@ def padded_images(model: Any, x: Tensor) -> Any:
 
 def pixtral(model: Any, x: Tensor) -> Any:
     return model(x, image_sizes=torch.tensor([[32, 32], [24, 32]]), output_hidden_states=True)
-
-
-def frames() -> Tensor:
-    return random(2 * 4, 3, 32, 32)
-
-
-def spectrograms() -> Tensor:
-    return random(2, 64, 32)
 
 
 def clipseg(model: Any, x: Tensor) -> Any:
@@ -264,10 +247,6 @@ MLLAMA = {
 }  # fmt: skip
 
 
-def tiles() -> Tensor:
-    return random(2, 1, 4, 3, 32, 32)
-
-
 def tiled(model: Any, x: Tensor) -> Any:
     """The second image has two of four tiles."""
     mask = torch.tensor([[[1, 1, 1, 1]], [[1, 1, 0, 0]]])
@@ -347,10 +326,6 @@ def build_naflex() -> nn.Module:
         patch_size=8, embed_dim=24, depth=4, num_heads=2, pos_embed_grid_size=(4, 4), reg_tokens=1
     )
     return models.NaFlexVit(config, num_classes=5)  # type: ignore[no-any-return]
-
-
-def naflex_patches() -> Tensor:
-    return random(2, 16, 3 * 8 * 8)
 
 
 def naflex(model: Any, x: Tensor) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from torch import nn
 
 from agglo.hosts.common.base import Host
@@ -13,19 +15,18 @@ from agglo.hosts.vit_adapter import AdapterViT
 
 HOSTS: tuple[Host, ...] = (TimmViT(), TorchvisionViT(), OpenClipViT(), TransformersViT(), AdapterViT())
 
-_WINDOWS = "attends within windows of the grid, in which merged tokens have no position"
-_STRIDES = "makes its keys by strides or convolutions over the grid, in which merged tokens have no position"
-_STAGES = "changes the number of its tokens by their positions in the grid from stage to stage"
-_CONVOLUTIONS = "has no attention, only convolutions"
 _REASONS = {  # by how the names of classes begin
-    **dict.fromkeys(("Swin", "DonutSwin", "MaskFormerSwin", "MaxxVit", "DaVit", "Davit", "VitDet"), _WINDOWS),
-    **dict.fromkeys(("VisionTransformerSAM", "Sam"), _WINDOWS),
-    **dict.fromkeys(("Segformer", "Pvt", "PyramidVisionTransformer", "MultiScaleVit", "Twins"), _STRIDES),
-    **dict.fromkeys(("Hiera", "Levit"), _STAGES),
-    **dict.fromkeys(("ConvNext", "ResNet", "ModifiedResNet", "EfficientNet"), _CONVOLUTIONS),
-    "Xcit": "attends between channels instead of tokens, and mixes neighbouring patches by convolutions",
-    "GroupViT": "groups its tokens itself",
-    "Vilt": "mixes the tokens of a text with those of the image",
+    r"(Swin|DonutSwin|MaskFormerSwin|MaxxVit|Da[Vv]it|VitDet|VisionTransformerSAM|Sam)": (
+        "attends within windows of the grid, in which merged tokens have no position"
+    ),
+    r"(Segformer|Pvt|PyramidVisionTransformer|MultiScaleVit|Twins)": (
+        "makes its keys by strides or convolutions over the grid, in which merged tokens have no position"
+    ),
+    r"(Hiera|Levit)": "changes the number of its tokens by their positions in the grid from stage to stage",
+    r"(ConvNext|(Modified)?ResNet|EfficientNet)": "has no attention, only convolutions",
+    r"Xcit": "attends between channels instead of tokens, and mixes neighbouring patches by convolutions",
+    r"GroupViT": "groups its tokens itself",
+    r"Vilt": "mixes the tokens of a text with those of the image",
 }
 
 
@@ -69,8 +70,8 @@ def find_tower(model: nn.Module, tower: str | nn.Module | None = None) -> tuple[
         supported = ", ".join(name for host in HOSTS for name in host.model_classes)
         raise UnsupportedModelError(
             f"{type(inner).__name__} (from {type(inner).__module__}) holds no transformer that agglo can reduce"
-            f"{_because(inner)}; supported: {supported}"
-            ". docs/hosts.md lists the families that are tested, and walks through a host for a model of your own"
+            f"{_because(inner)}; supported: {supported}. docs/hosts.md lists the families that are tested, and walks "
+            "through a host for a model of your own"
         )
     if len(found) > 1:
         names = ", ".join(f"{name!r} ({type(module).__name__})" for name, module, _ in found)
@@ -97,7 +98,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def _because(model: nn.Module) -> str:
     """Return why a model is not reduced, as the end of a sentence, if that is known."""
     names = [type(module).__name__ for module in model.modules()]
-    return next((f": {name} {why}" for name in names for start, why in _REASONS.items() if name.startswith(start)), "")
+    return next((f": {name} {why}" for name in names for start, why in _REASONS.items() if re.match(start, name)), "")
 
 
 def applied_modules(model: nn.Module) -> list[nn.Module]:

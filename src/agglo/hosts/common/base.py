@@ -66,24 +66,18 @@ class Layout:
         return total / 1e9
 
 
-@lru_cache(maxsize=4096)  # asked for every module of a model, by every host
+@lru_cache(maxsize=4096)  # called for every module of a model, by every host
 def _names_of(kind: type) -> frozenset[str]:
     """Return the names of a class and those it inherits from, with their packages."""
     return frozenset(f"{cls.__module__.split('.')[0]}.{cls.__name__}" for cls in kind.__mro__)
 
 
 class Host(ABC):
-    """One library's models. See the module docstring.
+    """One library's models. See the module docstring."""
 
-    Attributes:
-        model_classes: The classes it reduces, as "package.ClassName", "package" being what their import begins with.
-        may_stay_merged: Whether its loops can do `Plan.merged`.
-        rates_are_nested: Whether a keep rate is of the tokens that are left: `Stages(..., nested=True)`.
-    """
-
-    model_classes: ClassVar[tuple[str, ...]]
-    may_stay_merged: ClassVar[bool] = False
-    rates_are_nested: ClassVar[bool] = False
+    model_classes: ClassVar[tuple[str, ...]]  # those it reduces, as "package.ClassName"
+    may_stay_merged: ClassVar[bool] = False  # whether its loops can do `Plan.merged`
+    rates_are_nested: ClassVar[bool] = False  # whether keep rates are of the tokens that are left: Stages(nested=True)
 
     def recognises(self, module: nn.Module) -> bool:
         """Return whether the module is of one of the classes. By name: the library may be absent."""

@@ -66,7 +66,7 @@ class BlockLoop(ABC):
         """Return how a block comes apart, given the arguments that the library adds to the tokens."""
 
     def structure(self, block: Any) -> Structure:
-        """Return the structure of a block, which is looked for once per pass and class."""
+        """Return the structure of a block, found once per pass and class."""
         if type(block) not in self._structures:
             self._structures[type(block)] = Structure.of(block)
         return self._structures[type(block)]

@@ -1,4 +1,4 @@
-"""Running a module reduced by giving it another class: the original's, with overrides in front.
+"""Running a module reduced by giving it another class, with overrides in front of the original's methods.
 
 Overrides are in a subclass swapped into the module (`module.__class__`), not on the instance, so that copies, pickles
 and data-parallel replicas run themselves and not the original. State of a forward pass is in its local variables.
