@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from agglo import attention
 from agglo.attention import (
-    Path,
+    BiasPath,
     attention_received,
     attention_with_received,
     class_attention,
@@ -22,7 +22,7 @@ from agglo.attention import (
     proportional_attention,
 )
 
-PATHS: list[Path] = ["bias", "channel"]
+PATHS: list[BiasPath] = ["bias", "channel"]
 
 
 def explicit(q: Tensor, k: Tensor, v: Tensor, sizes: Tensor, scale: float) -> Tensor:
@@ -44,7 +44,7 @@ def random_case(seed: int, b: int, h: int, n: int, d: int) -> tuple[Tensor, Tens
     shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 17), st.integers(1, 20)),
     scale=st.sampled_from([None, 0.125, 1.0]),
 )
-def test_equals_the_explicit_softmax(path: Path, seed: int, shape: tuple[int, ...], scale: float | None) -> None:
+def test_equals_the_explicit_softmax(path: BiasPath, seed: int, shape: tuple[int, ...], scale: float | None) -> None:
     q, k, v, sizes = random_case(seed, *shape)
     result = proportional_attention(q, k, v, sizes, scale=scale, path=path)
     wanted = explicit(q.double(), k.double(), v.double(), sizes.double(), scale or shape[-1] ** -0.5)
@@ -52,7 +52,7 @@ def test_equals_the_explicit_softmax(path: Path, seed: int, shape: tuple[int, ..
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_gradients_equal_and_finite_with_padding(path: Path) -> None:
+def test_gradients_equal_and_finite_with_padding(path: BiasPath) -> None:
     q, k, v, sizes = random_case(1, 2, 2, 6, 8)
     sizes[0, 3:] = 0
     gradients = []
@@ -66,7 +66,7 @@ def test_gradients_equal_and_finite_with_padding(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(path: Path, dtype: torch.dtype) -> None:
+def test_half_precision(path: BiasPath, dtype: torch.dtype) -> None:
     q, k, v, sizes = random_case(2, 2, 2, 9, 16)
     result = proportional_attention(q.to(dtype), k.to(dtype), v.to(dtype), sizes, path=path)
     assert result.dtype == dtype
@@ -169,7 +169,7 @@ def test_received_attention_beside_gradients_and_dropout() -> None:
     ],
 )
 def test_the_channel_is_taken_only_for_a_flash_kernel(
-    dtype: torch.dtype, width: int, flash: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, width: int, flash: bool, path: BiasPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "_has_flash", lambda index: flash)
     assert fastest_path(torch.device("cuda", 0), dtype, width) == path

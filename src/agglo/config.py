@@ -21,9 +21,9 @@ from agglo.schedule import Rates, Schedule, Stages, as_schedule
 from agglo.text import format_call, parse_call
 
 LastBlock = Literal["all", "class_token"]
-Output = Literal["restored", "merged", "merged_late", "smaller_image"]
+OutputTokens = Literal["restored", "merged", "merged_late", "smaller_image"]
 Part = Literal["attn", "cross", "mlp"]
-Share = Literal["block", "resolution"]
+Sharing = Literal["block", "resolution"]
 
 VERSION = 1
 DOWNSAMPLES = (1, 2, 4, 8, 16, 32)  # every level of a U-Net halves rows and columns
@@ -80,10 +80,10 @@ class ReductionConfig:
     place: Place | None = None
     proportional: bool | None = None
     last_block: LastBlock = "all"
-    output: Output = "restored"
+    output: OutputTokens = "restored"
     max_downsample: int | None = None
     merge: tuple[Part, ...] = ("attn",)
-    share: Share = "block"
+    share: Sharing = "block"
     every: int = 1
     drift: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -113,12 +113,12 @@ class ReductionConfig:
             self._set("threshold", number("threshold", self.threshold, minimum=0))
         choice("proportional", self.proportional, (None, True, False))
         choice("last_block", self.last_block, get_args(LastBlock))
-        choice("output", self.output, get_args(Output))
+        choice("output", self.output, get_args(OutputTokens))
         choice("max_downsample", self.max_downsample, (None, *DOWNSAMPLES))
         several = isinstance(self.merge, Iterable) and not isinstance(self.merge, str) and self.merge
         parts = self.merge if several else (self.merge,)
         self._set("merge", tuple(choice("merge", part, get_args(Part)) for part in parts))
-        choice("share", self.share, get_args(Share))
+        choice("share", self.share, get_args(Sharing))
         number("every", self.every, whole=True, minimum=1)
         if self.drift is not None:
             self._set("drift", number("drift", self.drift, minimum=0))

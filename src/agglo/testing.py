@@ -13,7 +13,6 @@ overrides `run`. docs/hosts.md walks through a host and its test.
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import threading
 from collections.abc import Callable, Sequence
@@ -44,7 +43,7 @@ def assert_same(actual: Any, expected: Any, *, rtol: float = 0.0, atol: float = 
         torch.testing.assert_close(a, e, rtol=rtol, atol=atol)
 
 
-def at_the_same_time(call: Callable[[Any], Any], inputs: Sequence[Any], times: int = 4) -> list[list[Any]]:
+def at_the_same_time(call: Callable[[Any], Any], inputs: Sequence[Any], times: int = 3) -> list[list[Any]]:
     """Call a function on each input in a separate thread, without gradients, and return all results by input."""
     barrier = threading.Barrier(len(inputs))
 
@@ -174,10 +173,7 @@ class HostContract:
     def test_copies_run_themselves(self) -> None:
         model, x = apply(self.fresh(), keep_rate=self.keep_rate), self.image()
         expected = self.run_copy(model, x)
-        stored = io.BytesIO()
-        torch.save(model, stored)
-        stored.seek(0)
-        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(stored, weights_only=False)]
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
         for parameter in model.parameters():
             parameter.zero_()
         for twin in copies:
