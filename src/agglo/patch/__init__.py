@@ -6,7 +6,9 @@ loading weights is seen by passes that run. And where DataParallel copies a mode
 it is copied is as unsafe as without agglo.)
 """
 
-from agglo.patch.applying import adapt_processor, apply, image_tokens, remove
+from agglo.hosts.vlm.applying import image_tokens
+from agglo.hosts.vlm.processors import adapt_processor
+from agglo.patch.applying import apply, remove
 from agglo.patch.reporting import Report, report, trace
 
 __all__ = ["Report", "adapt_processor", "apply", "image_tokens", "remove", "report", "trace"]

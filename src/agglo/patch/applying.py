@@ -28,7 +28,7 @@ from agglo.hosts.common.swap import (
 from agglo.hosts.registry import applied_modules, find_tower
 from agglo.hosts.vlm import applying as vlm
 from agglo.hosts.vlm.families import find_vlm
-from agglo.hosts.vlm.processors import AdaptedProcessor, adapted, restored
+from agglo.hosts.vlm.processors import AdaptedProcessor, restored
 from agglo.hosts.vlm.reduction import reduced_vlms
 from agglo.methods import Method, ModelShape
 from agglo.plan import Plan
@@ -36,7 +36,6 @@ from agglo.schedule import Schedule, Stages
 from agglo.text import parse_call
 
 M = TypeVar("M")
-P = TypeVar("P")
 
 
 def apply(
@@ -204,54 +203,6 @@ def _shape_of(plan: Plan, method: Method, layout: Layout) -> ModelShape:
     shape = ModelShape(stages, layout.width, layout.heads, layout.prefix, blocks, plan.place)
     method.check(shape)
     return shape
-
-
-def image_tokens(model: nn.Module, dense: int | None = None) -> int:
-    """Return how many tokens an image takes in the prompt of a reduced vision-language model.
-
-    Args:
-        model: The reduced model. Where it cuts an image into tiles, the number is that of one tile.
-        dense: How many it takes without reduction, for models whose images differ in size (Qwen-VL).
-
-    >>> from transformers import LlavaConfig, LlavaForConditionalGeneration
-    >>> small = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
-    >>> vision = {"model_type": "clip_vision_model", "image_size": 64, "patch_size": 8, **small}
-    >>> config = LlavaConfig(vision_config=vision, text_config={"model_type": "llama", "vocab_size": 99, **small})
-    >>> model = LlavaForConditionalGeneration(config)
-    >>> model = agglo.apply(model, keep_rate=0.25, output="merged_late")
-    >>> agglo.image_tokens(model)  # of 64
-    16
-    """
-    return vlm.image_tokens(model, dense)
-
-
-def adapt_processor(processor: P, model: nn.Module) -> P:
-    """Let a processor of transformers write as many placeholders for each image as the model now takes. In place.
-
-    Call it again after every other `apply`. With a model that is not reduced, the processor is as it was; so it is
-    after `agglo.remove(processor)`. What `save_pretrained` writes is the processor as it was. Returns the processor.
-
-    >>> from transformers import LlavaConfig, LlavaForConditionalGeneration
-    >>> small = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
-    >>> vision = {"model_type": "clip_vision_model", "image_size": 64, "patch_size": 8, **small}
-    >>> config = LlavaConfig(vision_config=vision, text_config={"model_type": "llama", "vocab_size": 99, **small})
-    >>> model = LlavaForConditionalGeneration(config)
-    >>> model = agglo.apply(model, keep_rate=0.25, output="merged_late")
-    >>> from tokenizers import Tokenizer, models, pre_tokenizers
-    >>> from transformers import CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
-    >>> words = Tokenizer(models.WordLevel({"<image>": 0, "what": 1}, unk_token="what"))
-    >>> words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, additional_special_tokens=["<image>"])
-    >>> square = {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}
-    >>> processor = LlavaProcessor(CLIPImageProcessor(**square), tokenizer, patch_size=8, image_token="<image>",
-    ...     vision_feature_select_strategy="default", num_additional_image_tokens=1)
-    >>> processor = agglo.adapt_processor(processor, model)
-    >>> prompt = processor(images=torch.zeros(3, 64, 64), text="<image> what", return_tensors="pt")
-    >>> int((prompt["input_ids"] == 0).sum())
-    16
-    """
-    adapted(processor, model)
-    return processor
 
 
 def remove(model: M) -> M:

@@ -55,7 +55,21 @@ def tower_reduction(
 
 
 def image_tokens(model: nn.Module, dense: int | None = None) -> int:
-    """See `agglo.image_tokens`."""
+    """Return how many tokens an image takes in the prompt of a reduced vision-language model.
+
+    Args:
+        model: The reduced model. Where it cuts an image into tiles, the number is that of one tile.
+        dense: How many it takes without reduction, for models whose images differ in size (Qwen-VL).
+
+    >>> from transformers import LlavaConfig, LlavaForConditionalGeneration
+    >>> small = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> vision = {"model_type": "clip_vision_model", "image_size": 64, "patch_size": 8, **small}
+    >>> config = LlavaConfig(vision_config=vision, text_config={"model_type": "llama", "vocab_size": 99, **small})
+    >>> model = LlavaForConditionalGeneration(config)
+    >>> model = agglo.apply(model, keep_rate=0.25, output="merged_late")
+    >>> agglo.image_tokens(model)  # of 64
+    16
+    """
     found = reduced_vlms(model)
     if not found:
         raise ValueError(f"{type(model).__name__} is not reduced: call agglo.apply(model, ..., output='merged') first")

@@ -53,8 +53,31 @@ def _shortened(processor: Any, text: str, grid: Grid | None = None) -> str:
     return re.sub(f"(?:{re.escape(placeholder)})+", fewer, text)
 
 
-def adapted(processor: Any, model: nn.Module) -> Any:
-    """Let a processor write as many placeholders as the model, reduced or not, gives tokens."""
+def adapt_processor(processor: Any, model: nn.Module) -> Any:
+    """Let a processor of transformers write as many placeholders for each image as the model now takes. In place.
+
+    Call it again after every other `apply`. With a model that is not reduced, the processor is as it was; so it is
+    after `agglo.remove(processor)`. What `save_pretrained` writes is the processor as it was. Returns the processor.
+
+    >>> from transformers import LlavaConfig, LlavaForConditionalGeneration
+    >>> small = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> vision = {"model_type": "clip_vision_model", "image_size": 64, "patch_size": 8, **small}
+    >>> config = LlavaConfig(vision_config=vision, text_config={"model_type": "llama", "vocab_size": 99, **small})
+    >>> model = LlavaForConditionalGeneration(config)
+    >>> model = agglo.apply(model, keep_rate=0.25, output="merged_late")
+    >>> from tokenizers import Tokenizer, models, pre_tokenizers
+    >>> from transformers import CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
+    >>> words = Tokenizer(models.WordLevel({"<image>": 0, "what": 1}, unk_token="what"))
+    >>> words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, additional_special_tokens=["<image>"])
+    >>> square = {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}
+    >>> processor = LlavaProcessor(CLIPImageProcessor(**square), tokenizer, patch_size=8, image_token="<image>",
+    ...     vision_feature_select_strategy="default", num_additional_image_tokens=1)
+    >>> processor = agglo.adapt_processor(processor, model)
+    >>> prompt = processor(images=torch.zeros(3, 64, 64), text="<image> what", return_tensors="pt")
+    >>> int((prompt["input_ids"] == 0).sum())
+    16
+    """
     module, family = find_vlm(model, "merged")
     if not family.has(processor):
         raise ValueError(
