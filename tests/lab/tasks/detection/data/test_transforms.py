@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,9 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from agglo.embedded import classifier
 from agglo.lab.tasks.detection.data import transforms
-from agglo.lab.tasks.detection.data.base import Target, collate, target_of
-from agglo.lab.tasks.detection.data.scenes import make_scenes
+from agglo.lab.tasks.detection.data.base import Target, target_of
 from agglo.lab.tasks.detection.data.transforms import RandomCrop, transforms_for, without_empty
-from agglo.lab.training.batches import ImageBatches, Share
-
-FASHION = Path(classifier.__file__).parent / "fashion-mnist"
 
 
 def rectangles(height: int, width: int, n_objects: int = 5) -> tuple[Any, Target]:
@@ -129,21 +123,3 @@ def test_odd_images_pass_every_pipeline() -> None:
             check(*transform(*rectangles(height, width, n_objects)))
     with pytest.raises(ValueError, match="image_size=0"):
         transforms_for(0)
-
-
-def test_draws_depend_on_epoch_and_position_alone() -> None:
-    """What a run that goes on in the middle of an epoch sees is what it would have seen, on workers or not."""
-    data = make_scenes(FASHION, 12, split="val").prepared(transforms_for(96)[0])
-
-    def batches(first: int, epoch: int, workers: int) -> list[Any]:
-        source = ImageBatches(data, Share(4), seed=5, workers=workers, collate=collate)
-        return list(source.batches(epoch, first, 3))
-
-    whole, rest = batches(0, 1, 0), batches(1, 1, 2)
-    assert len(rest) == 2
-    for (images, targets), (others, other_targets) in zip(whole[1:], rest, strict=True):
-        for image, target, other, other_target in zip(images, targets, others, other_targets, strict=True):
-            assert torch.equal(image, other) and target["image_id"] == other_target["image_id"]
-            assert torch.equal(target["masks"], other_target["masks"])
-            assert torch.equal(target["boxes"], other_target["boxes"])
-    assert [t["image_id"] for _, ts in whole for t in ts] != [t["image_id"] for _, ts in batches(0, 2, 0) for t in ts]

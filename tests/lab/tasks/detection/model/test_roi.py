@@ -102,15 +102,6 @@ def test_losses_are_those_of_mmdetection() -> None:
     assert float(found["loss_mask"]) == pytest.approx(mask_loss / positives, rel=2e-3)  # cells at one half may differ
 
 
-def test_without_any_object_boxes_and_masks_cost_nothing() -> None:
-    module, maps = heads(), pyramid(1)
-    target = Objects(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 64, 96))
-    found = module.losses(maps, [some_boxes(5, 0)], [target])
-    assert found["loss_bbox"].item() == found["loss_mask"].item() == 0 and found["loss_cls"].item() > 0
-    sum(found.values()).backward()  # type: ignore[union-attr]
-    assert all(parameter.grad is not None for parameter in module.parameters())  # as several processes need
-
-
 def test_detections_are_the_definition_in_original_pixels() -> None:
     module, maps = heads(replace(SMALL, detections=12)), pyramid(2)
     sizes, original = [(64, 96), (50, 70)], [(128, 90), (50, 70)]
