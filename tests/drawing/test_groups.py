@@ -45,9 +45,8 @@ def traced(model: nn.Module, images: Tensor, **reduction: object) -> Trace:
     return trace
 
 
-@pytest.mark.parametrize("prefix", [0, 5])
-def test_labels_are_composed_over_stages_and_named_by_first_member(prefix: int) -> None:
-    labels = drawing.patch_labels(two_stages(prefix))
+def test_labels_are_composed_over_stages_and_named_by_first_member() -> None:
+    labels = drawing.patch_labels(two_stages(prefix=5))
     assert labels[3].tolist() == [[0, 1, 1, 3, 4, 0]]
     # Groups 0 and 2 of the first stage, patches 1, 2 and 4, become one; groups 1 and 3, patches 0, 3 and 5, the other.
     assert labels[6].tolist() == [[0, 1, 1, 0, 1, 0]]

@@ -43,16 +43,12 @@ def test_a_result_is_applied_from_a_file_a_name_and_its_config(
         agglo.apply(model, tuned=source)
         assert agglo.report(model) == expected
         assert agglo.tuning.Tuned.load(source).config == FOUND
-    with pytest.raises(ValueError, match="test_vit-3x"):
-        agglo.apply(model, tuned="test_vit-3x")
-
-
-@pytest.mark.parametrize("beside", [{"keep_rate": 0.5}, {"method": "tome"}, {"linkage": "single"}])
-def test_nothing_goes_beside_a_result(model: nn.Module, tmp_path: Path, beside: dict[str, Any]) -> None:
-    name = next(iter(beside))
-    with pytest.raises(ValueError, match=f"{name}="):
-        agglo.apply(model, tuned=write(tmp_path / "tuned.json"), **beside)
-    assert agglo.report(model) is None
+    for refused, named in (
+        ({"tuned": "test_vit-3x"}, "test_vit-3x"),
+        ({"tuned": path, "keep_rate": 0.5}, "keep_rate"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            agglo.apply(model, **refused)
 
 
 def test_files_that_are_no_result_are_told(model: nn.Module, tmp_path: Path) -> None:

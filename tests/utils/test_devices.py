@@ -5,20 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agglo.utils.devices import best_device, new_accelerator, require_device
+from agglo.utils.devices import best_device, new_accelerator
 
 
-def test_the_best_device_is_there() -> None:
-    assert require_device(str(best_device())) == best_device()
-    if not torch.accelerator.is_available():
-        assert best_device() == torch.device("cpu")
-
-
-@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
-def test_an_accelerator_goes_before_the_cpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerator_goes_before_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
-    assert best_device().type == kind
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    assert best_device().type == "mps"
 
 
 def test_one_process_evaluates_and_trains_in_several_precisions() -> None:

@@ -47,16 +47,13 @@ def test_every_file_has_the_mode_of_any_new_file(tmp_path: Path, umask: int) -> 
     assert {mode(path) for path in tmp_path.iterdir()} == {0o640} == {0o666 & ~umask}
 
 
-def test_a_state_can_be_read_again_and_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_what_was_saved_can_be_read_again_and_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
     assert load_state(tmp_path / "0.pt") is None
-    for run in range(3):
+    for run in range(2):
         save_state(tmp_path / f"{run}.pt", {"model": WEIGHTS, "step": 3})
     found = load_state(tmp_path / "0.pt")
     assert found is not None and found["step"] == 3 and torch.equal(found["model"]["b"], WEIGHTS["b"])
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
-
-
-def test_weights_and_words_can_be_read_by_the_library(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "w.safetensors"
     save_weights(path, WEIGHTS, ABOUT)
     read = load_file(path)
@@ -64,8 +61,6 @@ def test_weights_and_words_can_be_read_by_the_library(tmp_path: Path) -> None:
     assert all(torch.equal(read[name], value) and read[name].dtype == value.dtype for name, value in WEIGHTS.items())
     with safe_open(path, "pt") as file:
         assert file.metadata() == ABOUT
-    save_weights(path, WEIGHTS, {})
-    assert set(load_file(path)) == set(WEIGHTS)
     save_weights(path, {}, {})
     assert load_file(path) == {}
 

@@ -70,21 +70,18 @@ def test_half_a_file_is_never_seen(tmp_path: Path) -> None:
     assert [result["square"] for result in opened(path).results] == [0, 1, 4]
 
 
-def test_a_result_is_replaced_in_its_place(tmp_path: Path) -> None:
-    journal = opened(tmp_path / "journal.json")
+def test_a_result_is_replaced_in_its_place_by_the_process_that_writes(tmp_path: Path) -> None:
+    path = tmp_path / "journal.json"
+    opened(path, writes=False).add({"number": 7}, {})
+    assert not path.exists()
+    journal = opened(path)
     for number in range(3):
         journal.add({"number": number}, {"seconds": 1.0})
     journal.add({"number": 1}, {**(journal.find({"number": 1}) or {}), "turns": 8})
-    again = opened(journal.path)
+    again = opened(path)
     assert [result["number"] for result in again.results] == [0, 1, 2]
     assert again.results[1]["turns"] == 8 and again.results[1]["seconds"] == 1.0
-    assert again.content == json.loads((tmp_path / "journal.json").read_text())
-
-
-def test_only_the_process_that_writes_writes(tmp_path: Path) -> None:
-    journal = opened(tmp_path / "journal.json", writes=False)
-    journal.add({"number": 1}, {})
-    assert {"number": 1} in journal and not (tmp_path / "journal.json").exists()
+    assert again.content == json.loads(path.read_text())
 
 
 def test_entries_of_the_file_stay_unless_given_anew(tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 
 _SHOWN = 400  # letters of a reason
-_NESTED_UNDER = ("state_dict", "model")
-_AVERAGE, _AVERAGE_IS_BETTER = "model_ema", "ema_best"
 _OF_METHOD = "agglo_method"
 # What libraries call the layer that gives logits: timm, transformers (and its DeiT), torchvision, convolutional models.
 HEADS = ("head", "classifier", "cls_classifier", "heads.head", "fc")
@@ -64,11 +62,6 @@ class Checkpoint:
 
 
 def _timm_name(name: str) -> str:
-    """Return timm's name of a tensor of torchvision's ViT.
-
-    >>> _timm_name("encoder.layers.encoder_layer_3.self_attention.in_proj_weight"), _timm_name("heads.head.bias")
-    ('blocks.3.attn.qkv.weight', 'head.bias')
-    """
     for theirs, ours in _TORCHVISION.items():
         name = re.sub(f"^{theirs}", ours, name)
     return name
@@ -103,16 +96,16 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
 
     Averaged weights are taken where the file says that they are the better ones, as the study's files do.
     """
-    if isinstance(content, Mapping) and content.get(_AVERAGE_IS_BETTER):
-        content = content.get(_AVERAGE)
-    for key in _NESTED_UNDER:
+    if isinstance(content, Mapping) and content.get("ema_best"):
+        content = content.get("model_ema")
+    for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         found = f"keys {listed(list(content))}" if isinstance(content, Mapping) else type(content).__name__
         raise ValueError(
-            f"checkpoint={str(path)!r} holds no state dict but {found}; accepted: names to tensors, "
-            f"as such or under {' or '.join(map(repr, _NESTED_UNDER))}"
+            f"checkpoint={str(path)!r} holds no state dict but {found}; accepted: names to tensors, as such or under "
+            "'state_dict' or 'model'"
         )
     parallel = bool(content) and all(name.startswith("module.") for name in content)
     return {name.removeprefix("module.") if parallel else name: value for name, value in content.items()}

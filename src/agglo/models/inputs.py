@@ -74,8 +74,7 @@ def evaluation_transform(inputs: Inputs, *, normalise: bool = True) -> Transform
         crop_mode="squash" if inputs.squash else "center",
         normalize=normalise,
     )
-    transform: Transform = Compose([Mode(inputs), prepare])
-    return transform
+    return Compose([Mode(inputs), prepare])
 
 
 @dataclass(frozen=True)

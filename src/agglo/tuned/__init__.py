@@ -24,23 +24,20 @@ def names() -> list[str]:
 
 
 def read(source: str | PathLike[str]) -> dict[str, Any]:
-    """Return all that a result holds.
-
-    Args:
-        source: Its file, or the name of a ready-made one.
-
-    Raises:
-        ValueError: There is no such result, or it is of another format.
-    """
-    path = _found(source)
+    """Return all that a result holds, by its file or the name of a ready-made one; ValueError if there is none."""
+    if not isinstance(source, (str, PathLike)):
+        raise ValueError(f"tuned={source!r} must be a file that agglo tune wrote, or the name of a ready-made result")
+    path = Path(source)
+    if not path.is_file():
+        path = _FOLDER / f"{choice('tuned', str(source), names(), also=', or a file')}.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        of_ours = content["format"] == FORMAT
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = content["format"]
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"tuned={str(source)!r} is no result of agglo tune") from error
-    if not of_ours:
-        raise ValueError(f"tuned={str(source)!r} has format {content['format']!r}; accepted: {FORMAT!r}")
-    return dict(content)
+    if found != FORMAT:
+        raise ValueError(f"tuned={str(source)!r} has format {found!r}; accepted: {FORMAT!r}")
+    return content
 
 
 def config(source: str | PathLike[str]) -> ReductionConfig:
@@ -49,10 +46,3 @@ def config(source: str | PathLike[str]) -> ReductionConfig:
     if found is None:
         raise ValueError(f"tuned={str(source)!r} is a search that was stopped; the same call or command continues it")
     return ReductionConfig.from_dict(found)
-
-
-def _found(source: str | PathLike[str]) -> Path:
-    if not isinstance(source, (str, PathLike)):
-        raise ValueError(f"tuned={source!r} must be a file that agglo tune wrote, or the name of a ready-made result")
-    path = Path(source)
-    return path if path.is_file() else _FOLDER / f"{choice('tuned', str(source), names(), also=', or a file')}.json"

@@ -91,11 +91,7 @@ class Tuned:
         return "\n\n".join(parts)
 
     def plot(self, path: str | PathLike[str]) -> None:
-        """Draw each method's front and the chosen point, as measured on the images to search on; needs matplotlib.
-
-        Args:
-            path: A file, whose ending decides the format (.png, .svg, .pdf).
-        """
+        """Draw each method's front and the chosen point, as measured on the images to search on, to a .png or .svg."""
         from agglo.drawing.charts import Curve, CurvePanel, Level, draw_curves
 
         content, settings, data = self.content, self.content["settings"], self.content["data"]
@@ -105,15 +101,12 @@ class Tuned:
         def gain(row: Entry) -> float:
             return float(row["speed"]["median"] if by_time else 1 / row["gflops"])
 
-        def height(row: Entry) -> tuple[float, float]:
-            """Return the height of a point, with its standard error."""
-            quality = Quality(**row["search"])
-            drop = quality.drop
-            # A logarithmic scale has no zero.
-            return (max(quality.distance, 1e-9), quality.distance_error) if drop is None else (drop.points, drop.error)
-
         def curve(name: str, rows: Sequence[Entry], *, ringed: bool = False) -> Curve:
-            heights, errors = zip(*map(height, rows), strict=True)
+            found = [Quality(**row["search"]) for row in rows]
+            drops = [each.drop for each in found if each.drop is not None]
+            # A logarithmic scale has no zero.
+            heights = [drop.points for drop in drops] or [max(each.distance, 1e-9) for each in found]
+            errors = [drop.error for drop in drops] or [each.distance_error for each in found]
             ranges = [(row["speed"]["low"], row["speed"]["high"]) for row in rows] if by_time else None
             return Curve(name, [gain(row) for row in rows], heights, errors, ranges, ringed=ringed)
 

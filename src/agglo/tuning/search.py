@@ -37,8 +37,7 @@ _NEAR = 0.002  # of the dense model's GFLOPs: near enough below what is asked fo
 def solve(subject: Subject, space: Space, candidate: Candidate, gflops: float) -> ReductionConfig:
     """Return the config of a candidate that leaves as many tokens as fit into GFLOPs relative to dense, by bisection.
 
-    Raises:
-        ValueError: The candidate cannot do with so few, or cannot run at all.
+    A ValueError says why there is none.
     """
     found: ReductionConfig | None = None
     reason = f"{gflops:.2f} of the dense model's GFLOPs are too few"
@@ -208,7 +207,7 @@ class Search:
             config: {
                 "method": config.method,
                 "config": config.to_dict(),
-                **asdict(self.subject.cost(config)),
+                **self.subject.cost(config)._asdict(),
                 "speed": speed,
                 "search": asdict(self._quality(config, self._rungs[-1])),
             }

@@ -53,9 +53,9 @@ def schedule_of(curve: str, start: int, last: int, stride: int, amount: float) -
     Args:
         curve: "geometric" keeps the same fraction at every reduction, "constant" removes the same number, "linear"
             removes most at the first and ever fewer, as the schedule of that name.
-        start: The first block that reduces.
+        start: The first block that reduces; of those up to `last`, every `stride`-th does.
         last: The last block that may.
-        stride: Every so many blocks reduce.
+        stride: Blocks from one reduction to the next.
         amount: Fraction of the tokens that is left in the end, in (0, 1].
 
     >>> schedule_of("geometric", 3, 9, 3, 0.125), schedule_of("constant", 0, 1, 1, 0.5)
@@ -76,10 +76,7 @@ def schedule_of(curve: str, start: int, last: int, stride: int, amount: float) -
 
 @dataclass(frozen=True)
 class Space:
-    """Everything that is tried of one method.
-
-    All candidates have the values of `always`; `left_out` holds what the model refuses, each with the reason.
-    """
+    """What is tried of one method, what all candidates have, and what the model refuses, with the reasons."""
 
     method: str
     axes: Mapping[str, Values]
@@ -114,12 +111,9 @@ class Space:
 
 
 def space_of(method: str, *, depth: int | None, tries: Callable[[ReductionConfig], None]) -> Space:
-    """Return the space of a method on one model.
+    """Return the space of a method on a model of some depth, or None for a diffusion model, which takes a keep rate.
 
-    Args:
-        method: Its name.
-        depth: Blocks that a schedule may reduce at; None for diffusion models, which take one keep rate.
-        tries: Raises ValueError where the model refuses a config.
+    `tries` raises a ValueError where the model refuses a config.
     """
     accepted = {*find(method).defaults(), *(each.name for each in fields(ReductionConfig))}
     little = {"keep_rate": 0.9} if depth is None else {"keep_rate": 0.9, "blocks": [max(1, depth // 2)]}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +26,7 @@ from agglo.utils.timing import seconds_in_turns, seconds_per_pass
 _LEAST_SECONDS = 0.04  # a timing shorter than this runs the model several times
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """GFLOPs of a config, relative to dense, and the patch tokens left after each block."""
 
     gflops: float
@@ -56,7 +54,10 @@ class Subject:
         name, tensors = named_tensors(self._run(images.search[0]))
         self.objective: str = settings.objective
         if self.objective == "auto":
-            self.objective = objective_for(model, name, tensors, images.has_labels)
+            shape = tensors.shape if isinstance(tensors, Tensor) else ()
+            # Labels can be compared with logits alone.
+            is_head = len(shape) == 2 and (images.has_labels or class_count(model) == shape[-1])
+            self.objective = "kl" if name == "logits" or (name is None and is_head) else "relative"
         self.decides = self.objective == "kl" and isinstance(tensors, Tensor) and tensors.dim() == 2
         self.has_labels = images.has_labels and self.decides
         self.depth: int | None = None
@@ -189,18 +190,3 @@ def distances(objective: str, dense: Tensor | Sequence[Tensor], reduced: Tensor 
     """Return the distance of each image's outputs (B,), the mean where there are several outputs."""
     expected, found = ([value] if isinstance(value, Tensor) else value for value in (dense, reduced))
     return torch.stack([OBJECTIVES[objective](*pair) for pair in zip(expected, found, strict=True)]).mean(dim=0)
-
-
-def objective_for(model: Any, name: str | None, tensors: Any, has_labels: bool) -> str:
-    """Return "kl" if outputs are logits, and "relative" otherwise.
-
-    Args:
-        model: The model that gave the outputs; its number of classes identifies logits.
-        name: What the model's library calls the output, such as "logits"; None if it has no name.
-        tensors: The outputs.
-        has_labels: Whether images have labels, which only logits can be compared with.
-    """
-    if not isinstance(tensors, Tensor) or tensors.dim() < 2:
-        return "relative"
-    is_head = tensors.dim() == 2 and class_count(model) == tensors.shape[-1]
-    return "kl" if name == "logits" or (name is None and (is_head or has_labels)) else "relative"

@@ -35,16 +35,16 @@ def levels_off(found: Any, expected: Any, inputs: Inputs) -> float:
     return float(((found - expected) * torch.tensor(inputs.std).view(-1, 1, 1) * 255).abs().max())
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_timm(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_timm(tmp_path: Path) -> None:
     model = build(ModelSpec(f"local-dir:{tiny_models.timm_folder(tmp_path)}"))
     own = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))
     inputs = inputs_for(model, frame="model")
     assert (inputs.crop, inputs.interpolation, inputs.mean) == (0.8, "bilinear", (0.4, 0.5, 0.6))
-    assert torch.equal(evaluation_transform(inputs)(photograph(size)), own(photograph(size)))
+    for size in SIZES:
+        assert torch.equal(evaluation_transform(inputs)(photograph(size)), own(photograph(size)))
 
 
-@pytest.mark.parametrize("tag", ["vit_l_16:IMAGENET1K_V1", "vit_b_16:IMAGENET1K_SWAG_E2E_V1", "vit_b_32:IMAGENET1K_V1"])
+@pytest.mark.parametrize("tag", ["vit_l_16:IMAGENET1K_V1", "vit_b_16:IMAGENET1K_SWAG_E2E_V1"])
 def test_torchvision(tag: str) -> None:
     name, _, weights = tag.partition(":")
     own = torchvision.models.get_model_weights(name)[weights].transforms()
@@ -100,13 +100,13 @@ def test_an_object_of_transformers_remembers_the_folder_that_it_came_from(tmp_pa
         build(ModelSpec(f"hf:{tmp_path}"))
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_open_clip(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_open_clip(tmp_path: Path) -> None:
     folder = tiny_models.open_clip_folder(tmp_path)
     for name in (tiny_models.OPEN_CLIP, f"local-dir:{folder}"):
         own, _, prepare = open_clip.create_model_and_transforms(name)
         inputs = inputs_for(build(ModelSpec(f"open_clip:{name}")))
-        assert torch.equal(evaluation_transform(inputs)(photograph(size)), prepare(photograph(size)))
+        for size in SIZES:
+            assert torch.equal(evaluation_transform(inputs)(photograph(size)), prepare(photograph(size)))
         assert own_inputs(own) == inputs
 
 
@@ -115,8 +115,5 @@ def test_data_that_is_never_cropped_is_not_for_any_library(tmp_path: Path) -> No
     assert not inputs_for(model, "imagenet").squash
     assert inputs_for(model, "coco").squash and inputs_for(model, "coco").crop == 1
     assert not inputs_for(model, "coco", "model").squash
-
-
-def test_a_module_of_nobodys_library_says_nothing() -> None:
     with pytest.raises(ValueError, match="Linear"):
         own_inputs(torch.nn.Linear(2, 2))

@@ -6,8 +6,7 @@ from typing import Any
 
 from agglo.hosts.registry import unwrapped
 from agglo.models.inputs import Inputs
-from agglo.models.libraries.base import Library, known_of
-from agglo.models.libraries.heads import class_count
+from agglo.models.libraries.base import Library, class_count, known_of
 from agglo.models.libraries.open_clip import OpenClip
 from agglo.models.libraries.timm import OWN_SPELLINGS, Timm
 from agglo.models.libraries.torchvision import Torchvision

@@ -9,8 +9,17 @@ from torch import nn
 from agglo.checks import choice
 from agglo.models.checkpoints import Checkpoint
 from agglo.models.inputs import Inputs, crop_of
-from agglo.models.libraries.base import Known, Library, ModelSpec, load, refuse_options, remember, require_size
-from agglo.models.libraries.heads import class_count, set_classes
+from agglo.models.libraries.base import (
+    Known,
+    Library,
+    ModelSpec,
+    class_count,
+    load,
+    refuse_options,
+    remember,
+    require_size,
+    set_classes,
+)
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of all its classifiers but SWAG's
 

@@ -14,13 +14,13 @@ from agglo.models.libraries.base import (
     Known,
     Library,
     ModelSpec,
+    class_count,
     load,
     loads_as_head,
     refuse_options,
     remember,
     require_size,
 )
-from agglo.models.libraries.heads import class_count
 from agglo.models.zero_shot import is_contrastive, zero_shot
 
 _INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # as PIL numbers them

@@ -31,7 +31,7 @@ from agglo.lab.training.batches import ImageBatches, MemoryBatches, Share, Train
 from agglo.lab.training.loop import TrainingTask, train
 from agglo.models.checkpoints import Checkpoint, fingerprint, load_method, split_method
 from agglo.models.libraries import library_of
-from agglo.models.libraries.heads import class_count, head_name, set_classes
+from agglo.models.libraries.base import class_count, head_name, set_classes
 from agglo.models.opening import ModelSpec, build
 from agglo.patch import apply
 from agglo.utils.randomness import seed_everything
