@@ -190,9 +190,9 @@ def test_an_unreadable_image_is_named_in_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_two_data_sets_in_one_folder_must_be_told_apart(nuswide: Path, clothes: Path) -> None:
-    assert nuswide == clothes
-    with pytest.raises(ValueError, match="fashion-mnist, nuswide"):
+def test_two_data_sets_in_one_folder_must_be_told_apart(nuswide: Path, birds: Path) -> None:
+    assert nuswide == birds
+    with pytest.raises(ValueError, match="nabirds, nuswide"):
         detect(nuswide)
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from agglo.drawing.sheet import Row
 from agglo.embedded.classifier import PHOTO
 from agglo.lab.evaluation.configs import configs_of
-from agglo.lab.tasks.classification.evaluation import figures
+from agglo.lab.tasks.classification.evaluation import figures, grid
 from agglo.lab.tasks.classification.evaluation.figures import animate, class_names, draw_configs
 from agglo.methods import create
 from agglo.models.opening import ModelSpec, build
@@ -20,7 +24,6 @@ from agglo.patch import apply
 from tests.support.data import data_path
 
 pytest.importorskip("timm")
-pytest.importorskip("PIL")
 
 
 @pytest.fixture
@@ -100,3 +103,28 @@ def test_an_animation_cuts_one_tree_ever_lower(monkeypatch: pytest.MonkeyPatch) 
     with torch.no_grad():
         dense = model(figures.prepared(model, [figures.open_image(PHOTO)])[0]).softmax(-1)
     assert seen["first"].caption == f"palace, {float(dense.max()):.0%}" and int(dense.argmax()) == 698
+
+
+def test_visualize_and_evaluate_show_a_model_the_same_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photo = tmp_path / "val" / "a" / "photo.png"
+    photo.parent.mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 9, 3), dtype=np.uint8)
+    PIL.Image.fromarray(pixels).resize((300, 200)).save(photo)
+    checkpoint = tmp_path / "w.safetensors"
+    save_file(build(ModelSpec("test_vit", options={"num_classes": 1})).state_dict(), checkpoint)
+    spec = ModelSpec("test_vit", checkpoint)
+    seen: list[Tensor] = []
+
+    def noting(spec: ModelSpec, *rest: Any) -> Any:
+        model = build(spec, *rest)
+        model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
+        return model
+
+    for module in (grid, figures):
+        monkeypatch.setattr(module, "build", noting)
+    configs = configs_of(["atc"], keep_rates=[0.5])
+    grid.run(grid.EvaluationSettings(spec, tmp_path, configs, dense=False, workers=0))
+    evaluated = len(seen)
+    figures.visualize(spec, [photo], configs)
+    assert len(seen) > evaluated > 0
+    assert all(inputs.shape == (1, 3, 160, 160) and torch.equal(inputs, seen[0]) for inputs in seen)

@@ -199,33 +199,23 @@ def test_several_labels_take_the_asymmetric_loss() -> None:
         Objective(quick(), model, 4, True)
 
 
-def write_coco(root: Path) -> Path:
-    """Six images a split, which show a bright or a dark square, or both, or one of them twice."""
-    random = np.random.default_rng(0)
-    (root / "annotations").mkdir(parents=True)
-    for split in ("train2014", "val2014"):
-        (root / split).mkdir()
-        images, annotations = [], []
-        for index in range(6):
-            pixels = random.integers(100, 156, (60, 80, 3), dtype=np.uint8)
-            for category in [(1,), (2,), (1, 2), (2, 2)][index % 4]:
-                pixels[:30, 40 * category - 40 : 40 * category] = 255 * (category - 1)
-                annotations.append({"id": len(annotations), "image_id": index, "category_id": category})
-            Image.fromarray(pixels).save(root / split / f"{index}.png")
-            images.append({"id": index, "file_name": f"{index}.png"})
-        kinds = [{"id": 1, "name": "dark"}, {"id": 2, "name": "bright"}]
-        content = {"images": images, "annotations": annotations, "categories": kinds}
-        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
-    return root
-
-
 def test_several_labels_an_image_train_by_the_recipe(tmp_path: Path) -> None:
+    """Images show a bright or a dark square, or both, or none."""
+    random, lines = np.random.default_rng(0), ["file path,label,split name"]
+    for index in range(12):
+        names = [["dark"], ["bright"], ["dark", "bright"], []][index % 4]
+        pixels = random.integers(100, 156, (60, 80, 3), dtype=np.uint8)
+        for name in names:
+            pixels[:30, 40 * (name == "bright") :][:, :40] = 255 * (name == "bright")
+        Image.fromarray(pixels).save(tmp_path / f"{index}.png")
+        lines.append(f'{index}.png,"{names}",{("train", "val")[index // 6]}')
+    (tmp_path / "nus_wid_data.csv").write_text("\n".join(lines))
     few = {"epochs": 1, "warmup_epochs": 0.0, "batch_size": 2, "accumulation": 1, "workers": 0, "precision": "no"}
     settings, _ = RECIPES.load("deit").resolve(
-        {"model": "test_vit", "dataset": "coco", "pretrained": False, "from_scratch": True, "method": "evit"}
+        {"model": "test_vit", "dataset": "nuswide", "pretrained": False, "from_scratch": True, "method": "evit"}
         | {"keep_rate": 0.7, **few}
     )
-    best = finetune(settings, write_coco(tmp_path / "coco"), tmp_path / "run")
+    best = finetune(settings, tmp_path, tmp_path / "run")
     rows = log(tmp_path / "run")
     assert [row["epoch"] for row in rows] == ["0", "1"]
     assert best["best_metric"] == max(float(row[name]) for row in rows for name in ("mAP", "ema_mAP"))
