@@ -9,9 +9,8 @@ from sklearn.cluster import AgglomerativeClustering
 from sklearn.feature_extraction.image import grid_to_graph
 
 import agglo
-from agglo.clustering.distances import pairwise, weighted
+from agglo.clustering.distances import edge_distances, grid_edges, pairwise, weighted
 from agglo.clustering.grid import windows
-from agglo.clustering.grid.edges import edge_distances, neighbours
 from tests.support.clusters import BACKENDS, LINKAGES, by_first_member, symmetric, tokens
 
 PLACES = [{"window": 2}, {"window": (3, 2), "spread": "need"}, {"connectivity": "grid"}]
@@ -38,7 +37,7 @@ def test_edges_are_the_pairs_next_to_each_other_at_their_distances():
     for height, width in ((1, 1), (1, 5), (5, 1), (3, 4), (7, 2)):
         pairs = [(i, j) for i in range(height * width) for j in range(i + 1, height * width)]
         apart = [abs(i // width - j // width) + abs(i % width - j % width) for i, j in pairs]
-        first, second = neighbours((height, width))
+        first, second = grid_edges((height, width))
         assert list(zip(first.tolist(), second.tolist(), strict=True)) == [
             pair for pair, steps in zip(pairs, apart, strict=True) if steps == 1
         ]
@@ -110,8 +109,7 @@ def test_windows_are_clustered_each_on_their_own(problem, window, linkage, data)
     k = data.draw(st.integers(len(number.unique()), n))
     matrix = distances if weights is None else weighted(distances, weights)
     inside = [number == w for w in number.unique()]
-    own = {"linkage": linkage, "backend": "reference"}
-    trees = [[agglo.linkage(distances=matrix[b][i][:, i], **own) for i in inside] for b in range(2)]
+    trees = [[agglo.linkage(distances=matrix[b][i][:, i], linkage=linkage) for i in inside] for b in range(2)]
 
     asked = {"distances": distances, "weights": weights, "linkage": linkage, "grid": grid, "window": window}
     if spread == "threshold":

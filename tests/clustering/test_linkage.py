@@ -13,6 +13,7 @@ from scipy.cluster import hierarchy
 import agglo
 from agglo.clustering import cut
 from agglo.clustering.distances import pairwise
+from agglo.clustering.linkage import reference
 from tests.support.clusters import (
     BACKENDS,
     FAST_BACKENDS,
@@ -99,18 +100,18 @@ def test_backends_are_the_reference_and_every_merge_is_a_minimum(problem, linkag
     threshold = data.draw(st.sampled_from([-1.0, 0.0, 0.25, 1.0, 1.5, 3.0]))
     matrix = explicit(distances, weights)
     expected = agglo.cluster(distances=matrix, k=k, linkage=linkage, backend="reference")
-    tree = agglo.linkage(distances=matrix, linkage=linkage, backend="reference")
+    tree = torch.from_numpy(np.stack([reference.tree(item.numpy(), linkage) for item in matrix]))
     within, counts = agglo.cluster(distances=matrix, threshold=threshold, linkage=linkage, backend="reference")
     for b in range(2):
         assert_every_merge_is_a_minimum(tree[b].numpy(), matrix[b].numpy(), linkage, tolerance=1e-12)
         assert len(expected[b].unique()) == k[b]
         assert np.array_equal(expected[b].numpy(), by_first_member(expected[b].numpy()))
     assert torch.equal(cut(tree, k), expected)
+    asked = {"distances": distances, "weights": weights, "linkage": linkage}
+    assert torch.equal(agglo.linkage(**asked), tree)
     for backend in BACKENDS:
-        asked = {"distances": distances, "weights": weights, "linkage": linkage, "backend": backend}
-        assert torch.equal(agglo.cluster(k=k, **asked), expected), backend
-        assert torch.equal(agglo.linkage(**asked), tree), backend
-        found = agglo.cluster(threshold=threshold, **asked)
+        assert torch.equal(agglo.cluster(k=k, backend=backend, **asked), expected), backend
+        found = agglo.cluster(threshold=threshold, backend=backend, **asked)
         assert torch.equal(found[0], within) and torch.equal(found[1], counts), backend
 
 
@@ -134,9 +135,9 @@ def test_partition_tree_and_threshold_are_scipys(n, linkage, negative, weighted,
     k = data.draw(st.integers(1, n))
     threshold = data.draw(st.sampled_from([-1.0, 0.02001, 0.20003, 0.50003, 3.0]))
     asked = {"distances": distances, "weights": weights, "linkage": linkage}
+    trees = agglo.linkage(**asked).numpy()
     for backend in FAST_BACKENDS:
         labels = agglo.cluster(k=k, backend=backend, **asked)
-        trees = agglo.linkage(backend=backend, **asked).numpy()
         within, counts = agglo.cluster(threshold=threshold, backend=backend, **asked)
         for b in range(2):
             # SciPy sorts by magnitudes that are not negative; a constant changes no order.
@@ -190,9 +191,8 @@ def test_labels_and_tree_agree_on_ties_of_many_tokens(n, linkage, levels, weight
     if seed % 4 == 0:
         assert torch.equal(agglo.cluster(k=n // 2, backend="torch", **asked), cut(tree, n // 2))
     if seed % 8 == 0:
-        assert torch.equal(agglo.linkage(backend="torch", **asked), tree)
-        one = {name: value if name == "linkage" or value is None else value[:1] for name, value in asked.items()}
-        assert torch.equal(agglo.linkage(backend="reference", **one), tree[:1])
+        matrix = explicit(distances[:1], None if weights is None else weights[:1])
+        assert np.array_equal(reference.tree(matrix[0].numpy(), linkage), tree[0].numpy())
 
 
 @pytest.mark.parametrize("linkage", LINKAGES)

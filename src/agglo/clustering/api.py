@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agglo.checks import choice, number, whole_numbers
 from agglo.clustering import operators
-from agglo.clustering import tree as trees
+from agglo.clustering.linkage import torch as in_torch
 
 LINKAGES = ("single", "average", "complete")
 METRICS = ("cosine", "euclidean")
@@ -54,9 +54,9 @@ def cluster(
         connectivity: "grid" lets only groups merge that touch, as scikit-learn's connectivity does.
         spread: k groups over windows "even"ly, in proportion to their tokens, or by "need", closest groups first.
         backend: one of `agglo.clustering.backends()`; None takes the fastest that runs, or what AGGLO_BACKEND names.
-        check: look for NaN, infinities, zero vectors (cosine), asymmetry and negative weights. None checks on the CPU
-            only: elsewhere the look at the result would make the host wait for the device on every call. Unchecked bad
-            values give some k groups (or any number, with a threshold) without meaning.
+        check: look for NaN, infinities, zero vectors (cosine) and negative weights. None checks on the CPU only:
+            elsewhere the look at the result would make the host wait for the device on every call. Unchecked bad values
+            give some k groups (or any number, with a threshold) without meaning.
 
     Returns:
         Labels (B, N) or (N,), int64, groups numbered by their first member. With a threshold also the number of
@@ -73,7 +73,8 @@ def cluster(
     >>> cluster(features, k=2, weights=torch.tensor([1000.0, 1.0, 1.0]))
     tensor([0, 1, 1])
     """
-    data, metric, own_weights, single = _prepare(features, distances, metric, weights, linkage, check, backend)
+    data, metric, own_weights, single = _prepare(features, distances, metric, weights, linkage, check)
+    choice("backend", backend, (None, *operators.BACKENDS))
     if (k is None) == (threshold is None):
         raise ValueError(f"give either k or threshold, not {'neither' if k is None else 'both'}")
     batch, n_tokens = data.shape[:2]
@@ -98,10 +99,9 @@ def linkage(
     distances: Tensor | None = None,
     weights: Tensor | None = None,
     metric: str = "cosine",
-    backend: str | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    """Return the whole tree of merges in SciPy's layout; arguments as in `cluster`.
+    """Return the whole tree of merges in SciPy's layout, grown on the CPU; arguments as in `cluster`.
 
     Returns:
         Z (B, N-1, 4) or (N-1, 4), float64 (float32 on MPS): row m merges nodes Z[m, 0] < Z[m, 1] at distance Z[m, 2]
@@ -111,8 +111,8 @@ def linkage(
     >>> linkage(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     tensor([[0., 1., 1., 2.]], dtype=torch.float64)
     """
-    data, metric, own_weights, single = _prepare(features, distances, metric, weights, linkage, check, backend)
-    tree: Tensor = operators.tree(data, metric, linkage, check, backend or "", own_weights)
+    data, metric, own_weights, single = _prepare(features, distances, metric, weights, linkage, check)
+    tree: Tensor = operators.tree(data, metric, linkage, check, own_weights)
     return tree[0] if single else tree
 
 
@@ -133,11 +133,8 @@ def cut(tree: Tensor, k: int | Sequence[int] | Tensor) -> Tensor:
     count = _group_count(k, tree.shape[0], tree.shape[1] + 1, tree.device)
     if not isinstance(count, Tensor):
         count = torch.full((tree.shape[0],), count, dtype=torch.int64, device=tree.device)
-    labels = trees.cut(tree, count)
+    labels = in_torch.cut(tree, count)
     return labels[0] if single else labels
-
-
-# --- checks of arguments ----------------------------------------------------------------------------------------------
 
 
 def _prepare(
@@ -147,7 +144,6 @@ def _prepare(
     weights: Tensor | None,
     linkage: str,
     check: bool | None,
-    backend: str | None,
 ) -> tuple[Tensor, str, Tensor | None, bool]:
     """Return the one tensor given as a batch, its metric, float32 weights (B, N), and whether one item was given.
 
@@ -156,7 +152,6 @@ def _prepare(
     choice("metric", metric, METRICS)
     choice("linkage", linkage, LINKAGES)
     choice("check", check, (None, True, False))
-    choice("backend", backend, (None, *operators.BACKENDS))
     if (features is None) == (distances is None):
         given = "neither" if features is None else "both"
         raise ValueError(f"give either features or distances, not {given}")
@@ -169,27 +164,18 @@ def _prepare(
     square = name == "features" or data.shape[-1:] == data.shape[-2:-1]
     if data.dim() not in (2, 3) or not square or 0 in data.shape[-2:]:
         raise ValueError(f"{name} must have shape {shapes} with at least one token, got {tuple(data.shape)}")
-    single = data.dim() == 2
     if weights is not None:
-        weights = _token_weights(weights, data)
-    data = data.detach()
+        if not isinstance(weights, Tensor) or not weights.is_floating_point() or weights.shape != data.shape[:-1]:
+            given = f"{weights.dtype} {tuple(weights.shape)}" if isinstance(weights, Tensor) else type(weights).__name__
+            wanted = tuple(data.shape[:-1])
+            raise ValueError(f"weights must be a floating point tensor, one per token, {wanted}, got {given}")
+        if weights.device != data.device:
+            raise ValueError(f"weights are on {weights.device}, {name} on {data.device}; both must be on one device")
+        weights = weights.detach().to(torch.float32)
+    data, single = data.detach(), data.dim() == 2
     if single:
         data, weights = data.unsqueeze(0), None if weights is None else weights.unsqueeze(0)
     return data, (metric if name == "features" else "precomputed"), weights, single
-
-
-def _token_weights(weights: Tensor, data: Tensor) -> Tensor:
-    """Return float32 weights (..., N) for data (..., N, D), without gradient."""
-    if not isinstance(weights, Tensor):
-        raise ValueError(f"weights must be a torch.Tensor, got {type(weights).__name__}")
-    if not weights.is_floating_point():
-        raise ValueError(f"weights must hold real floating point numbers, got dtype {weights.dtype}")
-    wanted = tuple(data.shape[:-1])
-    if tuple(weights.shape) != wanted:
-        raise ValueError(f"weights must be one per token, {wanted}, got shape {tuple(weights.shape)}")
-    if weights.device != data.device:
-        raise ValueError(f"weights are on {weights.device}, what they weigh is on {data.device}; both must be on one")
-    return weights.detach().to(torch.float32)
 
 
 def _group_count(k: int | Sequence[int] | Tensor, batch: int, n_tokens: int, device: torch.device) -> int | Tensor:
@@ -209,8 +195,8 @@ def _group_count(k: int | Sequence[int] | Tensor, batch: int, n_tokens: int, dev
     if ks.shape != (batch,):
         raise ValueError(f"k must be one int, or one per batch item: shape ({batch},), got shape {tuple(ks.shape)}")
     # On an accelerator a look at the values would wait for the device: there they are only clamped.
-    if ks.device.type == "cpu" and batch and int(ks.min()) < 1:
-        raise ValueError(f"k={ks.tolist()} must be at least 1 for every item, is {int(ks.min())} for one")
+    if ks.device.type == "cpu" and bool((ks < 1).any()):
+        raise ValueError(f"k={ks.tolist()} must be at least 1 for every item")
     return ks.to(device=device, dtype=torch.int64).clamp(1, n_tokens)
 
 

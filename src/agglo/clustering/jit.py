@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,8 @@ _FILES = sorted([Path(__file__), *Path(__file__).parent.glob("*/cpu/*.py"), *Pat
 _SOURCES = hashlib.sha256(b"".join(file.read_bytes() for file in _FILES)).hexdigest()
 
 
-@cache  # one warning, not one per kernel
-def _warn_of_no_cache() -> None:
-    warnings.warn(
-        "no folder to keep compiled kernels in (NUMBA_CACHE_DIR can name a writable one): every process compiles "
-        "agglo's kernels anew",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-
-
 class _Files(IndexDataCacheFile):
-    """One file per signature, named after it and holding what it was compiled from; Numba's index is not used.
-
-    Processes that compile at the same time overwrite each other's index and give the same number to files for different
-    signatures, so that the index may lead to code for other arguments.
-    """
+    """One file per signature, named after it. Processes that compile at once overwrite each other's Numba index."""
 
     def _name(self, key: Any) -> str:
         return f"{self._index_name.removesuffix('.nbi')}.{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.nbc"
@@ -65,7 +50,7 @@ class _Cache(FunctionCache):
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
             super().save_overload(sig, data)
-        except Exception as error:  # a full disk, or LLVM did not hand over the code ("no compiled object yet")
+        except (OSError, RuntimeError) as error:  # a full disk, or LLVM kept the code ("no compiled object yet")
             warnings.warn(f"a compiled kernel is not kept for the next process: {error}", RuntimeWarning, stacklevel=2)
 
 
@@ -78,7 +63,8 @@ def _compile(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
         except RuntimeError as error:  # Numba found no writable folder beside the source nor in the user's cache
             if "cannot cache function" not in str(error):
                 raise
-            _warn_of_no_cache()
+            message = f"{error}; every process compiles agglo's kernels anew (NUMBA_CACHE_DIR can name a folder)"
+            warnings.warn(message, RuntimeWarning, stacklevel=1)
     return compiled
 
 
@@ -90,8 +76,3 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 def inner(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Compile a function that only kernels call, without the wrappers for Python. It must not allocate."""
     return _compile(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
-
-
-def inner_sum(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile an inner function whose sums may be taken in any order, which lets them use vector instructions."""
-    return inner(function, fastmath={"reassoc", "contract"})

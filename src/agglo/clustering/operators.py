@@ -1,47 +1,38 @@
 """Agglomerative clustering as torch operators, and which backend runs it.
 
 torch.compile and torch.export pass over an operator without a graph break. What depends on values or on the machine
-(the checks, the choice of backend) happens inside; shapes and dtypes are all the fake implementations need to know. So
-a program exported on one machine picks its backend on another.
+(the checks, the choice of backend) happens inside, so a program exported on one machine picks its backend on another.
 
-A backend is a module with two functions over float32 distances (B, N, N), whose upper triangle alone counts:
+A backend is a module `linkage/NAME` with one function over float32 distances (B, N, N), which stay as they were and
+whose upper triangle alone counts:
 
-    labels(distances, linkage, k, threshold, weights=None) -> (B, N) int64
+    labels(distances, linkage, k, threshold) -> (B, N) int64
         k (B,) int64 groups per item, or every merge at or below threshold; the other one is None
-    tree(distances, linkage, weights=None) -> (B, N-1, 4) float64 (float32 where the device has no float64)
 
-Weights (B, N) are float32. Both functions leave `distances` as it was. `linkage/reference.py` says what they must
-return, ties included.
+`linkage/reference.py` says what it must return, ties included. Trees are grown on the CPU, for tensors of any device.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from agglo.checks import choice
-from agglo.clustering.distances import pairwise
+from agglo.clustering.distances import edge_distances, matrices
 from agglo.clustering.grid import windows
-from agglo.clustering.grid.edges import edge_distances
-from agglo.clustering.tree import precise_dtype
 
 VARIABLE = "AGGLO_BACKEND"
 BACKENDS = ("reference", "cpu", "torch", "triton")
 
 
-# --- backends ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class BackendStatus:
+class BackendStatus(NamedTuple):
     """Whether a backend can run here, and if not, why."""
 
     name: str
@@ -76,9 +67,8 @@ def backends() -> list[BackendStatus]:
 
 def choose(backend: str, device: torch.device) -> str:
     """Return the name of the backend for a device: as asked; if that is "", as AGGLO_BACKEND says, or the fastest."""
-    asked_by = "backend"
-    if not backend and os.environ.get(VARIABLE):
-        backend, asked_by = os.environ[VARIABLE], VARIABLE
+    asked_by = "backend" if backend else VARIABLE
+    backend = backend or os.environ.get(VARIABLE, "")
     if not backend:
         if device.type == "cpu":
             return "cpu"
@@ -100,69 +90,27 @@ def module(name: str) -> ModuleType:
     return import_module(f"agglo.clustering.linkage.{name}")
 
 
-# --- checks of values -------------------------------------------------------------------------------------------------
-
-
 def _validate(data: Tensor, metric: str, check: bool | None, weights: Tensor | None) -> None:
     """Raise for values that cannot be clustered, if they are to be checked; None checks on the CPU only."""
     if not (data.device.type == "cpu" if check is None else check):
         return
-    if metric == "precomputed":
-        _validate_distances(data)
-    else:
-        _validate_features(data, metric)
-    if weights is not None:
-        sound = weights.isfinite() & (weights >= 0)
-        if not bool(sound.all()):
-            item = _first(~sound.all(dim=1))
-            token = _first(~sound[item])
-            raise ValueError(
-                f"weights of batch item {item} hold {float(weights[item, token])} at token {token}; "
-                "they must be finite and at least 0"
-            )
-
-
-def _validate_features(features: Tensor, metric: str) -> None:
-    finite = features.isfinite().all(dim=-1).all(dim=-1)
-    if not bool(finite.all()):
-        raise ValueError(f"features of batch item {_first(~finite)} hold NaN or infinity; they must be finite")
+    if data.numel() and not all(end.isfinite() for end in data.aminmax()):  # the ends are NaN if there is one
+        name = "distances" if metric == "precomputed" else "features"
+        _refuse(~data.isfinite().flatten(1).all(dim=1), name + " of batch item {} hold NaN or infinity")
     if metric == "cosine":
-        zero = (features == 0).all(dim=-1)
-        if bool(zero.any()):
-            item = _first(zero.any(dim=-1))
-            raise ValueError(
-                f"features of batch item {item} hold a zero vector at token {_first(zero[item])}: "
-                "its cosine distance to others is undefined (metric='euclidean' accepts it)"
-            )
-
-
-def _validate_distances(data: Tensor) -> None:
-    inspect = module("cpu" if data.device.type == "cpu" else "torch").inspect
-    finite, asymmetry, scale = inspect(data.to(torch.float32).contiguous())
-    if not bool(finite.all()):
-        raise ValueError(f"distances of batch item {_first(~finite)} hold NaN or infinity; they must be finite")
-    half = torch.finfo(data.dtype).eps * 16 if data.dtype in (torch.float16, torch.bfloat16) else 0.0
-    tolerance = max(1e-4, half)
-    skewed = asymmetry > tolerance * scale
-    if bool(skewed.any()):
-        item = _first(skewed)
-        raise ValueError(
-            f"distances of batch item {item} are not symmetric: D[i, j] and D[j, i] differ by up to "
-            f"{float(asymmetry[item]):.3g}, accepted are differences from rounding, "
-            f"up to {tolerance * float(scale[item]):.3g}"
+        _refuse(
+            (data == 0).all(dim=-1),
+            "features of batch item {} hold a zero vector at token {}: its cosine distance to others is undefined "
+            "(metric='euclidean' accepts it)",
         )
+    if weights is not None:
+        _refuse(~(weights >= 0) | weights.isinf(), "weights of batch item {} at token {} must be finite and at least 0")
 
 
-def _first(mask: Tensor) -> int:
-    return int(mask.to(torch.uint8).argmax())
-
-
-# --- operators --------------------------------------------------------------------------------------------------------
-
-
-def _all_distances(data: Tensor, metric: str) -> Tensor:
-    """Contiguous float32 distances (B, N, N), without weights."""
-    return data.to(torch.float32).contiguous() if metric == "precomputed" else pairwise(data, metric)
+def _refuse(wrong: Tensor, message: str) -> None:
+    """Raise a message that names the first item (B,), or item and token (B, N), that is wrong."""
+    if bool(wrong.any()):
+        raise ValueError(message.format(*wrong.nonzero()[0].tolist()))
 
 
 @torch.library.custom_op("agglo::cluster", mutates_args=())
@@ -197,11 +145,10 @@ def cluster(
     if k is not None:
         counts = torch.full((len(data),), k, dtype=torch.int64, device=data.device)
     if not grid:
-        labels = module(name).labels(_all_distances(data, metric), linkage, counts, threshold, weights)
+        labels = module(name).labels(matrices(data, metric, weights), linkage, counts, threshold)
     elif window:
-        labels = windows.labels(
-            windows.split(data, metric, weights, grid, window), module(name), linkage, k, threshold, spread
-        )
+        find = module(name).labels
+        labels = windows.labels(data, metric, weights, grid, window, find, linkage, k, threshold, spread)
     else:
         lengths = edge_distances(data, metric, grid, weights).nan_to_num(nan=1e38, posinf=1e38, neginf=-1e38).cpu()
         # A heap of edges on the CPU serves every device: rounds on a GPU would wait for the host some 60 times.
@@ -217,13 +164,17 @@ def _(data: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("agglo::linkage", mutates_args=())
-def tree(data: Tensor, metric: str, linkage: str, check: bool | None, backend: str, weights: Tensor | None) -> Tensor:
+def tree(data: Tensor, metric: str, linkage: str, check: bool | None, weights: Tensor | None) -> Tensor:
     """Linkage matrices (B, N-1, 4); arguments as of `cluster`."""
     _validate(data, metric, check, weights)
-    merges: Tensor = module(choose(backend, data.device)).tree(_all_distances(data, metric), linkage, weights)
-    return merges.to(precise_dtype(data.device))
+    merges: Tensor = module("cpu").tree(matrices(data, metric, weights).cpu(), linkage)
+    return merges.to(data.device, _tree_dtype(data))
 
 
 @tree.register_fake
 def _(data: Tensor, *_: Any, **__: Any) -> Tensor:
-    return data.new_empty((data.shape[0], data.shape[1] - 1, 4), dtype=precise_dtype(data.device))
+    return data.new_empty((data.shape[0], data.shape[1] - 1, 4), dtype=_tree_dtype(data))
+
+
+def _tree_dtype(data: Tensor) -> torch.dtype:
+    return torch.float32 if data.device.type == "mps" else torch.float64

@@ -16,41 +16,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agglo.clustering.grid.edges import neighbours
+from agglo.clustering.distances import grid_edges
 from agglo.clustering.jit import inner, kernel
 from agglo.clustering.linkage.cpu import run
-from agglo.clustering.tree import number_by_first_member
+from agglo.clustering.linkage.cpu.merges import root_of
+from agglo.clustering.linkage.torch import number_by_first_member
 
 _SINGLE, _AVERAGE, _COMPLETE = 0, 1, 2
 _MODES = {"single": _SINGLE, "average": _AVERAGE, "complete": _COMPLETE}
 
-
 Graph = namedtuple(
-    "Graph", "group after before begin degree size parent length number alive heap_length heap_number heap_edge"
+    "Graph", "group after before begin degree size parent length number heap_length heap_number heap_edge"
 )
 
 
 def _graph(n: int, n_edges: int) -> Graph:
     """The groups and edges of one image of N tokens and E edges, and the heap."""
-
-    def ints(length: int) -> np.ndarray:
-        return np.empty(length, np.int32)
-
     both = 2 * n_edges
     return Graph(
-        group=ints(both),  # which group an end belongs to
-        after=ints(both),  # the next end in the group's list, or -1
-        before=ints(both),
-        begin=ints(n),  # the first end of a group's list, or -1
-        degree=ints(n),
+        group=np.empty(both, np.int32),  # which group an end belongs to
+        after=np.empty(both, np.int32),  # the next end in the group's list, or -1
+        before=np.empty(both, np.int32),
+        begin=np.empty(n, np.int32),  # the first end of a group's list, or -1
+        degree=np.empty(n, np.int32),
         size=np.empty(n),
-        parent=ints(n),
-        length=np.empty(n_edges),
-        number=ints(n_edges),
-        alive=np.empty(n_edges, np.bool_),
+        parent=np.empty(n, np.int32),
+        length=np.empty(n_edges),  # NaN once its ends are in one group, or another edge took it in
+        number=np.empty(n_edges, np.int32),
         heap_length=np.empty(both),  # what the heap is ordered by, then
-        heap_number=ints(both),
-        heap_edge=ints(both),
+        heap_number=np.empty(both, np.int32),
+        heap_edge=np.empty(both, np.int32),
     )
 
 
@@ -62,18 +57,16 @@ def comes_before(graph, one, two):
 
 @inner
 def swap(graph, one, two):
-    for_length, for_number, for_edge = graph.heap_length, graph.heap_number, graph.heap_edge
-    for_length[one], for_length[two] = for_length[two], for_length[one]
-    for_number[one], for_number[two] = for_number[two], for_number[one]
-    for_edge[one], for_edge[two] = for_edge[two], for_edge[one]
+    for column in (graph.heap_number, graph.heap_edge):
+        column[one], column[two] = column[two], column[one]
+    lengths = graph.heap_length
+    lengths[one], lengths[two] = lengths[two], lengths[one]
 
 
 @inner
 def sink(graph, at, count):
-    while True:
+    while 2 * at + 1 < count:
         child = 2 * at + 1
-        if child >= count:
-            return
         if child + 1 < count and comes_before(graph, child + 1, child):
             child += 1
         if not comes_before(graph, child, at):
@@ -132,7 +125,7 @@ def edge_between(graph, one, two):
 
 @inner
 def take_in(graph, kept, other, kept_size, other_size, mode):
-    """Let one edge take in another to the same group. Returns whether it changed."""
+    """Let one edge take in another to the same group, which ends. Returns whether it changed."""
     x, y = graph.length[kept], graph.length[other]
     nearer = x < y or (x == y and graph.number[kept] < graph.number[other])
     number = graph.number[kept] if nearer else graph.number[other]
@@ -145,6 +138,7 @@ def take_in(graph, kept, other, kept_size, other_size, mode):
     changed = length != x or number != graph.number[kept]
     graph.length[kept] = length
     graph.number[kept] = number
+    graph.length[other] = np.nan
     return changed
 
 
@@ -159,12 +153,11 @@ def merge(graph, edge, mode, count):
         third = graph.group[end ^ 1]
         if third == big:
             unlink(graph, end ^ 1)
-            graph.alive[end >> 1] = False
+            graph.length[end >> 1] = np.nan
         else:
             shared = edge_between(graph, big, third)
             if shared >= 0:
                 unlink(graph, end ^ 1)
-                graph.alive[end >> 1] = False
                 if take_in(graph, shared, end >> 1, graph.size[big], graph.size[small], mode):
                     push(graph, shared, count)
                     count += 1
@@ -190,7 +183,6 @@ def group_tokens(distances, first, second, target, limit, mode, groups, graph):
         link(graph, 2 * e + 1, second[e])
         graph.length[e] = distances[e]
         graph.number[e] = e
-        graph.alive[e] = True
         graph.heap_length[e] = distances[e]
         graph.heap_number[e] = e
         graph.heap_edge[e] = e
@@ -204,25 +196,20 @@ def group_tokens(distances, first, second, target, limit, mode, groups, graph):
         swap(graph, 0, count)
         sink(graph, 0, count)
         # What has changed since it was pushed has been pushed again.
-        if graph.alive[edge] and graph.length[edge] == length and graph.number[edge] == number:
+        if graph.length[edge] == length and graph.number[edge] == number:
             if np.float32(length) > limit:
                 break
             count = merge(graph, edge, mode, count)
             merged += 1
-    parent = graph.parent
     for i in range(n):
-        root = i
-        while parent[root] != root:
-            parent[root] = parent[parent[root]]
-            root = parent[root]
-        groups[i] = root
+        groups[i] = root_of(graph.parent, i)
 
 
 def labels(distances: Tensor, grid: list[int], linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
     """Labels (B, N) from edge distances (B, E), for k (B,) groups per item or all merges within a threshold."""
     batch, n_edges = distances.shape
     n = grid[0] * grid[1]
-    first, second = (ends.numpy() for ends in neighbours(grid))
+    first, second = (ends.numpy() for ends in grid_edges(grid))
     lengths = distances.contiguous().numpy()
     targets = np.full(batch, n - 1) if k is None else n - k.numpy()
     limit = np.float32(np.inf if threshold is None else threshold)

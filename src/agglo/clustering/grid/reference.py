@@ -24,7 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agglo.clustering.grid.edges import neighbours
+from agglo.clustering.distances import grid_edges
 from agglo.clustering.linkage.reference import labels_after
 
 Edge = tuple[float, int]  # length, number: what edges are compared by
@@ -64,7 +64,7 @@ def merges_of(first: list[int], second: list[int], lengths: list[float], linkage
 
 def labels(distances: Tensor, grid: list[int], linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
     """Labels (B, N) from edge distances (B, E), for k (B,) groups per item or all merges within a threshold."""
-    first, second = (ends.tolist() for ends in neighbours(grid))
+    first, second = (ends.tolist() for ends in grid_edges(grid))
     n_tokens = grid[0] * grid[1]
     result = torch.empty(len(distances), n_tokens, dtype=torch.int64)
     for b, lengths in enumerate(distances.double().tolist()):

@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from agglo.clustering.distances import pairwise, weighted
-from agglo.clustering.tree import cut, number_by_first_member
+from agglo.clustering.distances import matrices
+from agglo.clustering.linkage.torch import cut, number_by_first_member
 
 
-class Windows(NamedTuple):
-    """Windows of one shape: their numbers among all, the tokens (W, T) they hold, and distances (B * W, T, T)."""
-
-    number: list[int]
-    tokens: Tensor
-    distances: Tensor
-
-
-def split(data: Tensor, metric: str, weights: Tensor | None, grid: list[int], window: list[int]) -> list[Windows]:
-    """Return the windows of a grid by shape, at most four; those at the right and lower edge may be smaller.
-
-    Data are features (B, N, D) or distances (B, N, N), weights (B, N) or None. Distances of windows are weighted.
-    """
-    token = torch.arange(grid[0] * grid[1], device=data.device).view(grid)
-    by_shape: dict[tuple[int, ...], tuple[list[int], list[Tensor]]] = {}
+def _by_shape(grid: list[int], window: list[int], device: torch.device) -> list[tuple[list[int], Tensor]]:
+    """Return the numbers and the tokens (W, T) of the windows of each shape: at most four, as edges cut some off."""
+    token = torch.arange(grid[0] * grid[1], device=device).view(grid)
+    found: dict[tuple[int, ...], tuple[list[int], list[Tensor]]] = {}
     blocks = [block for rows in token.split(window[0]) for block in rows.split(window[1], dim=1)]
     for number, block in enumerate(blocks):
-        numbers, members = by_shape.setdefault(tuple(block.shape), ([], []))
+        numbers, members = found.setdefault(tuple(block.shape), ([], []))
         numbers.append(number)
         members.append(block.flatten())
-    found = []
-    for numbers, members in by_shape.values():
-        tokens = torch.stack(members)
-        if metric == "precomputed":
-            distances = data[:, tokens.unsqueeze(2), tokens.unsqueeze(1)].to(torch.float32).flatten(0, 1).contiguous()
-        else:
-            distances = pairwise(data[:, tokens].flatten(0, 1), metric)
-        if weights is not None:
-            distances = weighted(distances, weights[:, tokens].flatten(0, 1))
-        found.append(Windows(numbers, tokens, distances))
-    return found
+    return [(numbers, torch.stack(members)) for numbers, members in found.values()]
 
 
 def proportional(k: int, sizes: list[int]) -> list[int]:
@@ -68,21 +46,15 @@ def proportional(k: int, sizes: list[int]) -> list[int]:
     return counts
 
 
-def by_need(heights: list[Tensor], windows: list[Windows], n_merges: int) -> list[Tensor]:
-    """Count the merges of every window among the first n_merges of all windows in the order of height.
+def _lowest(heights: list[Tensor], numbers: list[list[int]], n_merges: int) -> list[Tensor]:
+    """Count (B, W), for each shape, every window's merges among the n_merges lowest of all windows.
 
-    Args:
-        heights: of every shape (B, W, T-1), ascending. Of equal heights the first window's merge comes first.
-        windows: of every shape.
-        n_merges: how many merges are made in all.
-
-    Returns:
-        Counts (B, W) for every shape.
+    Heights (B, W, T-1) of every shape ascend. Of equal heights the first window's merge comes first.
     """
-    number = torch.cat([torch.tensor(group.number).repeat_interleave(group.tokens.shape[1] - 1) for group in windows])
-    number = number.to(heights[0].device)
+    each = [h.shape[2] for h in heights]
+    number = torch.cat([torch.tensor(own).repeat_interleave(n) for own, n in zip(numbers, each, strict=True)])
     height = torch.cat([part.flatten(1) for part in heights], dim=1)
-    order = number.argsort(stable=True)
+    order = number.to(height.device).argsort(stable=True)
     order = order[height[:, order].argsort(dim=1, stable=True)]  # by height, then window, then row of its tree
     chosen = torch.zeros_like(height, dtype=torch.int64).scatter(1, order[:, :n_merges], 1)
     parts = chosen.split([part.shape[1] * part.shape[2] for part in heights], dim=1)
@@ -90,28 +62,47 @@ def by_need(heights: list[Tensor], windows: list[Windows], n_merges: int) -> lis
 
 
 def labels(
-    windows: list[Windows], backend: ModuleType, linkage: str, k: int | None, threshold: float | None, spread: str
+    data: Tensor,
+    metric: str,
+    weights: Tensor | None,
+    grid: list[int],
+    window: list[int],
+    find: Callable[..., Tensor],
+    linkage: str,
+    k: int | None,
+    threshold: float | None,
+    spread: str,
 ) -> Tensor:
-    """Labels (B, N) for k groups in all windows of a grid together, divided by `spread`, or for a threshold."""
-    device, sizes = windows[0].tokens.device, [group.tokens.shape[1] for group in windows]
-    n_tokens = sum(group.tokens.numel() for group in windows)
-    batch = len(windows[0].distances) // len(windows[0].number)
-    if k is not None and spread == "need":
-        trees = [backend.tree(group.distances, linkage) for group in windows]
-        heights = [tree[..., 2].reshape(batch, *w.tokens[:, 1:].shape) for tree, w in zip(trees, windows, strict=True)]
-        merges = by_need(heights, windows, n_tokens - k)
-        found = [cut(tree, size - m.flatten()) for tree, size, m in zip(trees, sizes, merges, strict=True)]
-    elif k is not None:
-        size_of = {number: size for group, size in zip(windows, sizes, strict=True) for number in group.number}
-        counts = proportional(k, [size_of[number] for number in sorted(size_of)])
-        wanted = [torch.tensor([counts[w] for w in group.number], device=device).repeat(batch) for group in windows]
-        found = [backend.labels(group.distances, linkage, ks, None) for group, ks in zip(windows, wanted, strict=True)]
-    else:
-        found = [backend.labels(group.distances, linkage, None, threshold) for group in windows]
+    """Labels (B, N) for k groups in all windows together, divided by `spread`, or for a threshold.
 
-    group_of = torch.empty(batch, n_tokens, dtype=torch.int64, device=device)
-    for (_, tokens, _), own in zip(windows, found, strict=True):
+    `find` gives the labels of a backend; other arguments as of `operators.cluster`.
+    """
+    batch, n_tokens = data.shape[:2]
+    numbers, tokens = zip(*_by_shape(grid, window, data.device), strict=True)
+    distances = []
+    for inside in tokens:
+        of_pairs = (inside.unsqueeze(2), inside.unsqueeze(1)) if metric == "precomputed" else (inside,)
+        own_weights = None if weights is None else weights[:, inside].flatten(0, 1)
+        distances.append(matrices(data[(slice(None), *of_pairs)].flatten(0, 1), metric, own_weights))
+    if k is not None and spread == "need":
+        from agglo.clustering.linkage import cpu  # compiled kernels load when they are needed
+
+        trees = [cpu.tree(each.cpu(), linkage) for each in distances]
+        heights = [tree[..., 2].reshape(batch, *own[:, 1:].shape) for tree, own in zip(trees, tokens, strict=True)]
+        merges = _lowest(heights, list(numbers), n_tokens - k)
+        counted = zip(trees, merges, strict=True)
+        found = [cut(tree, tree.shape[1] + 1 - m.flatten()).to(data.device) for tree, m in counted]
+    elif k is not None:
+        size_of = {w: own.shape[1] for of_shape, own in zip(numbers, tokens, strict=True) for w in of_shape}
+        counts = proportional(k, [size_of[w] for w in sorted(size_of)])
+        wanted = [torch.tensor([counts[w] for w in own] * batch, device=data.device) for own in numbers]
+        found = [find(each, linkage, ks, None) for each, ks in zip(distances, wanted, strict=True)]
+    else:
+        found = [find(each, linkage, None, threshold) for each in distances]
+
+    group_of = torch.empty(batch, n_tokens, dtype=torch.int64, device=data.device)
+    for inside, own in zip(tokens, found, strict=True):
         # A group's name is the token of its window that stands where its label says: below N, and no other group's.
-        own = own.view(batch, *tokens.shape)
-        group_of[:, tokens.flatten()] = tokens.expand(own.shape).gather(2, own).flatten(1)
+        own = own.view(batch, *inside.shape)
+        group_of[:, inside.flatten()] = inside.expand(own.shape).gather(2, own).flatten(1)
     return number_by_first_member(group_of)

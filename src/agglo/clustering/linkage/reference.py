@@ -7,12 +7,9 @@ distance of two groups I and J, and so, when I and J become one, the distance of
     complete   d(I, J) = max  D[i, j]                        d(IJ, K) = max(d(I, K), d(J, K))
     average    d(I, J) = mean D[i, j]                        d(IJ, K) = (|I| d(I, K) + |J| d(J, K)) / (|I| + |J|)
 
-Weights. With a weight w[i] >= 0 per token, all of this acts on weighted distances in place of D:
-
-    D[i, j] * max(w[i], w[j])            one float32 product of float32 numbers, rounded once
-
-Single, average and complete linkage never bring a merged group closer to a third one than the nearer of its parts was,
-whatever symmetric numbers they start from. So what the other backends rely on holds with weights as without.
+With a weight w[i] >= 0 per token, all of this acts on the float32 products D[i, j] * max(w[i], w[j]) in place of D. A
+merged group is never closer to a third one than the nearer of its parts was, whatever symmetric numbers D holds: what
+the other backends rely on holds with weights as without.
 
 Rounding. Distances are float32. Single and complete linkage only compare them. A mean is the float64 quotient of the
 sum of the distances, taken in float64, and their number. Such a sum is exact (as long as the distances, as multiples of
@@ -28,11 +25,9 @@ Ties. Of several closest pairs the first one merges:
 Order. Rows of a tree, and the merges that are kept for k groups, go by (height, first group, second group), which is
 the order in which they happen here.
 
-Every backend and every way through a backend follows these rules: equal distances do not make results depend on the
-device, on the number of threads, or on whether labels or a tree were asked for. Only a device without float64 (MPS)
-sums in float32, and may decide ties of means otherwise.
-
-Only the upper triangle of a distance matrix is read, as in SciPy.
+Every backend follows these rules: equal distances do not make results depend on the device, on the number of threads,
+or on whether labels or a tree were asked for. Only a device without float64 (MPS) sums in float32, and may decide ties
+of means otherwise. Only the upper triangle of a distance matrix is read, as in SciPy.
 """
 
 from __future__ import annotations
@@ -46,16 +41,10 @@ from torch import Tensor
 _BETWEEN_GROUPS: dict[str, Callable[[np.ndarray], float]] = {"single": np.min, "average": np.mean, "complete": np.max}
 
 
-def _mirror_upper(distances: np.ndarray) -> np.ndarray:
-    upper = np.triu(distances, 1)
-    return upper + upper.T
-
-
-def merges_of(distances: np.ndarray, linkage: str, weights: np.ndarray | None = None) -> list[tuple[int, int, float]]:
+def merges_of(distances: np.ndarray, linkage: str) -> list[tuple[int, int, float]]:
     """All N-1 merges of one (N, N) matrix in order: (first member of I, first member of J, d(I, J))."""
-    if weights is not None:
-        distances = distances.astype(np.float32) * np.maximum.outer(weights, weights).astype(np.float32)
-    tokens = _mirror_upper(distances.astype(np.float64))
+    upper = np.triu(distances.astype(np.float64), 1)
+    tokens = upper + upper.T
     between = _BETWEEN_GROUPS[linkage]
     groups = {i: [i] for i in range(len(tokens))}  # first member -> all members
     # What ties are decided on: for single linkage the tokens themselves, otherwise the groups.
@@ -98,32 +87,21 @@ def labels_after(
     return [number[group] for group in group_of]
 
 
-def _merges_of_items(distances: Tensor, linkage: str, weights: Tensor | None) -> list[list[tuple[int, int, float]]]:
-    own_weights = [None] * len(distances) if weights is None else weights.cpu().numpy()
-    matrices = distances.cpu().numpy()
-    return [merges_of(matrix, linkage, own) for matrix, own in zip(matrices, own_weights, strict=True)]
-
-
-def labels(
-    distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None, weights: Tensor | None = None
-) -> Tensor:
+def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
     """Labels (B, N) of distances (B, N, N), for k groups per item (B,) or all merges within a threshold."""
     result = torch.empty(distances.shape[:2], dtype=torch.int64)
-    for b, merges in enumerate(_merges_of_items(distances, linkage, weights)):
-        own_k = None if k is None else int(k[b])
-        result[b] = torch.tensor(labels_after(merges, distances.shape[1], own_k, threshold))
+    for b, matrix in enumerate(distances.cpu().numpy()):
+        merges = merges_of(matrix, linkage)
+        result[b] = torch.tensor(labels_after(merges, len(matrix), None if k is None else int(k[b]), threshold))
     return result.to(distances.device)
 
 
-def tree(distances: Tensor, linkage: str, weights: Tensor | None = None) -> Tensor:
-    """Linkage matrices (B, N-1, 4) of distances (B, N, N), float64, in SciPy's layout."""
-    batch, n_tokens, _ = distances.shape
-    result = torch.empty(batch, n_tokens - 1, 4, dtype=torch.float64)
-    for b, merges in enumerate(_merges_of_items(distances, linkage, weights)):
-        node, size = list(range(n_tokens)), [1] * n_tokens
-        for row, (i, j, height) in enumerate(merges):
-            size[i] += size[j]
-            children = sorted((node[i], node[j]))
-            result[b, row] = torch.tensor([*children, height, size[i]], dtype=torch.float64)
-            node[i] = n_tokens + row
-    return result.to(distances.device)
+def tree(distances: np.ndarray, linkage: str) -> np.ndarray:
+    """The linkage matrix (N-1, 4) of distances (N, N), in SciPy's layout."""
+    n_tokens = len(distances)
+    node, size, rows = list(range(n_tokens)), [1] * n_tokens, []
+    for i, j, height in merges_of(distances, linkage):
+        size[i] += size[j]
+        rows.append([*sorted((node[i], node[j])), height, size[i]])
+        node[i] = n_tokens + len(rows) - 1
+    return np.array(rows, dtype=np.float64).reshape(-1, 4)

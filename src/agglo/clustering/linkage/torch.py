@@ -14,33 +14,15 @@ minimum spanning tree.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from agglo.clustering.distances import weighted
-from agglo.clustering.tree import number_by_first_member, precise_dtype
-
 INF = float("inf")
-
-
-class Merges(NamedTuple):
-    """Merges of every image, each (B, N), in any order: the groups of tokens `first` and `second` become one.
-
-    Slots without a merge have an infinite height.
-    """
-
-    height: Tensor
-    first: Tensor
-    second: Tensor
-
-    def sorted(self) -> Merges:
-        """Sort them as one-at-a-time merging does: by height, then first, then second token; empty slots last."""
-        n = self.height.shape[1]
-        order = (self.first * n + self.second).argsort(dim=1)
-        order = order.gather(1, self.height.gather(1, order).argsort(dim=1, stable=True))
-        return Merges(*(field.gather(1, order) for field in self))
+# Of every image in any order, each (B, N): height, first and second token, whose groups become one. Slots without a
+# merge have an infinite height.
+Merges: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
 def _positions(batch: int, n: int, device: torch.device) -> Tensor:
@@ -50,13 +32,6 @@ def _positions(batch: int, n: int, device: torch.device) -> Tensor:
 def _within(height: Tensor, threshold: float) -> Tensor:
     """Whether finite heights are at most a threshold, compared in float32 as the threshold is."""
     return (height.to(torch.float32) <= threshold) & (height < INF)
-
-
-def _working_copy(distances: Tensor, weights: Tensor | None) -> Tensor:
-    """Weighted symmetric distances. Unchecked NaN and infinities become very far, so that pairs are left to merge."""
-    if weights is not None:
-        distances = weighted(distances, weights)
-    return _symmetric_from_upper(distances.nan_to_num(nan=1e38, posinf=1e38, neginf=-1e38))
 
 
 def _symmetric_from_upper(matrix: Tensor) -> Tensor:
@@ -76,9 +51,6 @@ def _nearest(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return value, torch.where(matrix == value.unsqueeze(-1), position, n).amin(dim=2)
 
 
-# --- average and complete ---------------------------------------------------------------------------------------------
-
-
 def _join_rows(matrix: Tensor, leads: Tensor, partner: Tensor, average: bool) -> Tensor:
     """Combine the rows that lead a pair (B, N) with those of their partners."""
     other = matrix.gather(1, partner.unsqueeze(-1).expand_as(matrix))
@@ -88,41 +60,35 @@ def _join_rows(matrix: Tensor, leads: Tensor, partner: Tensor, average: bool) ->
 
 def _certain(merges: Merges, closest: Tensor, nearest: Tensor, neighbour: Tensor) -> Tensor:
     """Count the merges (B,) that come before the closest pair that is left."""
+    heights, ones, others = merges
     first = (nearest == closest.unsqueeze(1)).to(torch.uint8).argmax(dim=1, keepdim=True)
     second = neighbour.gather(1, first)
     height = closest.unsqueeze(1)
-    tie_before = (merges.first < first) | ((merges.first == first) & (merges.second < second))
-    before = (merges.height < height) | ((merges.height == height) & tie_before & (height < INF))
-    return before.sum(dim=1)
+    tie_before = (ones < first) | ((ones == first) & (others < second))
+    return ((heights < height) | ((heights == height) & tie_before & (height < INF))).sum(dim=1)
 
 
-def _merge_mutual_neighbours(
-    distances: Tensor, weights: Tensor | None, average: bool, target: Tensor, threshold: float
-) -> Merges:
+def _merge_mutual_neighbours(distances: Tensor, average: bool, target: Tensor, threshold: float) -> Merges:
     """Merges of distances (B, N, N) until the first `target` (B,), or all within the threshold, are among them."""
     batch, n, _ = distances.shape
     here = _positions(batch, n, distances.device)
-    matrix = _working_copy(distances, weights)
+    matrix = _symmetric_from_upper(distances)
     if average:  # sums of distances, which are exact: see `reference`
-        matrix = matrix.to(precise_dtype(distances.device))
+        matrix = matrix.to(torch.float32 if matrix.device.type == "mps" else torch.float64)  # MPS has no float64
     size = torch.ones(batch, n, dtype=matrix.dtype, device=distances.device)
-    merges = Merges(torch.full_like(size, INF), here.clone(), here.clone())
+    height, first = torch.full_like(size, INF), here
     while True:
         nearest, neighbour = _nearest(matrix / (size.unsqueeze(1) * size.unsqueeze(2)) if average else matrix)
         closest = nearest.amin(dim=1)
-        done = _certain(merges, closest, nearest, neighbour) >= target
+        done = _certain((height, first, here), closest, nearest, neighbour) >= target
         active = ~done & _within(closest, threshold)
         if not bool(active.any()):
-            return merges
+            return height, first, here
 
         mutual = (neighbour.gather(1, neighbour) == here) & _within(nearest, threshold) & active.unsqueeze(1)
         leads, leaves = mutual & (here < neighbour), mutual & (here > neighbour)
         # A group leaves once at most, so the merge is noted in the slot of the one that leaves.
-        merges = Merges(
-            torch.where(leaves, nearest, merges.height),
-            torch.where(leaves, neighbour, merges.first),
-            merges.second,
-        )
+        height, first = torch.where(leaves, nearest, height), torch.where(leaves, neighbour, first)
         joined_size = size + size.gather(1, neighbour)
         matrix = _join_rows(matrix, leads, neighbour, average)
         matrix = _join_rows(matrix.transpose(1, 2), leads, neighbour, average)
@@ -132,9 +98,6 @@ def _merge_mutual_neighbours(
         size = torch.where(leads, joined_size, size)
 
 
-# --- single -----------------------------------------------------------------------------------------------------------
-
-
 def _jump_to_roots(parent: Tensor) -> Tensor:
     """Follow parents (B, N) to the end; every jump doubles the way."""
     for _ in range(max(1, math.ceil(math.log2(parent.shape[1])))):
@@ -142,23 +105,23 @@ def _jump_to_roots(parent: Tensor) -> Tensor:
     return parent
 
 
-def _spanning_edges(distances: Tensor, weights: Tensor | None, threshold: float) -> Merges:
+def _spanning_edges(distances: Tensor, threshold: float) -> Merges:
     """The edges within the threshold of the minimum spanning trees of distances (B, N, N).
 
     Edges compare by (distance, first token, second token), which makes the tree unique.
     """
     batch, n, _ = distances.shape
     here = _positions(batch, n, distances.device)
-    matrix = _working_copy(distances, weights)
+    matrix = _symmetric_from_upper(distances)
     group = here.clone()
-    edges = Merges(torch.full((batch, n), INF, device=distances.device), here.clone(), here.clone())
+    heights, ones, others = torch.full((batch, n), INF, device=distances.device), here, here
     while True:
         matrix = matrix.masked_fill(group.unsqueeze(1) == group.unsqueeze(2), INF)
         nearest, neighbour = _nearest(matrix)
         height = torch.full_like(nearest, INF).scatter_reduce(1, group, nearest, "amin")
         grows = _within(height, threshold)
         if not bool(grows.any()):
-            return edges
+            return heights, ones, others
 
         code = torch.minimum(here, neighbour) * n + torch.maximum(here, neighbour)
         code = torch.where(nearest == height.gather(1, group), code, n * n)
@@ -172,22 +135,17 @@ def _spanning_edges(distances: Tensor, weights: Tensor | None, threshold: float)
         stays = (parent.gather(1, parent) == here) & (here < parent)
         parent = torch.where(stays, here, parent)
         leaves = parent != here
-        edges = Merges(
-            torch.where(leaves, height, edges.height),
-            torch.where(leaves, first, edges.first),
-            torch.where(leaves, second, edges.second),
-        )
+        heights = torch.where(leaves, height, heights)
+        ones, others = torch.where(leaves, first, ones), torch.where(leaves, second, others)
         group = _jump_to_roots(parent).gather(1, group)
 
 
-def _connected(edges: Merges) -> Tensor:
-    """Group ids (B, N) of tokens connected by the edges of finite height."""
-    batch, n = edges.height.shape
-    here = _positions(batch, n, edges.height.device)
+def _connected(first: Tensor, second: Tensor, used: Tensor) -> Tensor:
+    """Group ids (B, N) of tokens connected by the pairs of tokens that are used."""
+    here = _positions(first.shape[0], first.shape[1], first.device)
     group = here.clone()
-    used = edges.height < INF
     while True:
-        one, two = group.gather(1, edges.first), group.gather(1, edges.second)
+        one, two = group.gather(1, first), group.gather(1, second)
         smaller = torch.where(used, torch.minimum(one, two), here)
         parent = here.scatter_reduce(1, torch.where(used, torch.maximum(one, two), here), smaller, "amin")
         if bool((parent == here).all()):
@@ -195,53 +153,42 @@ def _connected(edges: Merges) -> Tensor:
         group = _jump_to_roots(parent).gather(1, group)
 
 
-# --- answers ----------------------------------------------------------------------------------------------------------
+def number_by_first_member(group: Tensor) -> Tensor:
+    """Number groups by first member: labels (B, N) from any group ids (B, N) below 2N."""
+    batch, n = group.shape
+    here = _positions(batch, n, group.device)
+    first = torch.full((batch, 2 * n), n, dtype=torch.int64, device=group.device)
+    first = first.scatter_reduce(1, group, here, reduce="amin").gather(1, group)
+    rank = (first == here).to(torch.int64).cumsum(1) - 1
+    return rank.gather(1, first)
 
 
-def _sorted_merges(
-    distances: Tensor, weights: Tensor | None, linkage: str, target: Tensor, threshold: float = INF
-) -> Merges:
-    if linkage == "single":
-        return _spanning_edges(distances, weights, threshold).sorted()
-    return _merge_mutual_neighbours(distances, weights, linkage == "average", target, threshold).sorted()
-
-
-def labels(
-    distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None, weights: Tensor | None = None
-) -> Tensor:
+def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
     """Labels (B, N) of distances (B, N, N); see `operators`."""
     batch, n, _ = distances.shape
-    if batch == 0 or n == 1:
-        return torch.zeros(batch, n, dtype=torch.int64, device=distances.device)
     # Compared in float32, as the distances are.
     limit = INF if threshold is None else float(torch.tensor(threshold, dtype=torch.float32))
     target = torch.full((batch,), n - 1, device=distances.device) if k is None else n - k
-    merges = _sorted_merges(distances, weights, linkage, target, limit)
-    wanted = (_positions(batch, n, distances.device) < target.unsqueeze(1)) & _within(merges.height, limit)
-    return number_by_first_member(_connected(merges._replace(height=merges.height.masked_fill(~wanted, INF))))
+    # Unchecked NaN and infinities become very far, so that pairs are left to merge.
+    distances = distances.nan_to_num(nan=1e38, posinf=1e38, neginf=-1e38)
+    if linkage == "single":
+        height, first, second = _spanning_edges(distances, limit)
+    else:
+        height, first, second = _merge_mutual_neighbours(distances, linkage == "average", target, limit)
+    # In the order of one-at-a-time merging: by height, then first, then second token.
+    order = (first * n + second).argsort(dim=1)
+    order = order.gather(1, height.gather(1, order).argsort(dim=1, stable=True))
+    used = (order.argsort(dim=1) < target.unsqueeze(1)) & _within(height, limit)
+    return number_by_first_member(_connected(first, second, used))
 
 
-def tree(distances: Tensor, linkage: str, weights: Tensor | None = None) -> Tensor:
-    """Linkage matrices (B, N-1, 4) of distances (B, N, N); see `operators`."""
-    batch, n, _ = distances.shape
-    device = distances.device
-    rows = torch.empty(batch, n - 1, 4, dtype=precise_dtype(device), device=device)
-    if rows.numel() == 0:
-        return rows
-    merges = _sorted_merges(distances, weights, linkage, torch.full((batch,), n - 1, device=device))
-    node = _positions(batch, n, device)  # the node each token is in
-    for row in range(n - 1):
-        one = node.gather(1, merges.first[:, row : row + 1])
-        two = node.gather(1, merges.second[:, row : row + 1])
-        inside = (node == one) | (node == two)
-        node = torch.where(inside, n + row, node)
-        low, high = torch.minimum(one, two)[:, 0], torch.maximum(one, two)[:, 0]
-        rows[:, row] = torch.stack([low, high, merges.height[:, row], inside.sum(dim=1)], dim=1)
-    return rows
-
-
-def inspect(distances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Measure every item of distances (B, N, N): is it finite, its largest asymmetry and magnitude, each (B,)."""
-    flat = distances.flatten(1)
-    asymmetry = (distances - distances.transpose(1, 2)).abs().flatten(1).amax(dim=1)
-    return flat.isfinite().all(dim=1), asymmetry, flat.abs().amax(dim=1)
+def cut(tree: Tensor, k: Tensor) -> Tensor:
+    """Labels (B, N) after the first N - k merges of linkage matrices (B, N-1, 4) and k (B,)."""
+    batch, n_merges, _ = tree.shape
+    n = n_merges + 1
+    row = _positions(batch, n_merges, tree.device)
+    done = row < (n - k).unsqueeze(1)
+    parent = _positions(batch, 2 * n - 1, tree.device).contiguous()
+    for child in tree[..., :2].to(torch.int64).unbind(2):
+        parent = parent.scatter(1, child, torch.where(done, row + n, child))
+    return number_by_first_member(_jump_to_roots(parent)[:, :n])

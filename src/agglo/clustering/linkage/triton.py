@@ -1,4 +1,4 @@
-"""The backend for CUDA: one kernel launch from distances to labels or to the tree, one program (CTA) per batch item.
+"""The backend for CUDA: one kernel launch from distances to labels, one program (CTA) per batch item.
 
 The host never waits for the device and every shape is known beforehand, so a call can be captured in a CUDA graph
 (after one ordinary call, which compiles). Scratch memory besides the input: 8 bytes per distance for average linkage,
@@ -48,7 +48,7 @@ def _pair_code(a, b, n):
 
 
 @triton.jit
-def _prim(distances, weights, parent, height, n, WEIGHTED: tl.constexpr, TOKENS: tl.constexpr):
+def _prim(distances, parent, height, n, TOKENS: tl.constexpr):
     """Single linkage: the minimum spanning tree from token 0, every distance read once.
 
     Chosen over Boruvka's rounds because the candidates stay in registers, one int64 per token, and there is nothing to
@@ -63,9 +63,6 @@ def _prim(distances, weights, parent, height, n, WEIGHTED: tl.constexpr, TOKENS:
     for _ in range(1, n):
         lower, higher = tl.minimum(v, newest), tl.maximum(v, newest)
         distance = tl.load(distances + lower * n + higher, mask=outside, other=0.0)
-        if WEIGHTED:  # read anew in every step, from cache: registers are what this loop is short of
-            own_weight = tl.load(weights + v, mask=outside, other=0.0)
-            distance *= tl.maximum(own_weight, tl.load(weights + newest))
         distance = _not_nan(distance)
         bits = tl.where(distance == 0.0, 0.0, distance).to(tl.int32, bitcast=True)  # one zero, not two
         bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
@@ -84,13 +81,12 @@ def _prim(distances, weights, parent, height, n, WEIGHTED: tl.constexpr, TOKENS:
 
 @triton.jit
 def _find_nearest(
-    distances, weights, work, size, rows, n_rows, live, n_live, nearest, nearest_distance, n,
-    MIRROR: tl.constexpr, WEIGHTED: tl.constexpr, LINKAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    distances, work, size, rows, n_rows, live, n_live, nearest, nearest_distance, n,
+    MIRROR: tl.constexpr, LINKAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Find the nearest live group of every group in `rows`; of equally near ones the first.
 
-    With MIRROR the working matrix is not there yet, and is filled from the upper triangle of the input, weighted if so
-    asked for, on the way.
+    With MIRROR the working matrix is not there yet, and is filled from the upper triangle of the input on the way.
     """
     for row_start in range(0, n_rows, ROWS):
         row_at = row_start + tl.arange(0, ROWS)
@@ -104,10 +100,6 @@ def _find_nearest(
             other = (row_at < n_rows)[:, None] & (column_at < n_live)[None, :] & (r[:, None] != c[None, :])
             if MIRROR:
                 distance = tl.load(distances + _pair_code(r[:, None], c[None, :], n), mask=other, other=0.0)
-                if WEIGHTED:
-                    row_weight = tl.load(weights + r, mask=row_at < n_rows, other=0.0)
-                    column_weight = tl.load(weights + c, mask=column_at < n_live, other=0.0)
-                    distance *= tl.maximum(row_weight[:, None], column_weight[None, :])
                 distance = distance.to(work.dtype.element_ty)
                 tl.store(work + r[:, None] * n + c[None, :], distance, mask=other)
             else:
@@ -240,8 +232,6 @@ def _all_found(
     PRECISION: tl.constexpr, CUT: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Whether no merge still to come can be among the ones asked for: all those have keys above the smallest left."""
-    if CUT == "tree":
-        return n < 0
     left = tl.full((LANES,), float("inf"), PRECISION)
     left_code = tl.full((LANES,), NOBODY, tl.int32)
     for start in range(0, n, LANES):
@@ -267,9 +257,8 @@ def _all_found(
 
 @triton.jit
 def _rounds(
-    distances, weights, work, ints, nearest_distance, parent, height, k, threshold, n,
-    WEIGHTED: tl.constexpr, LINKAGE: tl.constexpr, CUT: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr,
+    distances, work, ints, nearest_distance, parent, height, k, threshold, n,
+    LINKAGE: tl.constexpr, CUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Average and complete linkage: rounds in which all mutually nearest pairs merge.
 
@@ -284,10 +273,7 @@ def _rounds(
         tl.store(live + v, v, mask=v < n)
         tl.store(parent + v, v * 0 - 1, mask=v < n)
     tl.debug_barrier()
-    _find_nearest(
-        distances, weights, work, size, live, n, live, n, nearest, nearest_distance, n,
-        True, WEIGHTED, LINKAGE, ROWS, COLUMNS,
-    )  # fmt: skip
+    _find_nearest(distances, work, size, live, n, live, n, nearest, nearest_distance, n, True, LINKAGE, ROWS, COLUMNS)
     tl.debug_barrier()
     n_live = n
     while n_live > 1:
@@ -299,8 +285,8 @@ def _rounds(
         n_live = n_survivors
         if n_live > 1:
             _find_nearest(
-                distances, weights, work, size, stale, n_stale, live, n_live, nearest, nearest_distance, n,
-                False, WEIGHTED, LINKAGE, ROWS, COLUMNS,
+                distances, work, size, stale, n_stale, live, n_live, nearest, nearest_distance, n,
+                False, LINKAGE, ROWS, COLUMNS,
             )  # fmt: skip
             tl.debug_barrier()
             if _all_found(
@@ -365,45 +351,22 @@ def _write_labels(
         tl.store(labels + v, tl.load(number + first, mask=v < n, other=0).to(tl.int64), mask=v < n)
 
 
-@triton.jit
-def _write_tree(parent, height, rank, by_rank, tree, n, TOKENS: tl.constexpr):
-    """SciPy's linkage matrix: the edges in order, each joining the nodes its two tokens belong to by then."""
-    v = tl.arange(0, TOKENS)
-    has_edge = (v > 0) & (v < n)
-    tl.store(by_rank + tl.load(rank + v, mask=has_edge, other=0), v, mask=has_edge)
-    tl.debug_barrier()
-    node = tl.where(v < n, v, -1)
-    for row in range(n - 1):
-        token = tl.load(by_rank + row)
-        up = tl.load(parent + token)
-        one = tl.sum(tl.where(v == token, node, 0))
-        two = tl.sum(tl.where(v == up, node, 0))
-        node = tl.where((node == one) | (node == two), n + row, node)
-        out = tree + row * 4
-        tl.store(out, tl.minimum(one, two).to(tl.float64))
-        tl.store(out + 1, tl.maximum(one, two).to(tl.float64))
-        tl.store(out + 2, tl.load(height + token).to(tl.float64))
-        tl.store(out + 3, tl.sum((node == n + row).to(tl.int32)).to(tl.float64))
-
-
 @triton.jit(do_not_specialize=["n"])
 def cluster_kernel(
-    distances, weights, work, ints, floats, groups, result, threshold, n,
-    WEIGHTED: tl.constexpr, LINKAGE: tl.constexpr, CUT: tl.constexpr,
+    distances, work, ints, floats, groups, labels, threshold, n,
+    LINKAGE: tl.constexpr, CUT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Cluster batch item `program_id(0)`.
 
-    distances (B, N, N) float32, and weights (B, N) float32, used where WEIGHTED: read only. work (B, N, N): float64 for
-    average, float32 for complete, unused for single. ints (B, INT_ROWS, N) int32 and floats (B, FLOAT_ROWS, N) of the
-    type of work (float32 for single): scratch. groups (B,) int64, used where CUT is "k". result: labels (B, N) int64,
-    or (B, N-1, 4) float64 where CUT is "tree". threshold is used where CUT is "threshold". Matrices are gone over in
-    tiles of ROWS x COLUMNS, vectors LANES at a time; what stays in registers takes TOKENS, at least N. All are powers
-    of two.
+    distances (B, N, N) float32: read only. work (B, N, N): float64 for average, float32 for complete, unused for
+    single. ints (B, INT_ROWS, N) int32 and floats (B, FLOAT_ROWS, N) of the type of work (float32 for single): scratch.
+    groups (B,) int64 and threshold: used where CUT is "k" and where it is "threshold". labels (B, N) int64: the result.
+    Matrices are gone over in tiles of ROWS x COLUMNS, vectors LANES at a time; what stays in registers takes TOKENS, at
+    least N. All are powers of two.
     """
     item = tl.program_id(0).to(tl.int64)  # B * N * N may pass 2**31
     distances += item * n * n
-    weights += item * n
     work += item * n * n
     ints += item * n * INT_ROWS
     nearest_distance = floats + item * n * FLOAT_ROWS
@@ -413,21 +376,16 @@ def cluster_kernel(
     if CUT == "k":
         k = tl.load(groups + item).to(tl.int32)
     if LINKAGE == "single":
-        _prim(distances, weights, parent, height, n, WEIGHTED, TOKENS)
+        _prim(distances, parent, height, n, TOKENS)
     else:
         _rounds(
-            distances, weights, work, ints, nearest_distance, parent, height, k, threshold, n,
-            WEIGHTED, LINKAGE, CUT, ROWS, COLUMNS, LANES,
+            distances, work, ints, nearest_distance, parent, height, k, threshold, n,
+            LINKAGE, CUT, ROWS, COLUMNS, LANES,
         )  # fmt: skip
     tl.debug_barrier()
-    if CUT != "threshold":
+    if CUT == "k":
         _rank_edges(parent, height, rank, n, ROWS, COLUMNS)
-    if CUT == "tree":
-        _write_tree(parent, height, rank, ints, result + item * (n - 1) * 4, n, TOKENS)
-    else:
-        _write_labels(
-            parent, height, rank, ints, ints + n, ints + 2 * n, result + item * n, k, threshold, n, CUT, LANES
-        )
+    _write_labels(parent, height, rank, ints, ints + n, ints + 2 * n, labels + item * n, k, threshold, n, CUT, LANES)
 
 
 # --- launch -----------------------------------------------------------------------------------------------------------
@@ -458,39 +416,30 @@ def launch_for(n_tokens: int) -> Launch:
     return Launch(num_warps * 128 // columns, columns, lanes=num_warps * 64, tokens=tokens, num_warps=num_warps)
 
 
-def _run(
-    distances: Tensor,
-    weights: Tensor | None,
-    linkage: str,
-    cut: str,
-    result: Tensor,
-    k: Tensor | None = None,
-    threshold: float = 0.0,
-) -> Tensor:
-    """Fill `result` from distances (B, N, N), and weights (B, N) if any, as `cluster_kernel` says."""
+def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
+    """Labels (B, N) of distances (B, N, N), for k groups per item (B,) or all merges within a threshold."""
     batch, n_tokens, _ = distances.shape
     if n_tokens > MAX_TOKENS:
         raise ValueError(f"the triton backend takes up to {MAX_TOKENS} tokens, got {n_tokens}; 'torch' takes more")
-    distances = distances.contiguous()
+    result = distances.new_zeros((batch, n_tokens), dtype=torch.int64)
+    if batch == 0 or n_tokens < 2:
+        return result
     precision = torch.float64 if linkage == "average" else torch.float32
-    work = distances.new_empty((0,) if linkage == "single" else distances.shape, dtype=precision)
     ints = distances.new_empty((batch, INT_ROWS.value, n_tokens), dtype=torch.int32)
-    floats = distances.new_empty((batch, FLOAT_ROWS.value, n_tokens), dtype=precision)
     launch = launch_for(n_tokens)
     with torch.cuda.device_of(distances):
         cluster_kernel[(batch,)](
-            distances,
-            distances if weights is None else weights.contiguous(),
-            work,
+            distances.contiguous(),
+            distances.new_empty((0,) if linkage == "single" else distances.shape, dtype=precision),
             ints,
-            floats,
+            distances.new_empty((batch, FLOAT_ROWS.value, n_tokens), dtype=precision),
             ints if k is None else k.contiguous(),
             result,
-            threshold,
+            # Rounded on the host, which does not wait for it.
+            0.0 if threshold is None else torch.tensor(threshold, dtype=torch.float32, device="cpu").item(),
             n_tokens,
-            WEIGHTED=weights is not None,
             LINKAGE=linkage,
-            CUT=cut,
+            CUT="threshold" if k is None else "k",
             ROWS=launch.rows,
             COLUMNS=launch.columns,
             LANES=launch.lanes,
@@ -499,26 +448,3 @@ def _run(
             **COMPILE_OPTIONS,
         )
     return result
-
-
-def labels(
-    distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None, weights: Tensor | None = None
-) -> Tensor:
-    """Labels (B, N) of distances (B, N, N), for k groups per item (B,) or all merges within a threshold."""
-    batch, n_tokens, _ = distances.shape
-    result = distances.new_zeros((batch, n_tokens), dtype=torch.int64)
-    if batch == 0 or n_tokens < 2:
-        return result
-    if threshold is None:
-        return _run(distances, weights, linkage, "k", result, k=k)
-    in_float32 = torch.tensor(threshold, dtype=torch.float32, device="cpu").item()  # a host tensor: nobody waits
-    return _run(distances, weights, linkage, "threshold", result, threshold=in_float32)
-
-
-def tree(distances: Tensor, linkage: str, weights: Tensor | None = None) -> Tensor:
-    """Linkage matrices (B, N-1, 4) of distances (B, N, N), float64, in SciPy's layout."""
-    batch, n_tokens, _ = distances.shape
-    result = distances.new_empty((batch, n_tokens - 1, 4), dtype=torch.float64)
-    if batch == 0 or n_tokens < 2:
-        return result
-    return _run(distances, weights, linkage, "tree", result)

@@ -3,9 +3,9 @@
 A batch is spread over the threads image by image. A few large images are instead worked on by all threads together, row
 by row. The number of threads is torch's (`torch.set_num_threads`).
 
-What to read: `keys` (distances as integers), then the ways to merge, none of which is best everywhere: `pairs` (one
-merge after another), `rounds` (1024 tokens and more) and `chains` (exact numbers, where the others are in doubt);
-`certainty` (what rounding may not decide) and `merges` (labels and trees).
+What to read: `keys` (distances as integers, and what rounding may not decide), then the ways to merge, none of which
+is best everywhere: `pairs` (one merge after another), `rounds` (1024 tokens and more) and `chains` (exact numbers,
+where the others are in doubt); `merges` (labels and trees).
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import os
 from collections import namedtuple
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from agglo.clustering.distances import weighted
-from agglo.clustering.jit import inner, inner_sum, kernel
+from agglo.clustering.jit import inner, kernel
 from agglo.clustering.linkage.cpu.chains import finish_by_chains
-from agglo.clustering.linkage.cpu.keys import FAR, MAGNITUDE, PAD, key_of
-from agglo.clustering.linkage.cpu.merges import number_groups, tree_rows, write_heights
+from agglo.clustering.linkage.cpu.keys import FAR, PAD, key_of
+from agglo.clustering.linkage.cpu.merges import number_groups, tree_rows
 from agglo.clustering.linkage.cpu.pairs import merge_closest_pairs, spanning_tree
 from agglo.clustering.linkage.cpu.rounds import after_round, find_nearest, join_parts, plan_round, write_round
 
@@ -37,10 +38,7 @@ _APART = 32  # numbers between what two threads write, lest they fight over a ca
 # Squares within these sum up without overflow, and without losing digits to subnormal numbers.
 _LEAST, _MOST = np.float32(1e-25), np.float32(1e25)
 _NUMBERS_PER_PART = 300_000  # for fewer, waking a thread takes longer than the work
-_BLOCK = np.uint64(8)
 
-
-# --- threads ----------------------------------------------------------------------------------------------------------
 
 # For kernels that release the GIL, safe for many callers at once and after a fork. Numba's threading layers are
 # neither: workqueue aborts the process when two Python threads call, OpenMP after a fork.
@@ -86,29 +84,12 @@ def run(task: Callable[..., object], parts: int, *arguments: object) -> None:
             future.result()
 
 
-# --- rows of features and distances -----------------------------------------------------------------------------------
-
-
-def _parts_for(x: Tensor) -> int:
-    """Return into how many parts to divide a pass over x."""
-    return max(1, min(torch.get_num_threads(), x.numel() // _NUMBERS_PER_PART))
-
-
-@inner_sum
+@partial(inner, fastmath={"reassoc", "contract"})  # sums in any order, which lets them use vector instructions
 def square_sum(row):
     total = np.float32(0)
     for c in range(row.shape[0]):
         total += row[c] * row[c]
     return total
-
-
-@inner
-def careful_norm(row):
-    """The length of a row whose float32 squares would vanish or overflow."""
-    total = np.float64(0)
-    for c in range(row.shape[0]):
-        total += np.float64(row[c]) * np.float64(row[c])
-    return np.sqrt(total)
 
 
 @kernel
@@ -123,74 +104,30 @@ def write_units(part, parts, rows, units):
             for c in range(row.shape[0]):
                 unit[c] = row[c] * shrink
         else:
-            norm = careful_norm(row)
+            total = np.float64(0)
             for c in range(row.shape[0]):
-                unit[c] = np.float32(np.float64(row[c]) / norm)
+                total += np.float64(row[c]) * np.float64(row[c])
+            for c in range(row.shape[0]):
+                unit[c] = np.float32(np.float64(row[c]) / np.sqrt(total))
 
 
 def unit_rows(features: Tensor) -> Tensor:
     """Scale float32 features (B, N, D) to length 1, every token."""
     rows = features.reshape(-1, features.shape[-1]).contiguous()
     units = torch.empty_like(rows)
-    run(write_units, _parts_for(rows), rows.numpy(), units.numpy())
+    parts = max(1, min(torch.get_num_threads(), rows.numel() // _NUMBERS_PER_PART))
+    run(write_units, parts, rows.numpy(), units.numpy())
     return units.view(features.shape)
 
 
-@kernel
-def measure_asymmetry(part, parts, distances, found):
-    """Write the largest |D[i, j] - D[j, i]| and |D[i, j]| of every item of distances (B, N, N) into found[part] (B, 2).
-
-    Over the rows of this part only, both as the bits of floats without sign, among which NaN and infinity are the
-    largest. Blocks of 8 x 8 stay in registers: 64 images of 196 tokens take 1.3 ms, row by row 4.9 ms.
-    """
-    n = np.uint64(distances.shape[1])
-    whole, n_blocks = n - n % _BLOCK, (n + _BLOCK - np.uint64(1)) // _BLOCK
-    total = distances.shape[0] * np.int64(n_blocks)
-    for t in range(part * total // parts, (part + 1) * total // parts):
-        item, top = t // np.int64(n_blocks), np.uint64(t % np.int64(n_blocks)) * _BLOCK
-        matrix = distances[item]
-        skew, largest = found[part, item, 0], found[part, item, 1]
-        for i in range(top, min(top + _BLOCK, n)):
-            line = matrix[i]
-            for j in range(line.shape[0]):
-                largest = max(largest, np.float32(line[j]).view(np.int32) & MAGNITUDE)
-            for j in range(max(i, whole), n):
-                skew = max(skew, np.float32(matrix[i, j] - matrix[j, i]).view(np.int32) & MAGNITUDE)
-        if top < whole:
-            for left in range(top, whole, _BLOCK):
-                for i in range(_BLOCK):
-                    for j in range(_BLOCK):
-                        difference = matrix[top + i, left + j] - matrix[left + j, top + i]
-                        skew = max(skew, np.float32(difference).view(np.int32) & MAGNITUDE)
-        found[part, item, 0], found[part, item, 1] = skew, largest
-
-
-def inspect(distances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Measure every item of distances (B, N, N): is it finite, its largest asymmetry and magnitude, each (B,)."""
-    parts = _parts_for(distances)
-    found = np.zeros((parts, len(distances), 2), np.int32)
-    run(measure_asymmetry, parts, distances.numpy(), found)
-    asymmetry, scale = torch.from_numpy(found.max(axis=0).view(np.float32)).unbind(1)
-    return asymmetry.isfinite() & scale.isfinite(), asymmetry, scale
-
-
-# --- merges -----------------------------------------------------------------------------------------------------------
-
-Workspace = namedtuple(
-    "Workspace",
-    "square other nearest neighbour first size kept joined joined_share lines merges parent codes gone in_doubt depth "
-    "deepest bound close left sums heights order_keys absent counts members",
-)
-
-
-def workspace(n: int, parts: int = 1) -> Workspace:
-    """Scratch for an image of N tokens, shared by so many threads; nothing in it is read before it is written."""
+def _scratch(n: int, parts: int) -> dict[str, np.ndarray]:
+    """Return what threads that share an image of N tokens need; nothing in it is read before it is written."""
 
     def ints(*shape: int) -> np.ndarray:
         return np.empty(shape, np.int32)
 
     lines = n + 2 * PAD  # at least `padded(n)`
-    return Workspace(
+    return dict(
         square=ints(n * lines),  # the symmetric matrix, when pairs merge one at a time; else the matrix after a round
         other=ints(n * n),  # the matrix after every other round
         nearest=ints(parts, lines + _APART),  # key of each group's nearest neighbour, as far as this part saw
@@ -206,7 +143,7 @@ def workspace(n: int, parts: int = 1) -> Workspace:
         codes=np.empty(n, np.int64),
         gone=ints(lines),  # FAR for groups merged into another one, otherwise below every key
         in_doubt=np.zeros(1, np.bool_),  # whether `chains` must go on from the merges recorded
-        # Average linkage only, see `certainty`:
+        # Average linkage only, see `keys`:
         depth=ints(n),  # roundings each group's keys have gone through, at most
         deepest=np.zeros(1, np.int32),  # the largest of them
         bound=ints(lines),  # keys up to here are too close to a merge of this round
@@ -220,6 +157,9 @@ def workspace(n: int, parts: int = 1) -> Workspace:
         counts=np.empty(lines),  # tokens of each group
         members=np.empty((2, n), np.int64),  # the next member of a token's group; the last member of a first one's
     )
+
+
+Workspace = namedtuple("Workspace", list(_scratch(1, 1)))  # type: ignore[misc]
 
 
 @kernel
@@ -245,9 +185,7 @@ def record_merges(distances, target, limit, single, average, work):
     return merge_closest_pairs(distances, target, limit, average, work)
 
 
-def record_in_rounds(
-    distances: np.ndarray, target: int, limit: np.int32, average: bool, parts: int, work: Workspace
-) -> int:
+def record_in_rounds(distances: np.ndarray, target: int, limit: np.int32, average: bool, parts: int, work: Any) -> int:
     """Record merges of one matrix (N, N) until `target` are certain, the rows of every round spread over threads.
 
     Returns the merges recorded, as `record_merges`.
@@ -273,20 +211,14 @@ def label_images(distances, k, limit, single, average, labels, work):
     batch, n, _ = distances.shape
     for b in range(batch):
         target = n - k[b]
-        if target == 0:
-            for i in range(n):
-                labels[b, i] = i
-        else:
-            recorded = record_merges(distances[b], target, limit, single, average, work)
-            number_groups(distances[b], recorded, target, limit, average, labels[b], work)
+        recorded = record_merges(distances[b], target, limit, single, average, work)
+        number_groups(distances[b], recorded, target, limit, average, labels[b], work)
 
 
-def labels(
-    distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None, weights: Tensor | None = None
-) -> Tensor:
+def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
     """Labels (B, N) of distances (B, N, N); see `operators`."""
     batch, n, _ = distances.shape
-    matrices = (distances if weights is None else weighted(distances, weights)).numpy()
+    matrices = distances.numpy()
     limit = FAR if threshold is None else key_of(np.float32(threshold))
     counts = np.ones(batch, np.int64) if k is None else k.numpy()
     single, average = linkage == "single", linkage == "average"
@@ -298,7 +230,7 @@ def labels(
     chunks = itertools.count(0, at_once)
 
     def label_chunks(_part: int, _parts: int) -> None:
-        work = workspace(n, parts)
+        work = Workspace(**_scratch(n, parts))
         while (b := next(chunks)) < batch:
             here = slice(b, b + at_once)
             if in_rounds:
@@ -312,25 +244,22 @@ def labels(
     return torch.from_numpy(result)
 
 
-def tree(distances: Tensor, linkage: str, weights: Tensor | None = None) -> Tensor:
-    """Linkage matrices (B, N-1, 4) of distances (B, N, N); see `operators`."""
+def tree(distances: Tensor, linkage: str) -> Tensor:
+    """Linkage matrices (B, N-1, 4) of distances (B, N, N), float64, in SciPy's layout."""
     batch, n, _ = distances.shape
-    matrices = (distances if weights is None else weighted(distances, weights)).numpy()
+    matrices = distances.numpy()
     single, average = linkage == "single", linkage == "average"
     rows = np.empty((batch, n - 1, 4))
     images = itertools.count()
 
     def grow(_part: int, _parts: int) -> None:
-        work = workspace(n)
+        work: Any = Workspace(**_scratch(n, 1))
         while (b := next(images)) < batch:
             if n >= _LARGE and not single:
                 recorded = record_in_rounds(matrices[b], n - 1, FAR, average, 1, work)
             else:
                 recorded = record_merges(matrices[b], n - 1, FAR, single, average, work)
-            if average or work.in_doubt[0]:
-                recorded = finish_by_chains(matrices[b], recorded, FAR, average, work)
-            else:
-                write_heights(recorded, work)
+            recorded = finish_by_chains(matrices[b], recorded, FAR, average, work)
             order = np.lexsort((work.merges[2, :recorded], work.merges[1, :recorded], work.heights[:recorded]))
             tree_rows(order, work.heights, rows[b], work)
 

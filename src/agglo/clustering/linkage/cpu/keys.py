@@ -6,6 +6,15 @@ keys, bit by bit.
 
 Indices that address memory are unsigned where it matters: Numba tests signed ones for negative values, which stops
 vectorisation.
+
+Average linkage and rounding. The rule of `linkage/reference.py` compares exact means. Keys hold means in float32,
+rounded anew at every merge, which takes half the time of exact sums at 196 tokens and an eighth at 4096. So a merge
+counts only if it is certain: neither group has a third one nearly as near, where nearly means that rounding could have
+made the difference. Everything else is left to `chains`: of 2000 images of 196 spatial tokens, halved, 10 were. Tied
+distances go there as a rule.
+
+A mean of two keys is off by at most 3 units in the last place (the share, the product, the sum), besides what the two
+were off before. Keys are float bits, so a unit in the last place is a difference of 1.
 """
 
 from __future__ import annotations
@@ -19,6 +28,7 @@ NEVER = np.int32(-(2**31))  # smaller than any
 MAGNITUDE = np.int32(0x7FFFFFFF)
 _SIGN_TO_MASK = np.int32(31)
 PAD = 32  # keys that a vector loop takes in one step, or several
+_PER_MERGE = np.int32(3)  # units in the last place
 
 
 @inner
@@ -103,3 +113,64 @@ def gather_into(out, source, indices):
 def scatter_into(out, source, indices):
     for b in range(source.shape[0]):
         out[indices[b]] = source[b]
+
+
+@inner
+def raised(key, units):
+    return key + units if key < FAR - units else FAR
+
+
+@inner
+def widest(work):
+    """How far apart two keys of this image may be in doubt."""
+    return np.int32(4) * _PER_MERGE * work.deepest[0]
+
+
+@inner
+def bound_of(key, i, j, work):
+    """A third group nearer than this to i or j leaves it in doubt whether they are each other's nearest."""
+    deeper = max(work.depth[i], work.depth[j])
+    return raised(key, _PER_MERGE * (work.depth[i] + work.depth[j] + deeper + work.deepest[0]))
+
+
+@inner
+def deepen(target, i, j, work):
+    depth = max(work.depth[i], work.depth[j]) + np.int32(1)
+    work.depth[target] = depth
+    work.deepest[0] = max(work.deepest[0], depth)
+
+
+@inner
+def count_close_present(x, y, gone, bound):
+    count = np.int32(0)
+    for b in range(x.shape[0]):
+        count += np.int32(max(min(x[b], y[b]), gone[b]) <= bound)
+    return count
+
+
+@inner
+def is_certain_pair(n, i, j, work):
+    """Whether groups i and j of the square matrix are each other's nearest beyond rounding."""
+    stride = padded(n)
+    x, y = work.square[i * stride : (i + 1) * stride], work.square[j * stride : (j + 1) * stride]
+    # The two find each other, once in each line.
+    return count_close_present(x, y, work.gone[:stride], bound_of(x[j], i, j, work)) == 2
+
+
+@inner
+def note_bounds(n, limit, work):
+    """Write work.bound for the mutual nearest neighbours within the limit, which are about to merge."""
+    nearest, neighbour = work.nearest[0], work.neighbour[0]
+    for i in range(n):
+        j = neighbour[i]
+        merges = neighbour[j] == i and nearest[i] <= limit
+        work.bound[i] = bound_of(nearest[i], i, j, work) if merges else NEVER
+
+
+@inner
+def count_close(line, bounds, bound):
+    """How many keys are within the bound of either of their groups; a pair that merges is one of them."""
+    count = np.int32(0)
+    for b in range(line.shape[0]):
+        count += np.int32(line[b] <= max(bounds[b], bound))
+    return count

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from agglo.clustering.jit import inner, kernel
-from agglo.clustering.linkage.cpu.certainty import widest
-from agglo.clustering.linkage.cpu.chains import finish_by_chains, write_order_keys
-from agglo.clustering.linkage.cpu.keys import FAR, distance_of
+from agglo.clustering.linkage.cpu.chains import finish_by_chains, order_key_of
+from agglo.clustering.linkage.cpu.keys import FAR, widest
 
 _FINITE = np.int64(0x7FEFFFFFFFFFFFFF)  # the key of the largest float64 that is not infinite
 
@@ -115,15 +114,10 @@ def number_groups(distances, recorded, target, limit, average, labels, work):
     close = average and cut_is_close(last, recorded, target, limit, work)
     if close or work.in_doubt[0]:
         recorded = finish_by_chains(distances, recorded, limit, average, work)
-        write_order_keys(recorded, work)
+        for m in range(recorded):
+            work.order_keys[0, m] = order_key_of(work.heights[m])
         unite_first(work.order_keys[0], work.order_keys[1], recorded, target, _FINITE, n, work)
     number_by_first(work.parent, labels)
-
-
-@kernel
-def write_heights(recorded, work):
-    for m in range(recorded):
-        work.heights[m] = distance_of(work.merges[0, m])
 
 
 @kernel

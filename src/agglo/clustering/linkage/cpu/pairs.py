@@ -9,45 +9,34 @@ from __future__ import annotations
 import numpy as np
 
 from agglo.clustering.jit import inner
-from agglo.clustering.linkage.cpu.certainty import deepen, is_certain_pair
-from agglo.clustering.linkage.cpu.keys import (
-    FAR,
-    NEVER,
-    average_in_place,
-    copy_into,
-    encode_in_place,
-    first_index_of,
-    maximum_in_place,
-    padded,
-    smallest_key,
-)
+from agglo.clustering.linkage.cpu import keys
 
 STALE = np.int32(-1)
 _ZERO, _ONE, _FOUR = np.uint64(0), np.uint64(1), np.uint64(4)
 
 
 @inner
-def mirror(keys, work):
+def mirror(matrix, work):
     """Write the upper triangle of keys (N, N) into both halves of work.square, and mark every group as present.
 
     Returns the smallest key.
     """
-    n = keys.shape[0]
-    stride = padded(n)
-    smallest = FAR
+    n = matrix.shape[0]
+    stride = keys.padded(n)
+    smallest = keys.FAR
     for a in range(n):
         line = work.square[a * stride : (a + 1) * stride]
-        line[a] = FAR
-        copy_into(line[a + 1 : n], keys[a, a + 1 :])
-        smallest = min(smallest, smallest_key(line[a:n]))
+        line[a] = keys.FAR
+        keys.copy_into(line[a + 1 : n], matrix[a, a + 1 :])
+        smallest = min(smallest, keys.smallest_key(line[a:n]))
         for b in range(n, stride):
-            line[b] = FAR
+            line[b] = keys.FAR
     transpose_upper(work.square, np.uint64(n), np.uint64(stride))
     for a in range(n):
-        work.gone[a] = NEVER
+        work.gone[a] = keys.NEVER
     for a in range(n, stride):
-        work.gone[a] = FAR
-        work.nearest[0, a] = FAR
+        work.gone[a] = keys.FAR
+        work.nearest[0, a] = keys.FAR
         work.neighbour[0, a] = STALE
     return smallest
 
@@ -72,7 +61,7 @@ def transpose_upper(square, n, stride):
 
 @inner
 def smallest_present(line, gone):
-    smallest = FAR
+    smallest = keys.FAR
     for b in range(line.shape[0]):
         smallest = min(smallest, max(line[b], gone[b]))
     return smallest
@@ -91,7 +80,7 @@ def first_present(line, gone, key):
 @inner
 def look_around(n, i, work):
     """Find the nearest neighbour of group i again."""
-    stride = padded(n)
+    stride = keys.padded(n)
     line, gone = work.square[i * stride : (i + 1) * stride], work.gone[:stride]
     key = smallest_present(line, gone)
     work.nearest[0, i] = key
@@ -104,10 +93,10 @@ def join_groups(n, i, j, average, recorded, work):
 
     Columns of groups that are gone keep arbitrary keys.
     """
-    stride = padded(n)
+    stride = keys.padded(n)
     square = work.square
     x, y = square[i * stride : (i + 1) * stride], square[j * stride : (j + 1) * stride]
-    if average and work.deepest[0] > 0 and not is_certain_pair(n, i, j, work):
+    if average and work.deepest[0] > 0 and not keys.is_certain_pair(n, i, j, work):
         work.in_doubt[0] = True
         return
     work.merges[0, recorded] = x[j]
@@ -115,14 +104,14 @@ def join_groups(n, i, j, average, recorded, work):
     work.merges[2, recorded] = work.first[j]
     if average:
         total = work.size[i] + work.size[j]
-        average_in_place(x, y, work.size[i] / total, work.size[j] / total)
+        keys.average_in_place(x, y, work.size[i] / total, work.size[j] / total)
         work.size[i] = total
-        deepen(i, i, j, work)
+        keys.deepen(i, i, j, work)
     else:
-        maximum_in_place(x, y)
-    x[i] = FAR
-    work.gone[j] = FAR
-    work.nearest[0, j] = FAR
+        keys.maximum_in_place(x, y)
+    x[i] = keys.FAR
+    work.gone[j] = keys.FAR
+    work.nearest[0, j] = keys.FAR
     column, step = np.uint64(i), np.uint64(stride)
     for p in range(_ZERO, np.uint64(n)):
         square[p * step + column] = x[p]
@@ -138,7 +127,7 @@ def merge_closest_pairs(distances, target, limit, average, work):
     Returns the merges recorded.
     """
     n = distances.shape[0]
-    stride = padded(n)
+    stride = keys.padded(n)
     if mirror(distances.view(np.int32), work) < 0:  # the bits of negative distances are no keys
         work.in_doubt[0] = True
         return 0
@@ -148,11 +137,11 @@ def merge_closest_pairs(distances, target, limit, average, work):
     recorded = 0
     patience = 4 * n
     while True:
-        smallest = smallest_key(nearest)
-        if recorded >= target or smallest == FAR or smallest > limit:
+        smallest = keys.smallest_key(nearest)
+        if recorded >= target or smallest == keys.FAR or smallest > limit:
             work.left[0] = smallest
             return recorded
-        i = first_index_of(nearest, smallest)
+        i = keys.first_index_of(nearest, smallest)
         if neighbour[i] == STALE:
             if patience == 0:
                 work.in_doubt[0] = True
@@ -167,9 +156,6 @@ def merge_closest_pairs(distances, target, limit, average, work):
             for p in range(stride):
                 neighbour[p] = STALE if neighbour[p] == i or neighbour[p] == j else neighbour[p]
         look_around(n, i, work)
-
-
-# --- single linkage ---------------------------------------------------------------------------------------------------
 
 
 @inner
@@ -209,20 +195,20 @@ def spanning_tree(distances, work):
     that is the order of (key, other token).
     """
     n = distances.shape[0]
-    stride = padded(n)
+    stride = keys.padded(n)
     if mirror(distances.view(np.int32), work) < 0:
-        encode_in_place(work.square[: n * stride])
+        keys.encode_in_place(work.square[: n * stride])
     near, parent, inside = work.nearest[0, :stride], work.neighbour[0, :stride], work.gone[:stride]
     for c in range(stride):
-        near[c] = FAR if c < n else NEVER
+        near[c] = keys.FAR if c < n else keys.NEVER
         parent[c] = n
     v = np.int32(0)
     for m in range(n - 1):
-        near[v] = NEVER  # nobody is closer, so it never changes again
-        inside[v] = FAR
+        near[v] = keys.NEVER  # nobody is closer, so it never changes again
+        inside[v] = keys.FAR
         reach_from(v, work.square[v * stride : (v + 1) * stride], near, parent)
         smallest = smallest_present(near, inside)
-        best = first_index_of(near, smallest)
+        best = keys.first_index_of(near, smallest)
         if count_of(near, smallest) > 1:
             best = first_edge(n, smallest, best, near, parent)
         work.merges[0, m] = smallest

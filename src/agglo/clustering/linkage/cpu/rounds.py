@@ -16,18 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from agglo.clustering.jit import inner, kernel
-from agglo.clustering.linkage.cpu.certainty import count_close, deepen, note_bounds
-from agglo.clustering.linkage.cpu.keys import (
-    FAR,
-    average_in_place,
-    averages_in_place,
-    copy_into,
-    first_index_of,
-    gather_into,
-    maximum_in_place,
-    scatter_into,
-    smallest_key,
-)
+from agglo.clustering.linkage.cpu import keys
 
 _STRIPE = 16  # rows a part takes in turn
 _PAYS_FROM = 20  # a round is worth its passes while it merges at least one group in so many
@@ -42,23 +31,23 @@ def note_nearest(line, a, nearest, neighbour):
         closer = line[b] < near[b]
         who[b] = me if closer else who[b]
         near[b] = line[b] if closer else near[b]
-    smallest = smallest_key(line)
+    smallest = keys.smallest_key(line)
     if smallest < nearest[a]:
         nearest[a] = smallest
-        neighbour[a] = me + np.int32(1) + first_index_of(line, smallest)
+        neighbour[a] = me + np.int32(1) + keys.first_index_of(line, smallest)
 
 
 @kernel
-def find_nearest(part, parts, keys, work):
+def find_nearest(part, parts, matrix, work):
     """Find nearest neighbours over the rows of this part of a matrix (N, N) of keys."""
-    n = keys.shape[0]
+    n = matrix.shape[0]
     nearest, neighbour = work.nearest[part], work.neighbour[part]
     for a in range(n):
-        nearest[a] = FAR
+        nearest[a] = keys.FAR
         neighbour[a] = 0
     for a in range(n):
         if (a // _STRIPE) % parts == part:
-            note_nearest(keys[a, a + 1 :], a, nearest, neighbour)
+            note_nearest(matrix[a, a + 1 :], a, nearest, neighbour)
 
 
 @kernel
@@ -71,13 +60,13 @@ def join_parts(n, parts, work):
             if other[a] < nearest[a] or (other[a] == nearest[a] and who[a] < neighbour[a]):
                 nearest[a] = other[a]
                 neighbour[a] = who[a]
-    return smallest_key(nearest[:n])
+    return keys.smallest_key(nearest[:n])
 
 
 @inner
 def count_certain(n, smallest, recorded, work):
     """Count the recorded merges before the closest pair that is left, whose key is `smallest`."""
-    a = first_index_of(work.nearest[0, :n], smallest)
+    a = keys.first_index_of(work.nearest[0, :n], smallest)
     x, y = work.first[a], work.first[max(work.neighbour[0, a], 0)]
     key, one, two = work.merges[0], work.merges[1], work.merges[2]
     certain = 0
@@ -95,7 +84,7 @@ def plan_round(n, limit, recorded, work):
     Returns the number of groups, of groups made of two, and of merges recorded.
     """
     nearest, neighbour = work.nearest[0], work.neighbour[0]
-    note_bounds(n, limit, work)
+    keys.note_bounds(n, limit, work)
     m = 0
     joined = 0
     for i in range(n):
@@ -117,7 +106,7 @@ def plan_round(n, limit, recorded, work):
             work.kept[0, m] = i
             work.kept[1, m] = j
             work.size[m] = total
-            deepen(m, i, j, work)
+            keys.deepen(m, i, j, work)
         else:
             work.kept[0, m] = i
             work.kept[1, m] = i
@@ -138,7 +127,7 @@ def write_round(part, parts, matrix, out, n_joined, average, checked, work):
     close = 0
     nearest, neighbour = work.nearest[part], work.neighbour[part]
     for a in range(m):
-        nearest[a] = FAR
+        nearest[a] = keys.FAR
         neighbour[a] = 0
     of_two, of_two_i, of_two_j = work.joined[0], work.joined[1], work.joined[2]
     share_i, share_j = work.joined_share[0], work.joined_share[1]
@@ -151,32 +140,32 @@ def write_round(part, parts, matrix, out, n_joined, average, checked, work):
             continue
         i, j = work.kept[0, a], work.kept[1, a]
         if checked:
-            close += count_close(matrix[i, i + 1 :], work.bound[i + 1 : n], work.bound[i])
+            close += keys.count_close(matrix[i, i + 1 :], work.bound[i + 1 : n], work.bound[i])
             if i != j:
-                close += count_close(matrix[j, j + 1 :], work.bound[j + 1 : n], work.bound[j])
+                close += keys.count_close(matrix[j, j + 1 :], work.bound[j + 1 : n], work.bound[j])
         if i == j:
             line = matrix[i]
         else:
             line = merged_line[:n]
             for p in range(i + 1, j):
                 line[p] = matrix[p, j]
-            copy_into(line[j:], matrix[j, j:])
+            keys.copy_into(line[j:], matrix[j, j:])
             if average:
-                average_in_place(line[i + 1 :], matrix[i, i + 1 :], share_j[skip - 1], share_i[skip - 1])
+                keys.average_in_place(line[i + 1 :], matrix[i, i + 1 :], share_j[skip - 1], share_i[skip - 1])
             else:
-                maximum_in_place(line[i + 1 :], matrix[i, i + 1 :])
+                keys.maximum_in_place(line[i + 1 :], matrix[i, i + 1 :])
 
         target = out[a, a + 1 :]
-        gather_into(target, line, work.kept[0, a + 1 : m])
+        keys.gather_into(target, line, work.kept[0, a + 1 : m])
         if skip < n_joined:
             x, y = line_i[: n_joined - skip], line_j[: n_joined - skip]
-            gather_into(x, line, of_two_i[skip:n_joined])
-            gather_into(y, line, of_two_j[skip:n_joined])
+            keys.gather_into(x, line, of_two_i[skip:n_joined])
+            keys.gather_into(y, line, of_two_j[skip:n_joined])
             if average:
-                averages_in_place(x, y, share_i[skip:n_joined], share_j[skip:n_joined])
+                keys.averages_in_place(x, y, share_i[skip:n_joined], share_j[skip:n_joined])
             else:
-                maximum_in_place(x, y)
-            scatter_into(out[a], x, of_two[skip:n_joined])
+                keys.maximum_in_place(x, y)
+            keys.scatter_into(out[a], x, of_two[skip:n_joined])
         note_nearest(target, a, nearest, neighbour)
     work.close[part] = close
 
@@ -197,5 +186,5 @@ def after_round(m, parts, n_joined, checked, before, recorded, target, limit, wo
     if m == 1 or smallest > limit or count_certain(m, smallest, recorded, work) >= target:
         work.left[0] = smallest
         return recorded, True
-    work.in_doubt[0] = n_joined * _PAYS_FROM < m or smallest == FAR
+    work.in_doubt[0] = n_joined * _PAYS_FROM < m or smallest == keys.FAR
     return recorded, work.in_doubt[0]
