@@ -1,4 +1,4 @@
-"""torchvision's and open_clip's own vision transformers, whose loop over blocks lies in a module of its own.
+"""torchvision's and open_clip's own vision transformers, whose loop over blocks is in a separate module.
 
 Embedding, pooling and projection around that module stay the library's. Towers of open_clip that are timm models
 (TimmModel) belong to the timm host.

@@ -71,7 +71,7 @@ class TimmParts(LayerParts):
         def turned(x: Tensor) -> Tensor:
             return torch.cat([x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], rotary, half)], dim=2)
 
-        is_front = q.shape[2] < k.shape[2]  # prefix tokens alone, which have no position
+        is_front = q.shape[2] < k.shape[2]  # only prefix tokens, which have no position
         return q if is_front else turned(q), turned(k)
 
 
@@ -133,7 +133,6 @@ class _TimmLoop(BlockLoop):
     """The blocks of a model that was called with an image, or with patches."""
 
     instead: Given = MappingProxyType({"grad_checkpointing": False})
-
     image_grid: Grid | None = None
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -159,10 +158,9 @@ class _TimmLoop(BlockLoop):
     def begin(self, block: nn.Module, x: Tensor, given: Given) -> ForwardPass | Split:
         mask, rope = given.get("attn_mask"), given.get("rope")
         is_padded = hasattr(self.owner, "embeds")  # NaFlexViT
-        if mask is None and not given.get("is_causal"):
-            return self._begin(x, rope)
         refuse_given(attn_mask=None if is_padded else mask, is_causal=bool(given.get("is_causal")))
-        assert mask is not None
+        if mask is None:
+            return self._begin(x, rope)
         sequences = padded(real_tokens("attn_mask", mask).expand(x.shape[0], -1))
         return Split(x, sequences, lambda _, tokens: self._begin(tokens, rope), None)
 
@@ -191,18 +189,18 @@ class _ReducedTimm(ReducedModule):
 
 
 class _ReducedTimmClassifier(_ReducedTimm):
-    """A model with timm's own `forward` and head: where that reads prefix tokens alone, nothing is unmerged."""
+    """A model with timm's own `forward` and head: where that reads only prefix tokens, nothing is unmerged."""
 
     @begins_pass
     def forward(self: Any, setup: PassSetup, *args: Any, **kwargs: Any) -> Tensor:
-        reads_prefix = _reads_prefix_alone(self)
+        reads_prefix = _reads_only_prefix(self)
         if reads_prefix and setup.plan.reads is not None:
             setup = replace(setup, front_only=not are_watched([self.norm]))
         loop = _TimmLoop(self, setup, lazy=True, restores=not reads_prefix)
         return cast(Tensor, self.forward_head(loop.call("forward_features", *args, **kwargs)))
 
 
-def _reads_prefix_alone(model: Any) -> bool:
+def _reads_only_prefix(model: Any) -> bool:
     """Return whether timm's own head reads no patch."""
     return model.global_pool == "token" and model.attn_pool is None
 
@@ -304,7 +302,7 @@ class TimmViT(Host):
         if not _has_known_head(module):
             return super().head(model, module)
         require_own(module, _HEAD, "timm")
-        if not _reads_prefix_alone(module):
+        if not _reads_only_prefix(module):
             raise UnsupportedModelError(
                 f"last_block='class_token' needs a head that reads the class token alone (global_pool='token'); this "
                 f"{type(module).__name__} pools patches (global_pool={module.global_pool!r})"

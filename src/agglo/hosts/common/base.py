@@ -51,7 +51,7 @@ class Layout:
             counts: Patches left by each block, between its attention and MLP, or before both.
             n_tokens: Patches of the image.
             before_block: Whether they are left before both.
-            n_front: Tokens in front for which alone the last block runs; None if it runs for all.
+            n_front: Tokens in front, if the last block runs only for these.
         """
         total, tokens = self.head_madds + n_tokens * self.embedding_weights, self.prefix + n_tokens
         for block, count in enumerate(counts, start=1):
@@ -126,7 +126,7 @@ _SHARDED = ("FSDPModule", "FullyShardedDataParallel")
 def require_whole_blocks(tower: nn.Module) -> None:
     """Raise UnsupportedModelError if FSDP shards the tower block by block.
 
-    Blocks are in lists. Other modules that are sharded (a patch embedding, a whole encoder) are called as ever.
+    Blocks are in lists. Other modules that are sharded (a patch embedding, a whole encoder) are called as usual.
     """
     for list_name, listed in tower.named_modules():
         if not isinstance(listed, (nn.ModuleList, nn.Sequential)):

@@ -46,7 +46,7 @@ class Projected:
 class Parts(ABC):
     """How a block of a library comes apart. `rotary` is the block's table (..., T - prefix, 2d), or None."""
 
-    treats_images_alike: bool = True  # whether a block may be given some images of a batch alone
+    treats_images_alike: bool = True  # whether a block may be given only some images of a batch
     needs_all_tokens: bool = False  # whether `whole` calls the block with something that fits only the original tokens
 
     @abstractmethod
@@ -187,7 +187,7 @@ def _may_slice(block: nn.Module) -> bool:
 
 
 def _is_quantised(module: nn.Module) -> bool:
-    """Return whether the module comes from a library that quantises, or has weights of a tensor class of their own."""
+    """Return whether the module comes from a library that quantises, or has weights of another tensor class."""
     if type(module).__module__.startswith(_QUANTISERS):
         return True
     tensors = [p for p in (*module._parameters.values(), *module._buffers.values()) if p is not None]

@@ -122,7 +122,7 @@ class ForwardPass:
         )
 
     def _n_front(self, index: int, block: nn.Module) -> int | None:
-        """Return how many tokens in front the block may run for alone; None if it runs for all."""
+        """Return for how many tokens in front the block runs, if it need not run for all."""
         last = len(self.targets) - 1
         masked = self.policy is not None or self.processed is not None
         if not self.front_only or index != last or masked or are_watched(block.modules()):

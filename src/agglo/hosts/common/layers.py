@@ -167,11 +167,11 @@ class LayerParts(Parts):
         )
 
     def rotate(self, attention: Any, q: Tensor, k: Tensor, rotary: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return q and k (B, H, T, d) at their rotary positions; q may be of the first prefix tokens alone."""
+        """Return q and k (B, H, T, d) at their rotary positions; q may be only of the first prefix tokens."""
         return q, k
 
     def _qkv(self, attention: Any, x: Tensor, n_front: int | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k, v (B, H, T, d); k and v may have fewer heads, and q may be of the first tokens alone."""
+        """Return q, k, v (B, H, T, d); k and v may have fewer heads, and q may be only of the first tokens."""
         names = self.structure.qkv
         if len(names) == 3:
             tokens = (x[:, :n_front], x, x)

@@ -1,7 +1,7 @@
 """Reducing a padded batch so that no token of an image merges with padding.
 
-Each image's tokens are shown to the method apart from its padding, as two views of their own. A target is split between
-them in proportion, so that every image ends with as many tokens as without padding. Where the split asks for a count
+The method sees the tokens of each image and those of its padding in two views. A target is split between them in
+proportion, so that every image ends with as many tokens as without padding. Where the split asks for a count
 that a method cannot leave (ToMe, of two odd sets), the nearest that it can is taken. An image may then end with more
 tokens than another, which is filled up with groups of size 0.
 """
@@ -97,7 +97,7 @@ def _part(
     grid: Grid | None,
     before: tuple[int, ...],
 ) -> tuple[View, Tensor]:
-    """Return the view of an image's members (N,) bool alone, and their positions (prefix + n,) in the whole view."""
+    """Return a view of only some tokens (N,) bool of an image, and their positions (prefix + n,) in the whole view."""
     index = torch.cat([torch.arange(prefix, device=members.device), members.nonzero().flatten() + view.prefix])
 
     def take(tensor: Tensor | None, axis: int) -> Tensor | None:

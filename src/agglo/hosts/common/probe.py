@@ -44,7 +44,7 @@ def prove(blocks: Iterable[nn.Module], where: str, cases: Callable[[Any], Iterab
 
 
 def plain_case(block: Any, parts: Parts) -> Iterator[ProbeCase]:
-    """Yield a small random input for the copy of a block whose attention depends on its tokens alone."""
+    """Yield a small random input for the copy of a block whose attention depends only on its tokens."""
     weight = next(parameter for parameter in block.parameters() if parameter.dim() == 1)
     yield parts, random_input((2, 7, weight.shape[-1]), weight), AttentionInputs()
 
@@ -111,7 +111,7 @@ def _require_equal(block: nn.Module, what: str, cases: Callable[[Any], Iterable[
 
 @torch.no_grad()
 def _difference(block: Any, parts: Parts, x: Tensor, inputs: AttentionInputs) -> float:
-    """Return how far a block in parts is off the library's, as a fraction of the largest change it makes to x."""
+    """Return the largest difference between a block in parts and whole, as a fraction of what it changes in x."""
     worst = 0.0
     for training in (False, True):
         block.train(training)

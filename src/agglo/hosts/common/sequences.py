@@ -102,7 +102,7 @@ def _open(name: str, mask: Tensor) -> Tensor:
 
 
 class Split:
-    """Sequences of several lengths on their way through the blocks, each length in a `ForwardPass` of its own.
+    """Sequences of several lengths on their way through the blocks, one `ForwardPass` for each length.
 
     Until the first of them is reduced, the library's blocks run on all tokens.
 
