@@ -37,17 +37,13 @@ def sam() -> nn.Module:
     return transformers.SamVisionModel(config)  # type: ignore[no-any-return]
 
 
-def timesformer() -> nn.Module:
-    return transformers.TimesformerModel(transformers.TimesformerConfig(**SMALL, num_frames=2))  # type: ignore[no-any-return]
-
-
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "timm-swin": (timm("swin_transformer", "SwinTransformer", img_size=32, embed_dim=8, depths=(1, 1), num_heads=(1, 1), window_size=4), "SwinTransformer attends within windows"),
     "timm-xcit": (timm("xcit", "Xcit", img_size=32, patch_size=8, embed_dim=16, depth=1, num_heads=2), "Xcit attends between channels"),
     "timm-sam": (timm("vision_transformer_sam", "VisionTransformerSAM", img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, window_size=2), "VisionTransformerSAM attends within windows"),
     "swin": (swin, "SwinModel attends within windows"),
     "sam": (sam, "SamVisionLayer, which attends within windows"),
-    "timesformer": (timesformer, "TimesformerLayer, which attends between frames at every position alone"),
+    "timesformer": (lambda: transformers.TimesformerModel(transformers.TimesformerConfig(**SMALL, num_frames=2)), "TimesformerLayer, which attends between frames at every position alone"),
     "convolutions": (lambda: nn.Sequential(nn.Conv2d(3, 3, 3)), "holds no transformer that agglo can reduce; supported: "),
 }  # fmt: skip
 
@@ -76,19 +72,11 @@ def open_clip() -> nn.Module:
     return library.VisionTransformer(32, 8, width=16, layers=2, heads=2, mlp_ratio=2.0)  # type: ignore[no-any-return]
 
 
-def clip() -> nn.Module:
-    return transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**SMALL))  # type: ignore[no-any-return]
-
-
-def vit() -> nn.Module:
-    return transformers.ViTModel(transformers.ViTConfig(**SMALL))  # type: ignore[no-any-return]
-
-
 TOKENS, MASK = torch.zeros(2, 17, 24), torch.zeros(2, 1, 17, 17)
 # By the name of the mask: what makes a model, what to call in it, and the arguments before the mask.
 MASKED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Any], str, tuple[Any, ...]]] = {
-    "transformers": (vit, lambda model: model, "attention_mask", (images(), None, None)),
-    "transformers-encoder": (clip, lambda model: model.encoder, "attention_mask", (TOKENS,)),
+    "transformers": (lambda: transformers.ViTModel(transformers.ViTConfig(**SMALL)), lambda model: model, "attention_mask", (images(), None, None)),
+    "transformers-encoder": (lambda: transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**SMALL)), lambda model: model.encoder, "attention_mask", (TOKENS,)),
     "timm": (timm("vision_transformer", "VisionTransformer", img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2), lambda model: model, "attn_mask", (images(),)),
     "timm-naflex": (build_naflex, lambda model: model.forward_features, "attn_mask", (images(), None, None)),
     "open_clip": (open_clip, lambda model: model.transformer, "attn_mask", (torch.zeros(2, 17, 16),)),

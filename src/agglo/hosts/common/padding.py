@@ -26,13 +26,8 @@ class RealPatches:
     before: tuple[Tensor, ...] = ()  # for every earlier reduction, how many tokens of each image showed some of it
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """One set of an image's tokens after its reduction."""
-
-    index: Tensor  # (n,), their positions in the whole view
-    outcome: Outcome
-    tokens: Tensor
+# One set of an image's tokens after its reduction: their positions (n,) in the whole view, groups and new tokens.
+_Piece = tuple[Tensor, Grouping, Tensor]
 
 
 def reduce_apart(
@@ -124,11 +119,8 @@ def _part(
 
 def _reduced(method: Method, view: View, index: Tensor) -> _Piece:
     n_tokens = int(view.patches.shape[1])
-    if view.target is None:
-        outcome = method.decide(view)
-        return _Piece(index, outcome, outcome.new_tokens(view.tokens))
-    target = _within_reach(method, n_tokens, view.target, view.grid)
-    if target is None or target >= n_tokens:
+    target = None if view.target is None else _within_reach(method, n_tokens, view.target, view.grid)
+    if view.target is not None and (target is None or target >= n_tokens):
         # Padding has no grid: for a method that merges by position its tokens merge one after the other.
         n_groups = n_tokens if target is not None else view.target
         labels = torch.arange(n_tokens, device=index.device)[None] * n_groups // n_tokens
@@ -136,7 +128,7 @@ def _reduced(method: Method, view: View, index: Tensor) -> _Piece:
         outcome = Outcome(grouping, None if target is None else view.tokens, mean=getattr(method, "mean", "plain"))
     else:
         outcome = method.decide(replace(view, target=target))
-    return _Piece(index, outcome, outcome.new_tokens(view.tokens))
+    return index, outcome.grouping, outcome.new_tokens(view.tokens)
 
 
 def _within_reach(method: Method, n_tokens: int, wanted: int, grid: Grid | None) -> int | None:
@@ -162,8 +154,8 @@ def _within_reach(method: Method, n_tokens: int, wanted: int, grid: Grid | None)
 def _joined(view: View, images: list[list[_Piece]]) -> Outcome:
     """Return one outcome: groups of the image first, then those of padding, then groups of size 0 that fill up."""
     batch, n_tokens, _ = view.tokens.shape
-    groupings = [piece.outcome.grouping for pieces in images for piece in pieces]
-    counts = [sum(int((piece.outcome.grouping.sizes > 0).sum()) for piece in pieces) for pieces in images]
+    groupings = [grouping for pieces in images for _, grouping, _ in pieces]
+    counts = [sum(int((grouping.sizes > 0).sum()) for _, grouping, _ in pieces) for pieces in images]
     n_groups, device = max(counts), view.tokens.device
     # Tokens in no piece only filled up before. They have the weight 0 in whatever group.
     labels = torch.full((batch, n_tokens), n_groups - 1, dtype=torch.int64, device=device)
@@ -172,7 +164,7 @@ def _joined(view: View, images: list[list[_Piece]]) -> Outcome:
     tokens = []
     for image, pieces in enumerate(images):
         done, parts = 0, []
-        for index, grouping, merged in ((piece.index, piece.outcome.grouping, piece.tokens) for piece in pieces):
+        for index, grouping, merged in pieces:
             there, own = grouping.sizes[0] > 0, grouping.labels[0]
             numbers = there.cumsum(0) - 1 + done
             here = slice(done, done + int(there.sum()))
