@@ -85,20 +85,3 @@ def test_commands_exist(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             parser().parse_args(words)
         except SystemExit as stopped:
             pytest.fail(f"{page.name}, line {line}: agglo {' '.join(words)} is refused ({stopped})")
-
-
-def test_the_reader_of_pages() -> None:
-    text = "# Title\n\n```python\na = 1\n```\n\n<!-- before\nb = a\n-->\n\n- item\n\n  ```python\n  c = b\n  ```\n\n"
-    text += (
-        "<!-- example: other -->\n\n<!-- not run: needs a download first -->\n\n```python\nraise ValueError\n```\n\n"
-    )
-    text += "```python\nd = 2\n```\n\n<!-- run -->\n\n```\nagglo demo \\\n  --images 3  # some\n```\n"
-    text = text.replace("# Title\n", "# Title\n\n```python apart\ne = 3\n```\n\n```python apart\ne += 1\n```\n")
-    first, other, apart = examples(ROOT / "README.md", text)
-    assert apart.name == "apart" and apart.source.split() == ["e", "=", "3", "e", "+=", "1"]
-    assert first.source.splitlines()[11] == "a = 1" and first.source.splitlines()[21] == "c = b"
-    assert other.name == "other" and other.source.split()[:3] == ["d", "=", "2"]
-    assert "agglo.lab.cli.main(['demo', '--images', '3']) == 0" in other.source
-    shown = fences(text)
-    assert [fence.language for fence in shown] == ["python"] * 6 + [""]
-    assert [fence.reason for fence in shown] == [None, None, None, None, "needs a download first", None, None]

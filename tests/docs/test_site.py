@@ -33,24 +33,6 @@ def test_the_site(tmp_path: Path) -> None:
     assert "search_index.js" in {path.name for path in (site / "search").iterdir()}, "search without a server"
 
 
-def test_what_the_checks_of_a_site_find(tmp_path: Path) -> None:
-    (tmp_path / "a.html").write_text(
-        '<link rel="stylesheet" href="https://fonts.example/css"><script src="//cdn.example/x.js"></script>'
-        '<img src="here.png"><a href="https://elsewhere.example/">fine</a><a href="b.html#no">x</a>'
-        '<a href="b.html#yes">y</a><a href="c.html">z</a><a href="#own">w</a><p id="own"></p>'
-    )
-    (tmp_path / "b.html").write_text('<h2 id="yes"></h2>')
-    (tmp_path / "s.css").write_text(
-        "@font-face { src: url('https://fonts.example/f.woff2') } a { background: url(x.png) }"
-    )
-    assert list(foreign_loads(tmp_path)) == [
-        "a.html: https://fonts.example/css",
-        "a.html: //cdn.example/x.js",
-        "s.css: https://fonts.example/f.woff2",
-    ]
-    assert sorted(broken_links(tmp_path)) == ["a.html: b.html#no", "a.html: c.html", "a.html: here.png"]
-
-
 @pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.name)
 def test_links_between_files_as_github_shows_them(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
@@ -59,16 +41,3 @@ def test_links_between_files_as_github_shows_them(page: Path) -> None:
         address = one or other
         if "://" not in address and not address.startswith("mailto:"):
             assert (page.parent / address).exists(), f"{page.name}: {address}"
-
-
-def test_readme_is_a_shop_window() -> None:
-    """What README must show at once, and no paragraph of it over four lines."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    first_screen = text[: text.index("<br clear")]
-    assert all(
-        shown in first_screen for shown in ("make demo", "make test", "agglo.apply(model, keep_rate=0.5)", "groups.gif")
-    )
-    plain = re.sub(r"^```.*?^```|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
-    for paragraph in re.split(r"\n\s*\n", plain):
-        lines = [line for line in paragraph.strip().splitlines() if not line.startswith(("|", "- ", "  "))]
-        assert len(lines) <= 4, f"README: {lines[0]}"

@@ -18,14 +18,6 @@ FOLDER = Path(agglo.__file__).parent / "lab" / "bench"
 def test_every_module_that_runs_is_listed() -> None:
     runs = {path.stem for path in FOLDER.glob("*.py") if "\ndef run(" in path.read_text(encoding="utf-8")}
     assert runs == {benchmark.name for benchmark in BENCHMARKS}
-    assert len({benchmark.name for benchmark in BENCHMARKS}) == len(BENCHMARKS)
-
-
-@pytest.mark.parametrize("name", [benchmark.name for benchmark in BENCHMARKS])
-def test_every_benchmark_has_a_help_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", name, "--help"])
-    assert ended.value.code == 0 and f"agglo bench {name}" in capsys.readouterr().out
 
 
 def test_methods_are_timed_and_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

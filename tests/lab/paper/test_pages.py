@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from agglo.lab.paper.output import read_results, replace_between_marks
+from agglo.lab.paper.output import read_results
 from agglo.lab.paper.registry import items
 from agglo.utils.journal import key_of
-from tools import choosing, pages
-from tools.pages import FULL, MINIATURE, ROOT
+from tools import choosing
+from tools.pages import FULL, MINIATURE
 
 
 @pytest.mark.parametrize("settings", [FULL, MINIATURE], ids=["full", "miniature"])
@@ -21,19 +21,6 @@ def test_committed_results_are_continued(settings) -> None:  # type: ignore[no-u
         known = {cell.key for seeds in (None, 3) for cell in item.cells(replace(settings, seeds=seeds))}
         orphans = [one["cell"] for one in read_results(settings.folder(item.name)) if key_of(one["cell"]) not in known]
         assert not orphans, f"{item.name} has results of cells that it does not ask for: {orphans[:3]}"
-
-
-def test_check_names_pages_and_tables_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["pages", "--check"])
-    monkeypatch.setattr(pages, "PAGES", [("README.md", "numbers", lambda: "other numbers")])
-    monkeypatch.setattr(pages, "tables_in_results", lambda: [(ROOT / "results" / "rank" / "tables.md", "other")])
-    with pytest.raises(SystemExit, match=r"README\.md\n.*rank/tables\.md"):
-        pages.main()
-
-
-def test_a_page_without_marks_is_refused() -> None:
-    with pytest.raises(ValueError, match="numbers"):
-        replace_between_marks("a", "numbers", "new")
 
 
 def test_speeds_of_the_readme_are_ratios_within_a_repeat(monkeypatch: pytest.MonkeyPatch) -> None:

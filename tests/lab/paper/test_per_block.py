@@ -31,13 +31,6 @@ def test_tokens_left(size: tuple[int, int], t: int, kind: str, tome: int, releas
         assert schedule.counts(*size)[-1] + 1 == tokens, entry.name
 
 
-def test_the_whole_way_down() -> None:
-    tome, released = (schedule_of("linear", 16, subject(*BASE), entry) for entry in (TOME, RELEASED[1]))
-    assert tome is not None and released is not None
-    assert [c + 1 for c in tome.counts(196, 12)] == [165, 136, 110, 87, 67, 50, 36, 25, 17, 12, 10, 10]
-    assert [c + 1 for c in released.counts(196, 12)] == [166, 138, 113, 91, 72, 56, 43, 33, 26, 22, 21, 21]
-
-
 def test_nothing_is_removed_by_the_released_code_at_one_token_per_block() -> None:
     assert schedule_of("constant", 1, subject(*BASE), RELEASED[0]) is None
     assert schedule_of("constant", 1, subject(*BASE), ATC[0]) is not None

@@ -1,7 +1,8 @@
-"""A study that costs nothing, to test what all studies share."""
+"""A study that costs nothing, to test what all studies share. `python -m tests.lab.paper.toy FOLDER` runs it."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from agglo.lab.paper import compare
+from agglo.lab.paper.runner import run
 from agglo.lab.paper.study import CannotRunError, Need, Result, RunCell, Section, Settings, Study, StudyCell
 
 RATES = (0.25, 0.5)
@@ -64,3 +66,7 @@ def _draw(results: Sequence[Result], needs: tuple[Need, ...], settings: Settings
 
 def toy() -> Study:
     return Ran().study()
+
+
+if __name__ == "__main__":
+    run(toy(), Settings(miniature=True, output=Path(sys.argv[1])))
