@@ -7,7 +7,7 @@ import torch
 
 import agglo
 from agglo.embedded import generator as embedded
-from agglo.lab.tasks.synthesis.evaluation.features import ClassifierFeatures
+from agglo.lab.tasks.synthesis.evaluation.fid import ClassifierFeatures
 from agglo.lab.tasks.synthesis.evaluation.generators import pil_images
 
 pytest.importorskip("diffusers")

@@ -30,7 +30,7 @@ from agglo.lab.paper.paths import find_weights
 from agglo.lab.paper.runner import run
 from agglo.lab.paper.study import Settings
 from agglo.lab.tasks.classification.data import ClassificationData, Files
-from agglo.lab.tasks.synthesis.evaluation.features import ClassifierFeatures
+from agglo.lab.tasks.synthesis.evaluation.fid import ClassifierFeatures
 from studies import diffusion, studies
 from tests.support.diffusion import save_dit_pipeline
 

@@ -16,8 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from agglo.lab.options import AtLeastOne, device_or_best, option
-from agglo.lab.tasks.synthesis.evaluation.features import features_named
-from agglo.lab.tasks.synthesis.evaluation.fid import frechet_distance, statistics_of
+from agglo.lab.tasks.synthesis.evaluation.fid import features_named, frechet_distance, statistics_of
 from agglo.utils.devices import require_device
 from agglo.utils.files import require_output
 

@@ -25,7 +25,7 @@ def find_weights(typed: Sequence[str], items: Iterable[Study], *, miniature: boo
 
     Inception is also looked for in an installed package.
     """
-    from agglo.lab.tasks.synthesis.evaluation.features import installed_inception
+    from agglo.lab.tasks.synthesis.evaluation.fid import installed_inception
 
     inception = installed_inception()
     installed = {} if inception is None else {"inception": inception}

@@ -22,8 +22,14 @@ from agglo.lab.paper.compare import DENSE, Value, percent
 from agglo.lab.paper.study import Need, Result, RunCell, Section, Settings, Study, StudyCell
 from agglo.lab.tasks.synthesis.data.requests import Request, fashion_requests, imagenet_requests
 from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell, relative_errors
-from agglo.lab.tasks.synthesis.evaluation.features import features_named, opened
-from agglo.lab.tasks.synthesis.evaluation.fid import Statistics, features_of, frechet_distance, statistics_of
+from agglo.lab.tasks.synthesis.evaluation.fid import (
+    Statistics,
+    features_named,
+    features_of,
+    frechet_distance,
+    opened,
+    statistics_of,
+)
 from agglo.lab.tasks.synthesis.evaluation.generators import EmbeddedGenerator, Generator, PipelineGenerator, pil_images
 from agglo.lab.tasks.synthesis.evaluation.grid import file_of, generate
 from agglo.lab.tasks.synthesis.evaluation.sheets import panel_pixels

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import box_iou, clip_boxes_to_image
 
-from agglo.lab.tasks.detection.model.boxes import (
+from agglo.lab.tasks.detection.model.heads import (
     BACKGROUND,
     NEITHER,
     anchors_inside,

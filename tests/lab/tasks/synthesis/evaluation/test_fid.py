@@ -17,16 +17,18 @@ from torchmetrics.image.fid import _compute_fid
 
 from agglo.embedded import classifier
 from agglo.lab.cli import main
-from agglo.lab.tasks.synthesis.evaluation.features import (
+from agglo.lab.tasks.synthesis.evaluation.fid import (
     ClassifierFeatures,
+    FewImagesWarning,
     InceptionFeatures,
+    Statistics,
     clean_resize,
     features_named,
+    frechet_distance,
     image_files,
     installed_inception,
     opened,
 )
-from agglo.lab.tasks.synthesis.evaluation.fid import FewImagesWarning, Statistics, frechet_distance
 from tests.support.data import data_path
 
 

@@ -24,11 +24,7 @@ class DetectionData(Dataset[tuple[Any, Target]], ABC):
 
     A target has boxes (n, 4) xyxy float32, labels (n,) int64 from 0, masks (n, H, W) uint8, image_id, and original_size
     (height, width). Boxes and masks are tv_tensors, so that torchvision's transforms move them with the image.
-
-    Attributes:
-        name, description: For messages.
-        classes, category_ids: Names of the classes, which labels count from 0, and their ids in COCO results.
-        image_ids: The id of each image, in order.
+    category_ids are the ids of the classes in COCO results.
     """
 
     image_ids: Sequence[int]

@@ -1,8 +1,4 @@
-"""COCO instances: the 2017 layout, one JSON next to a folder of images, or any JSON with any folder.
-
-data = open_coco(Path("coco"), "val")
-image, target = data[0]
-"""
+"""COCO instances: the 2017 layout, one JSON next to a folder of images, or any JSON with any folder."""
 
 from __future__ import annotations
 
@@ -29,12 +25,7 @@ class CocoImages(DetectionData):
 
     Crowds are in the ground truth, where detections of them count as neither right nor wrong, and never in a target.
     Nor are objects with a side below one pixel: COCO's own train2017 has boxes without area. Images without objects
-    stay, with empty targets.
-
-    Args:
-        annotations: The JSON file.
-        images: The folder that its file names are in.
-        with_objects: Leave out images without a single object to train on.
+    stay, with empty targets, unless with_objects leaves them out.
     """
 
     def __init__(self, annotations: Path, images: Path, *, with_objects: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Transforms of images with their objects: (PIL RGB image, target) -> (normalised tensor (3, H, W), target).
 
-torchvision's, in MMDetection's pipeline, whose rounding of sizes and whose crops torchvision's own do not have. All
-draws come from torch's global generator, which the training loop seeds for each position of each epoch.
+MMDetection's pipeline has another rounding of sizes and other crops than torchvision's transforms. All draws come from
+torch's global generator, which the training loop seeds for each position of each epoch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""COCO's twelve numbers for boxes and for masks, by faster-coco-eval.
-
-results = as_coco_results(detections, image_ids, data.category_ids)
-average_precision(data.ground_truth, results)["segm"]["AP"]
-"""
+"""COCO's twelve numbers for boxes and for masks, by faster-coco-eval."""
 
 from __future__ import annotations
 
@@ -69,13 +65,9 @@ def coco_evaluation(
 def as_coco_results(
     detections: Sequence[Mapping[str, Any]], image_ids: Sequence[int], category_ids: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Return a detector's outputs as COCO results that JSON can hold.
+    """Return a detector's outputs for several images as COCO results that JSON can hold.
 
-    Args:
-        detections: For each image boxes (n, 4) xyxy, scores (n,), labels (n,) from 0, and masks (n, H, W) of the
-            original size.
-        image_ids: One for each image.
-        category_ids: The category of each label.
+    category_ids has the category of each label.
     """
     results = []
     for found, image_id in zip(detections, image_ids, strict=True):

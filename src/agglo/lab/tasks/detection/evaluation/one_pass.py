@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 
 class DetectionBatches(DataLoader[Any]):
-    """Batches of a data set, the same for any number of processes, which take turns with them.
-
-    Padding makes what is found in an image depend a little on the other images of its batch.
-    """
+    """Batches of a data set, the same for any number of processes, which take turns with them."""
 
     def __init__(
         self,

@@ -14,19 +14,12 @@ TEMPLATE = "A high quality photograph of a {}."
 
 @dataclass(frozen=True)
 class Request:
-    """An image to generate.
+    """An image to generate."""
 
-    Args:
-        name: Of its file, without a suffix.
-        prompt: Text, or the name of the class.
-        label: Index of the prompt or class.
-        seed: Of its noise.
-    """
-
-    name: str
-    prompt: str
-    label: int
-    seed: int
+    name: str  # of its file, without a suffix
+    prompt: str  # or the name of the class
+    label: int  # index of the prompt or class
+    seed: int  # of its noise
 
 
 def imagenet_requests(per_class: int = 2, *, seed: int = 0, classes: Sequence[int] | None = None) -> list[Request]:

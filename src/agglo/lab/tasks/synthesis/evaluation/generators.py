@@ -82,12 +82,8 @@ class EmbeddedGenerator(Generator):
 class PipelineGenerator(Generator):
     """A text-to-image pipeline of diffusers, or one that takes classes (DiT), from a folder or by its name.
 
-    Args:
-        name: A folder, or a name on the hub.
-        steps: Number of denoising steps.
-        guidance: Scale of classifier-free guidance.
-        size: Height and width; None is the model's own.
-        scheduler: A class of diffusers; None is the pipeline's own.
+    guidance is the scale of classifier-free guidance; size (height and width) and scheduler (a class of diffusers) are
+    the pipeline's own where they are None.
     """
 
     def __init__(

@@ -42,16 +42,8 @@ def generate(
 ) -> dict[str, dict[str, Any]]:
     """Write output/<cell>/<request>.png for all of them; what is there already stays.
 
-    Args:
-        generator: The model and how it generates.
-        cells: Its reductions.
-        requests: What every cell generates.
-        output: Folder of the images and of record.json.
-        batch_size: Requests that are generated together.
-        processes: Those that share the work, where there are several.
-
-    Returns:
-        Per cell its options and the time of an image in seconds, which output/record.json holds too.
+    Return per cell its options and the time of an image in seconds, which output/record.json holds too. `processes` are
+    those that share the work, where there are several.
 
     Raises:
         ValueError: A cell cannot be applied, or the folder holds images of other settings.
