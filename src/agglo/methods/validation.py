@@ -26,17 +26,17 @@ def require_valid(method: Method, view: View, outcome: Outcome) -> bool:
     on_paper = type(labels) is not Tensor or labels.device.type == "meta"
     if on_paper or (labels.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
-    rule = _broken_shape(view, outcome) or _broken_count(method, view, outcome) or _broken_label(view, outcome)
+    rule = _broken_rule(method, view, outcome)
     if rule is not None:
         raise ValueError(f"method {method.name!r} breaks a rule at stage {view.stage}: {rule}")
     return True
 
 
-def _broken_shape(view: View, outcome: Outcome) -> str | None:
+def _broken_rule(method: Method, view: View, outcome: Outcome) -> str | None:
     batch, n_tokens, width = view.tokens.shape
-    grouping, n_groups = outcome.grouping, outcome.grouping.n_groups
-    if grouping.prefix != view.prefix:
-        return f"the grouping's prefix must be view.prefix = {view.prefix}, not {grouping.prefix}"
+    grouping, prefix, n_groups = outcome.grouping, view.prefix, outcome.grouping.n_groups
+    if grouping.prefix != prefix:
+        return f"the grouping's prefix must be view.prefix = {prefix}, not {grouping.prefix}"
     wanted: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
         "grouping.labels": (grouping.labels, (batch, n_tokens)),
         "grouping.sizes": (grouping.sizes, (batch, n_groups)),
@@ -46,7 +46,7 @@ def _broken_shape(view: View, outcome: Outcome) -> str | None:
         "tokens": (outcome.tokens, (batch, n_groups, width)),
         "policy": (outcome.policy, (batch, n_groups)),
         "processed": (outcome.processed, (batch, n_groups)),
-        "weights": (outcome.weights, (batch, n_groups - view.prefix, n_tokens - view.prefix)),
+        "weights": (outcome.weights, (batch, n_groups - prefix, n_tokens - prefix)),
         "loss": (outcome.loss, ()),
     }
     for name, (tensor, shape) in wanted.items():
@@ -55,25 +55,17 @@ def _broken_shape(view: View, outcome: Outcome) -> str | None:
         whole = name in ("grouping.labels", "grouping.counts", "grouping.chosen")
         if tensor is not None and not (tensor.dtype == torch.int64 if whole else tensor.is_floating_point()):
             return f"{name} must be {'int64' if whole else 'floating point'}, not {tensor.dtype}"
-    return None
-
-
-def _broken_count(method: Method, view: View, outcome: Outcome) -> str | None:
-    """Require as many groups as `stages` promised, which is what is reported. Behind a mask all tokens may stay."""
-    left = outcome.grouping.n_groups - view.prefix
-    masked = outcome.policy is not None or outcome.processed is not None
-    if view.target is None or masked or method.varies == "about" or left == view.target:
-        return None
-    if method.varies == "at_most" and left < view.target:
-        return None
-    hint = "A method that cannot leave as many says so in reachable() or stages(), or by `varies`"
-    return f"view.target = {view.target} patch tokens are to be left, not {left}. {hint}"
+    # As many groups as `stages` promised, which is what is reported. Behind a mask all tokens may stay.
+    left, masked = n_groups - prefix, outcome.policy is not None or outcome.processed is not None
+    as_many = view.target is None or left == view.target or (method.varies == "at_most" and left < view.target)
+    if not (as_many or masked or method.varies == "about"):
+        hint = "A method that cannot leave as many says so in reachable() or stages(), or by `varies`"
+        return f"view.target = {view.target} patch tokens are to be left, not {left}. {hint}"
+    return _broken_label(view, outcome) if view.tokens.isfinite().all() else None  # NaN in a model means NaN out of it
 
 
 def _broken_label(view: View, outcome: Outcome) -> str | None:
     grouping, prefix, n_groups = outcome.grouping, view.prefix, outcome.grouping.n_groups
-    if not view.tokens.isfinite().all():
-        return None  # NaN in a model means NaN out of it, and labels without meaning
     labels, groups = grouping.labels, torch.arange(n_groups, device=grouping.labels.device)
     patches = labels[:, prefix:]
     if not (labels[:, :prefix] == groups[:prefix]).all():
