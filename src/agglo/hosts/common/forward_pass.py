@@ -68,7 +68,8 @@ class ForwardPass:
         # Blocks whose attention the method decides by, and those whose attention it remembers.
         self.attention_blocks = [index - int(self.before_block) for index in self.reducing]
         remembers = self.method.remembers and bool(self.reducing)
-        self.remembered_blocks = range(self.reducing[0] - 1, self.reducing[-1]) if remembers else range(0)
+        # A list: torch.compile may trace with an index that is no constant, which cannot be looked for in a range.
+        self.remembered_blocks = [*range(self.reducing[0] - 1, self.reducing[-1])] if remembers else []
         self.total: Grouping | None = None  # how the first tokens became those that are left
         self.bias: RelativeBias | None = None  # once a block has one
         self.policy: Tensor | None = None  # of the latest outcome, as is processed
