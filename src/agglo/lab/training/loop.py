@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from agglo.lab.training.batches import Batch, Share, TrainingData
-from agglo.lab.training.optimisation import LoopSettings, optimiser_and_schedule
+from agglo.lab.training.settings import LoopSettings, optimiser_and_schedule
 from agglo.utils.devices import new_accelerator
 from agglo.utils.files import load_state, remove_unfinished, replacing, save_state, save_weights, write_json
 from agglo.utils.journal import require_same

@@ -13,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from agglo.lab.options import help_texts
-from agglo.lab.training.reduction import BUDGETS, OF_METHOD, ReductionSettings
+from agglo.lab.training.settings import BUDGETS, ReductionSettings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -91,15 +91,11 @@ class Recipes(Generic[S]):
         settings: The class of its settings.
         package: Whose folder "recipes" holds its recipes.
         of_data: Returns the settings that follow from the data set, unless a recipe says otherwise.
-        of_method: Settings that mean nothing without a method.
-        beside_no_method: Settings that exclude a method.
     """
 
     settings: type[S]
     package: str
     of_data: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
-    of_method: Sequence[str] = OF_METHOD
-    beside_no_method: Sequence[str] = ()
 
     @property
     def start(self) -> dict[str, Any]:
@@ -150,9 +146,9 @@ class Recipes(Generic[S]):
         if any(chosen.get(name) is not None for name in BUDGETS):
             names.update(BUDGETS)
         if chosen.get("method") == "none":
-            names.update(self.of_method)
+            names.update(self.settings.of_method)
         elif chosen.get("method") is not None:
-            names.update(self.beside_no_method)
+            names.update(self.settings.of_no_method)
         return {name: self.start[name] for name in names}
 
 

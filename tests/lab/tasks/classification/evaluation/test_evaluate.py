@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from scipy.stats import binomtest
-from sklearn.metrics import average_precision_score
 
 import agglo
 from agglo.lab.cli import main
@@ -203,29 +202,6 @@ def test_another_evaluation_is_not_continued(
     path.write_text("[]")
     assert main(mine) == 2
     assert "not a journal" in capsys.readouterr().err
-
-
-def test_several_labels_give_the_mean_average_precision(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    generator = np.random.default_rng(1)
-    lines = ["filepath,label,split_name"]
-    targets = generator.random((12, CLASSES)) < 0.3
-    targets[0] = True
-    for number, row in enumerate(targets):
-        save_image(tmp_path / f"{number}.png", generator)
-        lines.append(f'{number}.png,"{[f"label{n}" for n in np.flatnonzero(row)]}",val')
-    (tmp_path / "nus_wid_data.csv").write_text("\n".join(lines))
-    run(capsys, *command(tmp_path, checkpoint, "--json", str(tmp_path / "found.json")))
-    content = json.loads((tmp_path / "found.json").read_text())
-    model = evaluation_grid.build(evaluation_grid.ModelSpec(MODEL, checkpoint))
-    images = open_split("nuswide", tmp_path, "val", transform=evaluation_transform(inputs_for(model, "nuswide")))
-    with torch.inference_mode():
-        scores = model(torch.stack([images[n][0] for n in range(12)])).numpy()
-    assert content["data"]["name"] == "nuswide" and content["inputs"]["squash"]
-    expected = average_precision_score(targets, scores, average="macro")
-    assert content["results"][0]["mAP"] == pytest.approx(100 * expected, abs=1e-4)
-    assert "top1" not in content["results"][0]
 
 
 def test_a_bad_image_stops_the_run_and_is_named(

@@ -17,7 +17,7 @@ from agglo.drawing.sheet import Row
 from agglo.embedded.classifier import PHOTO
 from agglo.lab.evaluation.configs import configs_of
 from agglo.lab.tasks.classification.evaluation import figures, grid
-from agglo.lab.tasks.classification.evaluation.figures import animate, class_names, draw_configs
+from agglo.lab.tasks.classification.evaluation.figures import animate, draw_configs
 from agglo.methods import create
 from agglo.models.opening import ModelSpec, build
 from agglo.patch import apply
@@ -38,15 +38,6 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[Row]]:
 
     monkeypatch.setattr(figures, "compose", noting)
     return sheets
-
-
-def test_names_of_classes() -> None:
-    imagenet = class_names(build(ModelSpec("deit_tiny_patch16_224")))
-    assert imagenet is not None and (imagenet[0], imagenet[698], len(imagenet)) == ("tench", "palace", 1000)
-    fashion = class_names(build(ModelSpec("agglo_fashion_vit")))
-    assert fashion is not None and fashion[9] == "Ankle boot"
-    assert class_names(build(ModelSpec("test_vit", num_classes=3))) == ["class 0", "class 1", "class 2"]
-    assert class_names(build(ModelSpec("test_vit", num_classes=0))) is None
 
 
 def test_answers_are_those_of_the_model_dense_and_reduced(drawn: list[list[Row]]) -> None:

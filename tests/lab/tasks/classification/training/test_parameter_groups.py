@@ -11,8 +11,8 @@ import timm
 from torch import nn
 
 import agglo
-from agglo.lab.tasks.classification.training.parameter_groups import freeze_backbone, parameter_groups
-from agglo.lab.training.optimisation import optimiser_and_schedule
+from agglo.lab.tasks.classification.training.trainer import freeze_backbone, parameter_groups
+from agglo.lab.training.settings import optimiser_and_schedule
 from agglo.models.opening import ModelSpec, build
 from tests.support import tiny_models
 from tests.support.fashion import plain

@@ -11,7 +11,7 @@ import pytest
 from agglo.lab.cli import main
 from agglo.lab.tasks.classification.data import dataset_names
 from agglo.lab.tasks.classification.training.settings import RECIPES, TrainingSettings
-from agglo.lab.training.reduction import BUDGETS
+from agglo.lab.training.settings import BUDGETS
 
 # Warm-up epochs, backbone rate, frozen epochs, as the paper's table has them.
 SELECTED = {

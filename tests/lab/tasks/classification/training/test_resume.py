@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -112,22 +111,6 @@ def test_other_settings_in_the_same_folder(data: Path, whole: tuple[dict[str, An
     with pytest.raises(ValueError, match=r"lr: .*drop_path: "):
         finetune(quick(lr=0.1, drop_path=0.0), data, whole[1])
     finetune(quick(workers=1, checkpoint_minutes=3.0), data, whole[1])  # decide nothing about the weights
-
-
-def test_full_disk_leaves_the_checkpoint_before(data: Path, tmp_path: Path) -> None:
-    path = tmp_path / "state.pt"
-    checkpoints.save_state(path, {"step": 1, "weights": torch.ones(10)})
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-    try:
-        with pytest.raises(OSError, match="the one before is intact"):
-            checkpoints.save_state(path, {"step": 2, "weights": torch.ones(100_000)})
-        with pytest.raises(OSError, match="there was none before"):
-            checkpoints.save_weights(tmp_path / "weights", {"weights": torch.ones(100_000)}, {})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert checkpoints.load_state(path) == {"step": 1, "weights": pytest.approx(torch.ones(10))}
-    assert [file.name for file in tmp_path.iterdir()] == ["state.pt"]
 
 
 def test_loss_that_is_not_a_number_stops_before_it_spoils_anything(data: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from agglo.lab.tasks.detection.model.published import published_name
 from agglo.lab.tasks.detection.model.vit import MINIATURE_SIDE, miniature_vit
 from agglo.lab.tasks.detection.training.settings import RECIPES
 from agglo.lab.tasks.detection.training.trainer import open_splits, parameter_groups, train_detector
-from agglo.lab.training.optimisation import optimiser_and_schedule
+from agglo.lab.training.settings import optimiser_and_schedule
 from tests.support.detection import quick_detection, write_coco
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from agglo.lab.tasks.classification.training.settings import TrainingSettings
-from agglo.lab.training.reduction import method_loss, trace_if_reduced
+from agglo.lab.training.settings import method_loss, trace_if_reduced
 from agglo.models.outputs import logits_in
 from agglo.tracing import Trace
 

@@ -9,14 +9,15 @@ from typing import Any
 from agglo.lab.options import Amount, AtLeastOne, Fraction, Whole, option, require_limits
 from agglo.lab.tasks.classification.data import Augmentation, dataset_named
 from agglo.lab.training import recipes
-from agglo.lab.training.optimisation import CosineSettings
-from agglo.lab.training.reduction import OF_METHOD as OF_ANY_METHOD
-from agglo.lab.training.reduction import ReductionSettings
+from agglo.lab.training.settings import CosineSettings, ReductionSettings
 
 
 @dataclass(frozen=True)
 class TrainingSettings(ReductionSettings, CosineSettings):
     """The settings of a fine-tuning run. Numbers of epochs count from the start of training."""
+
+    of_method = (*ReductionSettings.of_method, "distill")
+    of_no_method = ("patch_drop_rates",)
 
     # What is trained
     model: str = option(
@@ -79,7 +80,7 @@ class TrainingSettings(ReductionSettings, CosineSettings):
 
     def __post_init__(self) -> None:
         require_limits(self)
-        self.require_reduction(OF_METHOD)
+        self.require_reduction()
         if self.patch_drop_rates and self.method != "none":
             raise ValueError(
                 f"patch_drop_rates={self.patch_drop_rates} and method={self.method!r} exclude each other: "
@@ -97,8 +98,6 @@ class TrainingSettings(ReductionSettings, CosineSettings):
         self.require_rates()
 
 
-# All that mean nothing without a method.
-OF_METHOD = (*OF_ANY_METHOD, "distill")
 # What may change between two starts of one run: it decides nothing about the weights.
 MAY_DIFFER = frozenset({"workers", "checkpoint_minutes", "tracker", "evaluation_batch_size", "from_scratch"})
 AUGMENTATION_SETTINGS = tuple(each.name for each in fields(Augmentation))
@@ -109,10 +108,4 @@ def _augmentation(values: Mapping[str, Any]) -> dict[str, Any]:
     return asdict(dataset_named(values["dataset"]).augmentation)
 
 
-RECIPES = recipes.Recipes(
-    TrainingSettings,
-    "agglo.lab.tasks.classification.training",
-    of_data=_augmentation,
-    of_method=OF_METHOD,
-    beside_no_method=("patch_drop_rates",),
-)
+RECIPES = recipes.Recipes(TrainingSettings, "agglo.lab.tasks.classification.training", of_data=_augmentation)

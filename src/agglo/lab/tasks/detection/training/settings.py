@@ -7,9 +7,8 @@ from typing import Any, Literal
 
 from agglo.lab.options import Amount, AtLeastOne, Fraction, Whole, option, require_limits
 from agglo.lab.tasks.detection.specs import DetectorSpec
-from agglo.lab.training.optimisation import DropSettings
 from agglo.lab.training.recipes import Recipes
-from agglo.lab.training.reduction import ReductionSettings
+from agglo.lab.training.settings import DropSettings, ReductionSettings
 
 
 @dataclass(frozen=True)

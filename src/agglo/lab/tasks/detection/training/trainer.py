@@ -16,7 +16,7 @@ from agglo.lab.tasks.detection.specs import DetectorSpec, method_weights
 from agglo.lab.tasks.detection.training.settings import MAY_DIFFER, DetectionSettings
 from agglo.lab.training.batches import ImageBatches, Share
 from agglo.lab.training.loop import TrainingTask, train
-from agglo.lab.training.reduction import method_loss, trace_if_reduced
+from agglo.lab.training.settings import method_loss, trace_if_reduced
 from agglo.models.checkpoints import fingerprint, load_method
 from agglo.patch import apply
 from agglo.utils.randomness import seed_everything

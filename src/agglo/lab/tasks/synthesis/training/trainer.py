@@ -18,7 +18,7 @@ from agglo.lab.data.fashion_mnist import read_split
 from agglo.lab.options import Amount, AtLeastOne, Fraction, Whole, option, require_limits
 from agglo.lab.training.batches import MemoryBatches, Share
 from agglo.lab.training.loop import TrainingTask, train
-from agglo.lab.training.optimisation import CosineSettings
+from agglo.lab.training.settings import CosineSettings
 from agglo.utils.randomness import generator as random_generator
 from agglo.utils.randomness import seed_everything
 

@@ -1,15 +1,23 @@
-"""Settings of the training loop, which every task's settings build on, with AdamW and its learning rate schedules."""
+"""Settings of training that tasks build on: AdamW and its learning rate schedules, and how tokens are reduced."""
 
 from __future__ import annotations
 
 from argparse import BooleanOptionalAction
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from agglo.config import ReductionConfig
+from agglo.hosts.registry import applied_modules
 from agglo.lab.options import Amount, AtLeastOne, Fraction, Whole, option
+from agglo.patch import trace
+from agglo.tracing import Trace
+
+BUDGETS = ("keep_rate", "threshold", "schedule")  # of which a run has one
 
 
 @dataclass(frozen=True)
@@ -125,3 +133,56 @@ def optimiser_and_schedule(
     rate = settings.lr * total_batch / settings.lr_batch
     optimiser = AdamW([{k: v for k, v in group.items() if k != "names"} for group in groups], lr=rate)
     return optimiser, settings.lr_schedule(optimiser, steps_per_epoch)
+
+
+@dataclass(frozen=True)
+class ReductionSettings:
+    """Base class of a task's settings: the method, its budget and its options."""
+
+    # Settings that mean nothing without a method, and those that exclude one.
+    of_method: ClassVar[tuple[str, ...]] = (*BUDGETS, "linkage", "proportional", "method_options")
+    of_no_method: ClassVar[tuple[str, ...]] = ()
+
+    method: str = option("none", "atc, tome, evit, ... or none to train the dense model")
+    keep_rate: float | None = option(None, "fraction of patch tokens that stays at each of three stages")
+    threshold: float | None = option(
+        None, "in place of keep_rate: the cosine distance up to which tokens merge at each of three stages"
+    )
+    schedule: str | None = option(
+        None, "in place of keep_rate: such as stages:0.9,0.7,0.5,blocks=[3,6,9], constant:16 or linear:16"
+    )
+    linkage: str | None = option(None, "of atc: single, average, complete")
+    proportional: bool | None = option(
+        None, "let merged tokens weigh as much in attention as their members; none leaves it to the method"
+    )
+    method_options: dict[str, Any] = option({}, "further options of the method, by name")
+
+    @property
+    def config(self) -> ReductionConfig | None:
+        """The reduction applied while the run trains; None for the dense model."""
+        if self.method == "none":
+            return None
+        named = {
+            name: getattr(self, name) for name in ReductionSettings.of_method[:-1] if getattr(self, name) is not None
+        }
+        return ReductionConfig.of(self.method, **named, **self.method_options)
+
+    def require_reduction(self) -> None:
+        """Raise ValueError unless there is a method with a budget, or neither it nor any setting `of_method`."""
+        if self.method == "none":
+            for name in self.of_method:
+                if getattr(self, name):
+                    raise ValueError(f"{name}={getattr(self, name)!r} needs a method, such as --method atc")
+        elif all(getattr(self, name) is None for name in BUDGETS):
+            raise ValueError(f"method={self.method!r} needs one of keep_rate, threshold and schedule")
+        _ = self.config  # raises for what does not go together
+
+
+def trace_if_reduced(model: nn.Module) -> AbstractContextManager[Trace | None]:
+    """Trace the model's passes, for what its method adds to a loss; yields None where nothing is applied to it."""
+    return trace(model) if applied_modules(model) else nullcontext()
+
+
+def method_loss(record: Trace | None) -> Tensor | None:
+    """Return what the method adds to the loss of the traced pass; None if nothing."""
+    return None if record is None or record.loss is None else record.loss.float()
