@@ -163,36 +163,6 @@ def clipseg(model: Any, x: Tensor) -> Any:
     return model(pixel_values=x, input_ids=ids).logits
 
 
-def contrastive(model: Any, x: Tensor) -> Any:
-    return model(pixel_values=x, input_ids=torch.tensor([[1, 5, 9, 49], [3, 7, 2, 49]])).image_embeds
-
-
-def made(cls: str, config: str, options: Callable[[Any], dict[str, Any]]) -> Callable[[], nn.Module]:
-    """What builds a model of transformers whose configuration holds others: options are given the library."""
-    return lambda: getattr(tf(), cls)(getattr(tf(), config)(**options(tf())))  # type: ignore[no-any-return]
-
-
-NECK = {"neck_hidden_sizes": [8, 8, 8, 8], "fusion_hidden_size": 8}
-build_clipseg = made("CLIPSegForImageSegmentation", "CLIPSegConfig", lambda _: {
-    "vision_config": SMALL, "text_config": TEXT, "extract_layers": [1, 2, 3], "reduce_dim": 8, "projection_dim": 16,
-    "decoder_num_attention_heads": 2, "decoder_intermediate_size": 16,
-})  # fmt: skip
-build_dpt = made(
-    "DPTForDepthEstimation", "DPTConfig", lambda _: {**SMALL, **NECK, "backbone_out_indices": [0, 1, 2, 3]}
-)
-build_depth_anything = made("DepthAnythingForDepthEstimation", "DepthAnythingConfig", lambda library: {
-    **NECK, "patch_size": 8, "reassemble_hidden_size": 24, "head_hidden_size": 4,
-    "backbone_config": library.Dinov2Config(
-        **DINO, out_features=["stage1", "stage2", "stage3", "stage4"], reshape_hidden_states=False
-    ),
-})  # fmt: skip
-build_vitpose = made("VitPoseForPoseEstimation", "VitPoseConfig", lambda library: {
-    "num_labels": 3, "backbone_config": library.VitPoseBackboneConfig(
-        **SIZE, image_size=(32, 32), patch_size=(8, 8), mlp_ratio=2, out_features=["stage4"]
-    ),
-})  # fmt: skip
-
-
 def build_trocr() -> nn.Module:
     library = tf()
     decoder = library.TrOCRConfig(
@@ -202,22 +172,6 @@ def build_trocr() -> nn.Module:
     return library.VisionEncoderDecoderModel(  # type: ignore[no-any-return]
         encoder=library.ViTModel(library.ViTConfig(**SMALL)), decoder=library.TrOCRForCausalLM(decoder)
     )
-
-
-WITH_IMAGE = TEXT | {"vocab_size": 60}
-build_llava = made("LlavaForConditionalGeneration", "LlavaConfig", lambda library: {
-    "vision_config": library.CLIPVisionConfig(**SMALL), "image_token_id": 59, "image_seq_length": 16,
-    "text_config": library.LlamaConfig(**WITH_IMAGE, num_key_value_heads=2),
-})  # fmt: skip
-build_paligemma = made("PaliGemmaForConditionalGeneration", "PaliGemmaConfig", lambda library: {
-    "vision_config": library.SiglipVisionConfig(**SMALL, projection_dim=24, vision_use_head=False),
-    "text_config": library.GemmaConfig(**WITH_IMAGE, num_key_value_heads=1, head_dim=12),
-    "image_token_index": 59, "projection_dim": 24, "hidden_size": 24,
-})  # fmt: skip
-build_gemma3 = made("Gemma3ForConditionalGeneration", "Gemma3Config", lambda library: {
-    "vision_config": library.SiglipVisionConfig(**SMALL, vision_use_head=False), "mm_tokens_per_image": 16,
-    "text_config": library.Gemma3TextConfig(**WITH_IMAGE, num_key_value_heads=1, head_dim=12), "image_token_id": 59,
-})  # fmt: skip
 
 
 def prompted(model: Any, x: Tensor) -> Any:
@@ -231,6 +185,9 @@ def transcribed(model: Any, x: Tensor) -> Any:
     return model(pixel_values=x, decoder_input_ids=torch.tensor([[1, 2, 3]]).repeat(len(x), 1)).logits
 
 
+LANGUAGE = {**TEXT, "vocab_size": 60, "num_key_value_heads": 1}
+SIGLIP = {"model_type": "siglip_vision_model", **SMALL, "vision_use_head": False}
+NECK = {"neck_hidden_sizes": [8, 8, 8, 8], "fusion_hidden_size": 8}
 BEIT = {**SMALL, "use_relative_position_bias": True, "drop_path_rate": 0.0}
 QWEN = {"depth": 4, "patch_size": 4, "num_heads": 2, "spatial_merge_size": 2, "temporal_patch_size": 2}
 RELATIVE = "relative position bias: a merged token takes the size-weighted mean of its members' rows and columns"
@@ -273,14 +230,14 @@ TRANSFORMERS: tuple[Family, ...] = (
     hf("AltCLIP", "AltCLIPVisionModel", "AltCLIPVisionConfig"),
     hf("Chinese-CLIP", "ChineseCLIPVisionModel", "ChineseCLIPVisionConfig"),
     hf("MetaCLIP 2", "MetaClip2VisionModel", "MetaClip2VisionConfig"),
-    Family("transformers", "CLIPSeg", "CLIPSegForImageSegmentation", build_clipseg, clipseg),
+    hf("CLIPSeg", "CLIPSegForImageSegmentation", "CLIPSegConfig", {"vision_config": SMALL, "text_config": TEXT, "extract_layers": [1, 2, 3], "reduce_dim": 8, "projection_dim": 16, "decoder_num_attention_heads": 2, "decoder_intermediate_size": 16}, clipseg),
     hf("X-CLIP", "XCLIPVisionModel", "XCLIPVisionConfig", {**SMALL, "num_frames": 4, "mit_hidden_size": 16, "mit_num_attention_heads": 2, "mit_intermediate_size": 16}, layout="a message token per frame is asked, and never merged", batch=frames),
     hf("OWL-ViT", "OwlViTVisionModel", "OwlViTVisionConfig", run=pixels),
     hf("OWLv2", "Owlv2VisionModel", "Owlv2VisionConfig", run=pixels),
     hf("YOLOS", "YolosForObjectDetection", "YolosConfig", {**SMALL, "image_size": [32, 32], "num_detection_tokens": 5}, layout="detection tokens at the end are never merged; position embeddings are added between layers"),
-    Family("transformers", "DPT", "DPTForDepthEstimation", build_dpt, everything, NESTED),
-    Family("transformers", "Depth Anything", "DepthAnythingForDepthEstimation", build_depth_anything, everything),
-    Family("transformers", "ViTPose", "VitPoseForPoseEstimation", build_vitpose, lambda model, x: model(x).heatmaps, NESTED),
+    hf("DPT", "DPTForDepthEstimation", "DPTConfig", {**SMALL, **NECK, "backbone_out_indices": [0, 1, 2, 3]}, layout=NESTED),
+    hf("Depth Anything", "DepthAnythingForDepthEstimation", "DepthAnythingConfig", {**NECK, "backbone_config": {"model_type": "dinov2", **DINO, "out_features": ["stage1", "stage2", "stage3", "stage4"], "reshape_hidden_states": False}, "patch_size": 8, "reassemble_hidden_size": 24, "head_hidden_size": 4}),
+    hf("ViTPose", "VitPoseForPoseEstimation", "VitPoseConfig", {"backbone_config": {"model_type": "vitpose_backbone", **SIZE, "image_size": (32, 32), "patch_size": (8, 8), "mlp_ratio": 2, "out_features": ["stage4"]}, "num_labels": 3}, lambda model, x: model(x).heatmaps, NESTED),
     hf("EoMT", "EomtForUniversalSegmentation", "EomtConfig", {**DINO, "num_blocks": 2, "num_queries": 5, "mlp_ratio": 2, "num_register_tokens": 2, "num_upscale_blocks": 1}, lambda model, x: (model(x).masks_queries_logits, model(x).class_queries_logits), "queries that join between layers are never merged"),
     hf("VideoMAE", "VideoMAEModel", "VideoMAEConfig", {**SMALL, "num_frames": 4, "tubelet_size": 2}, layout=NESTED, batch=clips),
     hf("ViViT", "VivitModel", "VivitConfig", {**{k: v for k, v in SMALL.items() if k != "patch_size"}, "num_frames": 4, "tubelet_size": (2, 8, 8)}, batch=clips),
@@ -294,9 +251,9 @@ TRANSFORMERS: tuple[Family, ...] = (
     hf("MLCD", "MLCDVisionModel", "MLCDVisionConfig", layout=ROTARY),
     hf("RADIO", "RadioModel", "RadioConfig", {**SIZE, "image_size": 32, "patch_size": 8, "mlp_ratio": 2.0, "max_img_size": 64, "num_registers": 3}, plainly),
     Family("transformers", "TrOCR and other encoder-decoders", "VisionEncoderDecoderModel", build_trocr, transcribed),
-    Family("transformers", "LLaVA", "LlavaForConditionalGeneration", build_llava, prompted),
-    Family("transformers", "PaliGemma", "PaliGemmaForConditionalGeneration", build_paligemma, prompted),
-    Family("transformers", "Gemma 3", "Gemma3ForConditionalGeneration", build_gemma3, prompted),
+    hf("LLaVA", "LlavaForConditionalGeneration", "LlavaConfig", {"vision_config": {"model_type": "clip_vision_model", **SMALL}, "text_config": {"model_type": "llama", **LANGUAGE, "num_key_value_heads": 2}, "image_token_id": 59, "image_seq_length": 16}, prompted),
+    hf("PaliGemma", "PaliGemmaForConditionalGeneration", "PaliGemmaConfig", {"vision_config": {**SIGLIP, "projection_dim": 24}, "text_config": {"model_type": "gemma", **LANGUAGE, "head_dim": 12}, "image_token_index": 59, "projection_dim": 24, "hidden_size": 24}, prompted),
+    hf("Gemma 3", "Gemma3ForConditionalGeneration", "Gemma3Config", {"vision_config": SIGLIP, "text_config": {**LANGUAGE, "head_dim": 12}, "mm_tokens_per_image": 16, "image_token_id": 59}, prompted),
     inner("Idefics2", "idefics2", "Idefics2VisionTransformer", "Idefics2VisionConfig", SMALL, padded_images, layout=PADDED),
     inner("Idefics3", "idefics3", "Idefics3VisionTransformer", "Idefics3VisionConfig", SMALL, padded_images, layout=PADDED),
     inner("SmolVLM", "smolvlm", "SmolVLMVisionTransformer", "SmolVLMVisionConfig", SMALL, padded_images, layout=PADDED),
