@@ -101,6 +101,8 @@ def test_an_instance_is_built_once() -> None:
     before, state = learned(model), torch.random.get_rng_state()
     agglo.apply(model, method, keep_rate=0.7)
     assert torch.equal(torch.random.get_rng_state(), state), "looking whether it fits draws no random numbers"
+    with pytest.raises(ValueError, match="predictors"):
+        agglo.apply(model, method, keep_rate=0.7, blocks=(2,))
     assert model.agglo_method is method
     assert same(learned(model), before)
 

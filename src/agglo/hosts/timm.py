@@ -226,10 +226,7 @@ class Embedded:
 def embed(model: Any, image: Tensor, positions: Tensor | None = None) -> Embedded:
     """Return an image (B, 3, H, W) as the first block of a VisionTransformer or Eva sees it.
 
-    Args:
-        model: The transformer.
-        image: A batch.
-        positions: (1, T, C), the position embedding for the grid of this image; None leaves it to timm.
+    `positions` is the position embedding (1, T, C) for the grid of this image; None leaves it to timm.
     """
     grid = model.patch_embed.dynamic_feat_size(image.shape[-2:])
     patches = model.patch_embed(image)
@@ -262,13 +259,8 @@ class TimmViT(Host):
     """timm's vision transformers."""
 
     model_classes: ClassVar[tuple[str, ...]] = (
-        "timm.VisionTransformer",
-        "timm.VisionTransformerDistilled",
-        "timm.Eva",
-        "timm.Beit",
-        "timm.Cait",
-        "timm.NaFlexVit",
-    )
+        "timm.VisionTransformer", "timm.Eva", "timm.Beit", "timm.Cait", "timm.NaFlexVit",
+    )  # fmt: skip
 
     def check(self, module: Any) -> None:
         require_no_bypass(module, _FEATURES, "timm")

@@ -22,14 +22,9 @@ from agglo.hosts.common.blocks import Parts, Projected
 from agglo.hosts.common.swap import UnsupportedModelError, is_plain_linear
 
 _NORMS = (
-    ("layernorm_before", "layernorm_after"),
-    ("layer_norm1", "layer_norm2"),
-    ("norm1", "norm2"),
-    ("ln_1", "ln_2"),
-    ("rms_norm1", "rms_norm2"),
-    ("input_layernorm", "post_attention_layernorm"),
-    ("attention_norm", "ffn_norm"),
-)
+    ("layernorm_before", "layernorm_after"), ("layer_norm1", "layer_norm2"), ("norm1", "norm2"), ("ln_1", "ln_2"),
+    ("rms_norm1", "rms_norm2"), ("input_layernorm", "post_attention_layernorm"), ("attention_norm", "ffn_norm"),
+)  # fmt: skip
 _POST_NORM = ("ResPostBlock", "EvaBlockPostNorm")  # norms come after attention and MLP
 _ATTENTIONS = ("self_attn", "self_attention", "attention.attention", "attention", "attn")
 _PACKED = ("in_proj_weight",)
@@ -40,12 +35,9 @@ _OUTPUTS = ("o_proj", "out_proj", "projection_layer", "projection", "proj")
 _OUTPUT_DROPOUTS = ("proj_drop", "projection_dropout", "out_drop")
 _MLPS = ("mlp", "ffn", "feed_forward")
 _SCALES = (
-    ("layer_scale1", "layer_scale2"),
-    ("lambda_1", "lambda_2"),
-    ("ls1", "ls2"),
-    ("ls_1", "ls_2"),
+    ("layer_scale1", "layer_scale2"), ("lambda_1", "lambda_2"), ("ls1", "ls2"), ("ls_1", "ls_2"),
     ("gamma_1", "gamma_2"),
-)
+)  # fmt: skip
 _DROP_PATHS = (("drop_path", "drop_path"), ("drop_path1", "drop_path2"))
 _GATES = (("gate_attn", "gate_ffn"),)
 _DROPOUTS = ("attention_dropout", "dropout_prob", "attn_drop", "dropout")

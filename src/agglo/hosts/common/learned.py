@@ -1,6 +1,6 @@
 """What a method learned, and what becomes of it when the method is applied again.
 
-- The parameters of an instance are made once, when it is first applied.
+- The parameters of an instance are made once, when it is first applied: an instance that does not fit is refused.
 - A method that is applied again by its name takes the same `nn.Parameter`s as before, so that optimisers go on with
   them. Where the options or the shapes differ it starts anew, and warns.
 - New parameters come too late for wrappers that have collected a model's parameters already, which is refused.
@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
+import torch
 from torch import nn
 
 from agglo.hosts.common.swap import Applied, UnsupportedModelError
@@ -34,10 +36,12 @@ def prepare(
         return method
     applied = getattr(loop, "agglo_applied", None)
     before = applied.method if isinstance(applied, Applied) else None
-    if before is method:
-        return method
     if not getattr(method, "agglo_built", False):
         method.build(shape)
+    else:
+        _require_fit(method, shape)
+    if before is method:
+        return method
     again = by_name and isinstance(before, nn.Module) and type(before) is type(method)
     misfit = _misfit(method, before) if again else ""
     if again and not misfit:
@@ -60,6 +64,18 @@ def _misfit(method: Any, before: Any) -> str:
     if method.options() != before.options():
         return f"{before!r} was applied, {method!r} is asked for"
     return _difference(method, before)
+
+
+def _require_fit(method: Any, shape: ModelShape) -> None:
+    """Raise ValueError unless building the method anew would give the shapes that its parameters have."""
+    twin = copy.deepcopy(method)
+    with torch.random.fork_rng(devices=()):
+        twin.build(shape)
+    if difference := _difference(twin, method):
+        raise ValueError(
+            f"the parameters of this {type(method).__name__} do not fit what is asked for ({difference}): give a new "
+            f"instance, or the name {method.name!r}"
+        )
 
 
 def _take_over(method: nn.Module, before: Any) -> None:

@@ -28,7 +28,7 @@ Given = Mapping[str, Any]
 
 
 class BlockLoop(ABC):
-    """The blocks of one forward pass. A host says what its library hands them, and how they come apart.
+    """The blocks of one forward pass of their owner. A host says what its library hands them, and how they come apart.
 
     Args:
         owner: The module that loops over the blocks.
