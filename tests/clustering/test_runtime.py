@@ -12,29 +12,20 @@ import torch
 import agglo
 from agglo.clustering import jit
 from agglo.clustering.linkage import cpu
+from agglo.utils.devices import torch_threads
 from tests.support.clusters import distinct_distances
+from tests.support.processes import HANGS
 
 SOURCE = Path(agglo.__file__).parent
-
-
-def run_code(code: str, **environment: str) -> subprocess.CompletedProcess:
-    """Run Python code in a fresh process that finds this very package."""
-    variables = {**os.environ, "PYTHONPATH": str(SOURCE.parent), **environment}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables, timeout=900)
 
 
 def test_many_python_threads_at_once_and_any_number_of_torch_threads():
     inputs = [distinct_distances(6, n, seed=n) for n in (20, 60, 130, 1100)]
     expected = [agglo.cluster(distances=x, k=9) for x in inputs]
-    before = torch.get_num_threads()
-    try:
-        for count in (1, 3, 7):
-            torch.set_num_threads(count)
-            with ThreadPoolExecutor(16) as pool:
-                results = list(pool.map(lambda i: (i, agglo.cluster(distances=inputs[i % 4], k=9)), range(32)))
-            assert all(torch.equal(labels, expected[i % 4]) for i, labels in results), count
-    finally:
-        torch.set_num_threads(before)
+    for count in (1, 3, 7):
+        with torch_threads(count), ThreadPoolExecutor(16) as pool:
+            results = list(pool.map(lambda i: (i, agglo.cluster(distances=inputs[i % 4], k=9)), range(32)))
+        assert all(torch.equal(labels, expected[i % 4]) for i, labels in results), count
 
 
 def test_every_part_runs_once_and_an_error_reaches_the_caller():
@@ -81,7 +72,9 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
 def test_forked_dataloader_workers_after_the_parent_has_clustered():
-    done = run_code(FORKED)
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    command = [sys.executable, "-c", FORKED]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANGS)
     assert done.stdout.strip() == "same in forked workers", done.stderr
 
 

@@ -16,8 +16,7 @@ _OUT_OF_REACH = 1e30  # times the number of tokens still a float32
 def euclidean_distances(tokens: Tensor, *, squared: bool = False) -> Tensor:
     """Return the float32 Euclidean distances (B, N, N) between tokens (B, N, C), or their squares, without gradient.
 
-    |x|^2 + |y|^2 - 2xy of the centred tokens: one matrix product is many times as fast as differences and, other than
-    in a dendrogram, no merge depends on the last digits of the smallest ones. The diagonal is exactly 0.
+    |x|^2 + |y|^2 - 2xy of the centred tokens, many times as fast as differences. The diagonal is exactly 0.
     """
     with torch.autocast(tokens.device.type, enabled=False):
         tokens = tokens.detach().float()
@@ -38,8 +37,7 @@ def k_medoids(
 
         the member i of c with the least  sum_{j in c} w_j d_ij,  or with over_all  w_i sum_j d_ij over all j,
 
-    the first of equals, up to rounding in sums over a cluster: both of two tokens on their own are as cheap. Sums over
-    all tokens differ by less than that between tokens that are not equal.
+    the first of equals, up to rounding in sums over a cluster.
     """
     medoids, k = first.clone(), first.shape[1]
     if over_all:
@@ -57,8 +55,7 @@ def k_medoids(
 def farthest_points(distances: Tensor, k: int, start: Tensor, from_all: bool) -> Tensor:
     """Return positions (B, k) that begin with start (B,) and go on with the token farthest from those before.
 
-    With from_all, that is by the distance (of distances (B, N, N)) to the nearest of those before; else to the
-    farthest.
+    With from_all, by the distance to the nearest of those before; else to the farthest.
     """
     images = torch.arange(len(distances), device=distances.device)
     reach = distances[images, start]
@@ -82,8 +79,7 @@ def density_peaks(squares: Tensor, k: int, neighbours: int, width: int) -> tuple
         delta_i = min d_ij over all denser j; for the densest the greatest distance in the image
         centres: the k tokens with the greatest density_i delta_i; all others join the nearest centre
 
-    Of equals the first counts as denser, where released code adds noise. Densities are compared by their logarithms,
-    which far tokens do not round to 0.
+    Of equals the first counts as denser. Densities are compared by their logarithms, as far tokens' round to 0.
     """
     batch, n_tokens, _ = squares.shape
     closest = squares.topk(min(neighbours, n_tokens), dim=1, largest=False, sorted=False).values

@@ -128,17 +128,10 @@ def cluster(
     window: list[int],
     spread: str,
 ) -> tuple[Tensor, Tensor]:
-    """Labels (B, N) and group counts (B,), from arguments that were checked; exactly one of k, ks, threshold is given.
+    """Labels (B, N) and group counts (B,), from arguments of `agglo.cluster` that were checked.
 
-    Args:
-        data: features (B, N, D), or distances (B, N, N) where the metric is "precomputed".
-        metric, linkage, threshold, check, spread: as in `agglo.cluster`.
-        k: groups of every item.
-        ks: groups per item (B,), int64.
-        backend: its name, or "" for the fastest that runs.
-        weights: (B, N), float32.
-        grid: (height, width) of the tokens; empty: any two groups merge.
-        window: (height, width) within which groups merge; empty: with a grid, neighbouring groups merge, anywhere.
+    Data are features (B, N, D), or distances (B, N, N) where the metric is "precomputed". Given is k of every item, or
+    int64 ks (B,), or a threshold. Without a grid any two groups merge, without a window neighbours on the grid.
     """
     _validate(data, metric, check, weights)
     name, counts = choose(backend, data.device), ks

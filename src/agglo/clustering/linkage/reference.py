@@ -13,10 +13,9 @@ the other backends rely on holds with weights as without.
 
 Rounding. Distances are float32. Single and complete linkage only compare them. A mean is the float64 quotient of the
 sum of the distances, taken in float64, and their number. Such a sum is exact (as long as the distances, as multiples of
-one power of two, add up to less than 2**53), so the mean of two groups depends on their members alone and not on the
-order in which they came together. That holds for cosine distances of up to 16 384 tokens and for small integers;
-elsewhere (weighted distances of very different magnitude among them) means may differ in their sixteenth digit. A
-threshold is compared in float32.
+one power of two, add up to less than 2**53), so means do not depend on the order in which groups came together. That
+holds for cosine distances of up to 16 384 tokens and for small integers; elsewhere means may differ in their sixteenth
+digit. A threshold is compared in float32.
 
 Ties. Of several closest pairs the first one merges:
     single              the first pair of tokens (i, j), i < j, that is that close

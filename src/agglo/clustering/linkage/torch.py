@@ -4,11 +4,8 @@ No loop over images and no copy to the host; once per round the host asks whethe
 
 Average and complete linkage: all pairs of groups that are each other's nearest neighbour merge at once. With reducible
 linkages and ties broken as in `linkage/reference.py`, sorting these merges by (distance, first token, second token)
-gives the very order of one-at-a-time merging. Spatially smooth tokens take about ten rounds; data built to resist can
-take N.
-
-Single linkage: Boruvka's rounds. Every group takes the shortest edge that leaves it, so at most log2(N) rounds find the
-minimum spanning tree.
+gives the order of one-at-a-time merging. Single linkage: Boruvka's rounds. Every group takes the shortest edge that
+leaves it, so at most log2(N) rounds find the minimum spanning tree.
 """
 
 from __future__ import annotations

@@ -1,19 +1,13 @@
 """The backend for CUDA: one kernel launch from distances to labels, one program (CTA) per batch item.
 
 The host never waits for the device and every shape is known beforehand, so a call can be captured in a CUDA graph
-(after one ordinary call, which compiles). Scratch memory besides the input: 8 bytes per distance for average linkage,
-4 for complete, none for single, and some 50 bytes per token.
-
-Rounding and ties are those of `linkage/reference.py`: average linkage sums in float64, single and complete linkage
-compare the given float32 values and nothing else.
+(after one ordinary call, which compiles). Rounding and ties are those of `linkage/reference.py`. See docs/gpu.md.
 
 Every linkage ends as N-1 edges, one for every token but token 0, so what follows is the same for all:
 
     parent[v], height[v]   joining v's group to that of parent[v] < v (groups: both their first members, v the later)
                            or, for single linkage, the edge between the tokens v and parent[v]
     edge key               (height, lower end, higher end): the order in which one-at-a-time merging takes the edges
-
-Any n edges of a spanning tree leave N - n groups, so cutting by rank gives exactly k groups whatever the values.
 
 Phases talk through global memory. One program stays on one multiprocessor, whose L1 is coherent for its own threads,
 so a barrier between phases is all it takes. N is a run-time argument; only block sizes make a new binary.
@@ -51,9 +45,8 @@ def _pair_code(a, b, n):
 def _prim(distances, parent, height, n, TOKENS: tl.constexpr):
     """Single linkage: the minimum spanning tree from token 0, every distance read once.
 
-    Chosen over Boruvka's rounds because the candidates stay in registers, one int64 per token, and there is nothing to
-    synchronise but the reduction of each step. Sorting a packed candidate sorts (distance, lower, higher); the last
-    bit says which end is outside the tree and never decides, as an edge is a candidate from one side only.
+    Candidates stay in registers, one int64 per token. Sorting a packed candidate sorts (distance, lower, higher); the
+    last bit says which end is outside the tree and never decides, as an edge is a candidate from one side only.
     """
     v = tl.arange(0, TOKENS)
     outside = (v > 0) & (v < n)
