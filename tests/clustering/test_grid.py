@@ -9,7 +9,7 @@ from sklearn.cluster import AgglomerativeClustering
 from sklearn.feature_extraction.image import grid_to_graph
 
 import agglo
-from agglo.clustering.distances import edge_distances, grid_edges, pairwise, weighted
+from agglo.clustering.distances import pairwise, weighted
 from agglo.clustering.grid import windows
 from tests.support.clusters import BACKENDS, LINKAGES, by_first_member, symmetric, tokens
 
@@ -31,20 +31,6 @@ def problems(draw, most: int = 7):
 
 
 # --- connectivity -----------------------------------------------------------------------------------------------------
-
-
-def test_edges_are_the_pairs_next_to_each_other_at_their_distances():
-    for height, width in ((1, 1), (1, 5), (5, 1), (3, 4), (7, 2)):
-        pairs = [(i, j) for i in range(height * width) for j in range(i + 1, height * width)]
-        apart = [abs(i // width - j // width) + abs(i % width - j % width) for i, j in pairs]
-        first, second = grid_edges((height, width))
-        assert list(zip(first.tolist(), second.tolist(), strict=True)) == [
-            pair for pair, steps in zip(pairs, apart, strict=True) if steps == 1
-        ]
-        features = tokens(2, height * width).bfloat16()
-        for metric in ("cosine", "euclidean"):
-            found, matrix = edge_distances(features, metric, (height, width)), pairwise(features, metric)
-            torch.testing.assert_close(found, matrix[:, first, second], atol=2e-6, rtol=1e-5)
 
 
 @settings(max_examples=30, deadline=None)
@@ -152,7 +138,9 @@ def test_shares_add_up_and_are_in_proportion(sizes, data):
 def test_features_one_set_half_precision_empty_batch_and_limits(where):
     features, asked = tokens(2, 12), {"grid": (3, 4), **where}
     labels = agglo.cluster(features, 6, **asked)
-    assert torch.equal(labels, agglo.cluster(distances=pairwise(features, "cosine"), k=6, **asked))
+    for metric in ("cosine", "euclidean"):
+        expected = agglo.cluster(distances=pairwise(features, metric), k=6, **asked)
+        assert torch.equal(agglo.cluster(features, 6, metric=metric, **asked), expected)
     assert torch.equal(agglo.cluster(features[0], 6, **asked), labels[0])
     half, weights = features.half(), torch.linspace(0.5, 2, 24).view(2, 12).half()
     expected = agglo.cluster(half.float(), 6, weights=weights.float(), **asked)
@@ -169,8 +157,8 @@ def test_features_one_set_half_precision_empty_batch_and_limits(where):
     ("named", "arguments"),
     [
         (r"grid=\(3, 5\)", {"grid": (3, 5), "window": 2}),
-        ("window=2 needs grid", {"grid": None, "window": 2}),
-        ("connectivity='grid' needs grid", {"grid": None, "connectivity": "grid"}),
+        ("window needs grid", {"grid": None, "window": 2}),
+        ("connectivity needs grid", {"grid": None, "connectivity": "grid"}),
         ("window or connectivity", {}),
         ("window or connectivity", {"window": 2, "connectivity": "grid"}),
         ("spread='need'", {"connectivity": "grid", "spread": "need"}),

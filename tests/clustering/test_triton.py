@@ -58,7 +58,6 @@ def chain(n: int) -> Tensor:
 def cases() -> Iterator[tuple[Tensor, list[Tensor | float]]]:
     """Distances and cuts (k per item, or a threshold)."""
     yield tied(2, 5), [torch.tensor([1, 5]), 1.0]
-    yield tied(1, 17), [torch.tensor([8])]
     yield real(1, 2), [torch.tensor([1])]
     few = torch.arange(12) % 3  # every token four times, at distances that are no round numbers
     yield real(1, 3)[:, few][:, :, few], [torch.tensor([5]), 0.0]
@@ -91,11 +90,10 @@ def compare(linkage: str) -> Iterator[str]:
     yield from differences(tied(1, 13), [torch.tensor([6])])  # several blocks in every loop
     backend.launch_for = ordinary
 
-    for value in (float("nan"), float("inf"), -float("inf")):
-        distances = real(1, 7)
-        distances[0, 3, :] = distances[0, 2, 5:] = value
-        if int(backend.labels(distances, linkage, torch.tensor([4]), None).max()) != 3:
-            yield f"not 4 groups where a distance is {value}"
+    distances = real(1, 7)
+    distances[0, 3, :], distances[0, 2, 5:] = float("nan"), -float("inf")
+    if int(backend.labels(distances, linkage, torch.tensor([4]), None).max()) != 3:
+        yield "not 4 groups where distances are not finite"
 
 
 @needs_triton

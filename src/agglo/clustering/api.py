@@ -36,9 +36,9 @@ def cluster(
 ) -> Any:
     """Cluster every token set of a batch bottom-up: exactly k groups, or all merges within a threshold.
 
-    Distances are computed and compared in float32 whatever the dtype of the input, under autocast too. Ties merge the
-    first pair first (see `clustering/linkage/reference.py`), on every backend. Of the arguments, the first six matter
-    most; grid, window and connectivity are for many tokens (see docs/clustering.md); the rest is to tinker with.
+    Distances are float32 whatever the dtype of the input, under autocast too. Ties merge the first pair first, on every
+    backend. Of the arguments, the first six matter most; grid, window and connectivity are for many tokens (see
+    docs/clustering.md); the rest is to tinker with.
 
     Args:
         features: tokens (B, N, D) or (N, D), any floating dtype.
@@ -145,10 +145,7 @@ def _prepare(
     linkage: str,
     check: bool | None,
 ) -> tuple[Tensor, str, Tensor | None, bool]:
-    """Return the one tensor given as a batch, its metric, float32 weights (B, N), and whether one item was given.
-
-    The metric of distances is "precomputed". No gradient flows through a clustering.
-    """
+    """Return the tensor given as a batch, its metric or "precomputed", weights (B, N), and whether it was one item."""
     choice("metric", metric, METRICS)
     choice("linkage", linkage, LINKAGES)
     choice("check", check, (None, True, False))
@@ -211,8 +208,8 @@ def _grid_and_window(
     """Return the sides of the grid and of the window, which are none with connectivity, once all options fit."""
     choice("spread", spread, SPREADS)
     if grid is None:
-        given = f"window={window!r}" if window is not None else f"connectivity={connectivity!r}"
-        raise ValueError(f"{given} needs grid=(height, width), the positions of the tokens")
+        name = "window" if window is not None else "connectivity" if connectivity is not None else "spread"
+        raise ValueError(f"{name} needs grid=(height, width), the positions of the tokens")
     height, width = whole_numbers("grid", grid, minimum=1, length=2)
     if height * width != n_tokens:
         raise ValueError(f"grid={grid!r} must be (height, width) with height * width = {n_tokens}, all tokens")
@@ -230,17 +227,13 @@ def _grid_and_window(
     if isinstance(k, Tensor):
         raise ValueError("with window, k must be one int for all items")
     if k is not None and k < n_windows:
-        raise ValueError(
-            f"k={k} is less than the {n_windows} windows of {rows} x {columns} on a grid of {height} x {width}: "
-            "every window keeps at least one group"
-        )
+        raise ValueError(f"k={k} is less than the {n_windows} windows of the grid, which keep at least one group each")
     return [height, width], [rows, columns]
 
 
 def window_sides(window: int | tuple[int, int]) -> tuple[int, int]:
     """Return the rows and columns of a window, from one number for both or from two."""
-    if isinstance(window, (tuple, list)):
-        rows, columns = whole_numbers("window", window, minimum=1, length=2)
-        return rows, columns
-    side = number("window", window, whole=True, minimum=1)
-    return side, side
+    if not isinstance(window, (tuple, list)):
+        window = (number("window", window, whole=True, minimum=1),) * 2
+    rows, columns = whole_numbers("window", window, minimum=1, length=2)
+    return rows, columns

@@ -9,9 +9,8 @@ become one, its edge to a group K that
                                               complete  max(d(I, K), d(J, K))
                                               average   (|I| d(I, K) + |J| d(J, K)) / (|I| + |J|)
 
-This is scikit-learn's AgglomerativeClustering(connectivity=...) exactly, for the same distances. Mind that pairs of
-tokens which are no neighbours never count: "complete" is not the largest distance within a group, and "average" depends
-on the order of the merges.
+This is scikit-learn's AgglomerativeClustering(connectivity=...) exactly. Pairs of tokens that are no neighbours never
+count: "complete" is not the largest distance within a group, and "average" depends on the order of the merges.
 
 Rounding and ties. Edges are float32, combined in float64, where an average is never less than the shorter edge. Every
 edge has the number of a pair of neighbouring tokens, in the order of (first token, second token); of two edges that

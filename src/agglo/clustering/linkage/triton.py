@@ -157,8 +157,7 @@ def _match(
 def _join(x, y, LINKAGE: tl.constexpr):
     """Combine two entries of the working matrix for a merged group: the largest distance, or the sum of all.
 
-    Sums in float64 rather than means in float32: they are exact unless values differ by more than 2**29 / N**2, so
-    their quotients are those of the definition and ties stay ties.
+    Float64 sums are exact unless values differ by more than 2**29 / N**2, so quotients are those of the definition.
     """
     if LINKAGE == "average":
         return x + y

@@ -3,9 +3,8 @@
 A batch is spread over the threads image by image. A few large images are instead worked on by all threads together, row
 by row. The number of threads is torch's (`torch.set_num_threads`).
 
-What to read: `keys` (distances as integers, and what rounding may not decide), then the ways to merge, none of which
-is best everywhere: `pairs` (one merge after another), `rounds` (1024 tokens and more) and `chains` (exact numbers,
-where the others are in doubt); `merges` (labels and trees).
+Read `keys` (distances as integers, and what rounding may not decide), then the ways to merge: `pairs` (one merge after
+another), `rounds` (1024 tokens and more) and `chains` (where the others are in doubt), then `merges` (labels, trees).
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ from agglo.clustering.linkage.cpu.merges import number_groups, tree_rows
 from agglo.clustering.linkage.cpu.pairs import merge_closest_pairs, spanning_tree
 from agglo.clustering.linkage.cpu.rounds import after_round, find_nearest, join_parts, plan_round, write_round
 
-# Tokens from which rounds are faster than pairs, and threads share an image; below, handing out rows costs more than it
-# saves.
-_LARGE = 1024
+_LARGE = 1024  # tokens from which rounds are faster than pairs, and threads share an image
 _DISTANCES_AT_ONCE = 320_000  # how many a thread takes in turn: enough to be worth a call, few enough to share fairly
 _APART = 32  # numbers between what two threads write, lest they fight over a cache line
 # Squares within these sum up without overflow, and without losing digits to subnormal numbers.
@@ -60,9 +57,8 @@ if hasattr(os, "register_at_fork"):
 def run(task: Callable[..., object], parts: int, *arguments: object) -> None:
     """Call task(part, parts, *arguments) for every part, each on another thread if there are so many.
 
-    Parts of a call are taken, not assigned, and a thread that has not begun when all parts are taken is not waited for.
-    So on a machine with busy processes (workers of a data loader) a call takes about as long as on the cores that are
-    free: 25 ms for one image of 1024 tokens on 2 cores at a load of 7, where torch's OpenMP threads took 136 ms.
+    Parts of a call are taken, not assigned, and a thread that has not begun when all parts are taken is not waited for:
+    25 ms for one image of 1024 tokens on 2 cores at a load of 7, where torch's OpenMP threads took 136 ms.
     """
     global _pool, _pool_size
     if parts == 1:

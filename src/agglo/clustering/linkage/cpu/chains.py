@@ -1,14 +1,10 @@
 """Average and complete linkage by chains of nearest neighbours, on exact numbers and in O(N^2) for any data.
 
 Slower than rounds and pairs, this goes on from the merges they recorded where rounding leaves average linkage in doubt
-(see `keys`), where distances are negative, and where rounds and pairs merge too few groups at a time. Groups
-compare by the rule of `linkage/reference.py` to the letter: the float64 quotient of the sum of their distances and the
-number of pairs, or their largest distance.
-
-From any group step to its nearest neighbour until two are each other's: they merge, and the chain before them still
-holds. Every step either adds a group to the chain or merges, so there are at most 3N of O(N) each.
-
-Starting again would take 367 ms for an image of 4096 tokens, going on takes 83 (one in six was in doubt).
+(see `keys`), where distances are negative, and where rounds and pairs merge too few groups at a time. Groups compare by
+the rule of `linkage/reference.py` to the letter. From any group step to its nearest neighbour until two are each
+other's: they merge, and the chain before them still holds. Every step either adds a group to the chain or merges, so
+there are at most 3N of O(N) each.
 """
 
 from __future__ import annotations

@@ -7,14 +7,11 @@ keys, bit by bit.
 Indices that address memory are unsigned where it matters: Numba tests signed ones for negative values, which stops
 vectorisation.
 
-Average linkage and rounding. The rule of `linkage/reference.py` compares exact means. Keys hold means in float32,
-rounded anew at every merge, which takes half the time of exact sums at 196 tokens and an eighth at 4096. So a merge
-counts only if it is certain: neither group has a third one nearly as near, where nearly means that rounding could have
-made the difference. Everything else is left to `chains`: of 2000 images of 196 spatial tokens, halved, 10 were. Tied
-distances go there as a rule.
-
-A mean of two keys is off by at most 3 units in the last place (the share, the product, the sum), besides what the two
-were off before. Keys are float bits, so a unit in the last place is a difference of 1.
+Average linkage compares exact means, but keys hold means in float32, rounded anew at every merge: half the time of
+exact sums at 196 tokens, an eighth at 4096. So a merge counts only if it is certain: rounding could not have brought a
+third group nearer than either of the two. The rest is left to `chains`: 10 of 2000 images of 196 spatial tokens, and
+tied distances as a rule. A mean of two keys is off by at most 3 units in the last place (the share, the product,
+the sum), besides what the two were off before. Keys are float bits, so such a unit is a difference of 1.
 """
 
 from __future__ import annotations
@@ -116,11 +113,6 @@ def scatter_into(out, source, indices):
 
 
 @inner
-def raised(key, units):
-    return key + units if key < FAR - units else FAR
-
-
-@inner
 def widest(work):
     """How far apart two keys of this image may be in doubt."""
     return np.int32(4) * _PER_MERGE * work.deepest[0]
@@ -130,7 +122,8 @@ def widest(work):
 def bound_of(key, i, j, work):
     """A third group nearer than this to i or j leaves it in doubt whether they are each other's nearest."""
     deeper = max(work.depth[i], work.depth[j])
-    return raised(key, _PER_MERGE * (work.depth[i] + work.depth[j] + deeper + work.deepest[0]))
+    units = _PER_MERGE * (work.depth[i] + work.depth[j] + deeper + work.deepest[0])
+    return key + units if key < FAR - units else FAR
 
 
 @inner

@@ -6,9 +6,8 @@ token): that is the order in which one-at-a-time merging would have done them, t
 `linkage/reference.py`). Recording stops when enough merges are certain: no pair that is left comes before them.
 
 After every round the distances are written anew for the groups that are left, and their nearest neighbours are found
-while a row is still in cache: memory is only read and written in order, apart from one short column for every merged
-row. Rows are independent of each other, so threads can share an image: a `part` is one thread's stripes of rows. Only
-the upper triangle of a matrix is read and written.
+while a row is still in cache. Rows are independent of each other, so threads can share an image: a `part` is one
+thread's stripes of rows. Only the upper triangle of a matrix is read and written.
 """
 
 from __future__ import annotations
