@@ -10,7 +10,7 @@ from typing import Any
 
 from agglo.lab.paper.classifiers import named
 from agglo.lab.paper.compare import DENSE
-from agglo.lab.paper.detectors import (
+from agglo.lab.paper.items.detection import (
     BOX_AND_MASK,
     COLLAPSED,
     HeldImages,

@@ -39,8 +39,8 @@ def _listed(listed: Mapping[str, Study]) -> str:
 
 def _timed(benchmark: Benchmark) -> Callable[[], str]:
     def text() -> str:
-        found: str = benchmark.load().describe(choosing.record(f"bench/{benchmark.name}.json"))
-        return f"`make bench-{benchmark.name}`: {found}"
+        record = choosing.record(f"bench/{benchmark.name}.json")
+        return f"`make bench-{benchmark.name}`: {benchmark.load().describe(record)}"
 
     return text
 

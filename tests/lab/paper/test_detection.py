@@ -15,18 +15,21 @@ from safetensors.torch import save_file
 from agglo.lab.paper import printed
 from agglo.lab.paper.classifiers import FASHION, SHELF, TUNED
 from agglo.lab.paper.compare import DENSE
-from agglo.lab.paper.detectors import (
+from agglo.lab.paper.items.detection import (
+    CLAIMS,
     COCO,
     DENSE_WITH_TOKEN,
+    DETECTION,
     FULL,
+    GATE,
     MINIATURE,
     DetectorScale,
+    differences_of,
     entries,
     opened,
     published,
     start,
 )
-from agglo.lab.paper.items.detection import CLAIMS, DETECTION, GATE, differences_of
 from agglo.lab.paper.output import write_output
 from agglo.lab.paper.runner import run
 from agglo.lab.paper.study import Result, Settings

@@ -1,1 +1,1 @@
-"""The tables and figures of the ATC paper as items: what each needs, how it is run, measured beside printed."""
+"""The tables and figures of the ATC paper as items: what each needs, how it is run, measured and printed numbers."""

@@ -1,4 +1,4 @@
-"""Measured beside printed: values with their errors, tables that show both with their difference, and curves."""
+"""Measured and printed numbers: values with their errors, tables of both with their difference, and curves."""
 
 from __future__ import annotations
 

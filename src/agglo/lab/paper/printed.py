@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, from printed.json beside this file."""
+"""The numbers that the paper prints, from printed.json in this folder."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One file per kind of item; `registry.py` beside this folder lists them."""
+"""One file per kind of item; `agglo.lab.paper.registry` lists them."""

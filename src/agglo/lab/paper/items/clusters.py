@@ -22,8 +22,7 @@ _OTHERS = (Entry("dpc_knn", "dpc_knn", EQUAL.options), Entry("kmedoids", "kmedoi
 class Sheet(NamedTuple):
     """One figure: several images of a data set, each under several reductions.
 
-    Attributes:
-        images: What the file names of the paper's images hold; of Fashion-MNIST their numbers in the test set.
+    `images` are parts of the paper's file names; of Fashion-MNIST they are numbers in the test set.
     """
 
     name: str
@@ -69,15 +68,14 @@ def _run(sheets: Sequence[Sheet], settings: Settings) -> RunCell:
         folder.mkdir(parents=True, exist_ok=True)
         configs = {entry.config(_RATE): entry.name for entry in sheet.entries}
         if sheet.data == FASHION:
-            picture, names = _draw_embedded(sheet, configs)
+            drawn, names = _draw_embedded(sheet, configs)
         else:
             files = [_find(settings.data[sheet.data], part) for part in sheet.images]
             spec = ModelSpec(sheet.model, settings.weights[sheet.weights])
-            picture = visualize(spec, files, configs, every_stage=sheet.every_stage)
+            drawn = visualize(spec, files, configs, every_stage=sheet.every_stage)
             names = [file.name for file in files]
-        path = folder / f"{sheet.name}.png"
-        picture.save(path)
-        return {"picture": path.name, "images": names}
+        drawn.save(folder / f"{sheet.name}.png")
+        return {"picture": f"{sheet.name}.png", "images": names}
 
     return run
 

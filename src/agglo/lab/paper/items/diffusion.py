@@ -246,7 +246,7 @@ def _sections(results: Sequence[Result], kind: str, comparable: bool) -> list[Se
         f"{dense[0]['reference_images']} real ones; in brackets the standard deviation over sets."
     )
     if not comparable:
-        text += " Printed numbers are of Stable Diffusion 1.5 and ImageNet: they cannot stand beside these."
+        text += " Printed numbers are of Stable Diffusion 1.5 and ImageNet: they cannot be compared with these."
     table = replace(every, rows=papers, expected=expected).table()
     parts = [Section(f"Frechet distance by {kind}: the paper's table", table, text)]
     if own:

@@ -1,4 +1,4 @@
-"""ATC on models that never saw fewer tokens, and every other method that needs no training beside it."""
+"""ATC and every other method that needs no training, on models that never saw fewer tokens."""
 
 from __future__ import annotations
 

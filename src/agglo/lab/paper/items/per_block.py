@@ -148,7 +148,7 @@ def _draw_curves(results: Sequence[Result], scale: ClassifierScale, settings: Se
 
 def _curves(family: str, title: str, gpu_hours: str) -> Study:
     entries = _MAE_ENTRIES if family == "mae" else _ENTRIES
-    enlarged = "; pictures are enlarged to 42 pixels, 441 tokens" if family == "swag" else ""
+    enlarged = "; images are enlarged to 42 pixels, 441 tokens" if family == "swag" else ""
     return Study(
         name=f"curves-{family}",
         shows=f"figure ots_{family}",
