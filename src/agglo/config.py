@@ -112,13 +112,12 @@ class ReductionConfig:
         if self.threshold is not None:
             self._set("threshold", number("threshold", self.threshold, minimum=0))
         choice("proportional", self.proportional, (None, True, False))
-        choice("last_block", self.last_block, get_args(LastBlock))
-        choice("output", self.output, get_args(OutputTokens))
+        for name, words in {"last_block": LastBlock, "output": OutputTokens, "share": Sharing}.items():
+            choice(name, getattr(self, name), get_args(words))
         choice("max_downsample", self.max_downsample, (None, *DOWNSAMPLES))
         several = isinstance(self.merge, Iterable) and not isinstance(self.merge, str) and self.merge
         parts = self.merge if several else (self.merge,)
         self._set("merge", tuple(choice("merge", part, get_args(Part)) for part in parts))
-        choice("share", self.share, get_args(Sharing))
         number("every", self.every, whole=True, minimum=1)
         if self.drift is not None:
             self._set("drift", number("drift", self.drift, minimum=0))

@@ -108,7 +108,7 @@ def list_methods(*, diffusion: bool = False) -> list[MethodInfo]:
     """
     return [
         MethodInfo(
-            name=name,
+            name,
             description=" ".join((inspect.getdoc(method) or "").split()).split(". ")[0].rstrip("."),
             kind=method.kind,
             learns=issubclass(method, nn.Module),
