@@ -1,4 +1,4 @@
-"""The reductions a person asks for side by side: every method with every linkage at every budget.
+"""Reductions to compare: every method with every linkage at every budget.
 
 Each `ReductionConfig` comes with the name of its row in tables: a dict of names by config, in the order of the rows.
 """

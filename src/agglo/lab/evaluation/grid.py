@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 # Speeds of several batch sizes do not belong into one table, nor accuracies of several data sets. Another machine may
-# go on: every result says which processor it ran on, and reports compare speeds of one processor only.
+# resume: every result says which processor it ran on, and reports compare speeds of one processor only.
 _SAME = ("model.name", "model.fingerprint", "data.name", "data.images", "data.fingerprint", "settings")
 
 

@@ -44,8 +44,8 @@ class _Row:
     """A result, with its config and its budget.
 
     Attributes:
-        result, config: As the report has them; None is the config of the dense model.
-        kind: The field of the config that is its budget; empty for the dense model.
+        config: None for the dense model.
+        kind: The field of the config that is its budget.
         level: The budget as a number, by which rows of one kind are ordered.
         budget: The budget without its kind, which the column's title names.
         how: The method with its options, then the other fields of the config.

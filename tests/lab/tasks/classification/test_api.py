@@ -122,10 +122,3 @@ def test_a_run_goes_on_and_refuses_another(data: Path, tmp_path: Path) -> None:
         agglo.lab.finetune(reduced, data, tmp_path / "other", **QUICK)
     with pytest.raises(ValueError, match="model=3"):
         agglo.lab.finetune(3, data, tmp_path)  # type: ignore[arg-type]
-
-
-def test_finetuning_an_image_tower_by_name(data: Path, tmp_path: Path) -> None:
-    tiny_models.open_clip_folder(tmp_path)
-    name = f"open_clip:local-dir:{tmp_path}"
-    best = agglo.lab.finetune(name, data, tmp_path / "run", drop_path=0.0, method="atc", keep_rate=0.5, **QUICK)
-    assert 0 <= best["best_metric"] <= 100

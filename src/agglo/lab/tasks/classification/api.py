@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-# Settings of a training run that decide how a model is built; a model that a person has built has them already.
+# Settings of a training run that decide how a model is built; a model object has them already.
 _OF_BUILDING: dict[str, Any] = {"drop_path": 0.0, "global_pool": None, "patch_drop_rates": []}
 
 
@@ -91,7 +91,7 @@ def finetune(
 
         agglo.lab.finetune(model, "birds", "runs/atc50", method="atc", keep_rate=0.5, epochs=10)
 
-    The same call goes on where an earlier one stopped.
+    The same call resumes where an earlier one stopped.
 
     Args:
         model: A classifier of timm, transformers, torchvision or open_clip, which gets a new head where its own is of

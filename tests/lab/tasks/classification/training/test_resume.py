@@ -1,4 +1,4 @@
-"""A run that is killed with SIGKILL, at any moment, goes on and ends with the weights of one that was not."""
+"""A run that is killed with SIGKILL, at any moment, resumes and ends with the weights of one that was not."""
 
 from __future__ import annotations
 

@@ -289,19 +289,3 @@ def test_a_run_does_not_go_on_from_other_weights_or_images_of_the_same_name(tmp_
     finetune(plain(epochs=1, warmup_epochs=0.0), data, tmp_path / "other")
     with pytest.raises(ValueError, match="training images: "):
         finetune(plain(epochs=1, warmup_epochs=0.0), write_fashion(data, n_train=47), tmp_path / "other")
-
-
-@pytest.mark.parametrize("budget", [{"keep_rate": 0.5}, {"threshold": 0.2}, {"schedule": "counts:30,20,10"}])
-def test_the_model_is_reduced_as_the_settings_say(budget: dict[str, Any]) -> None:
-    model, _ = build_models(plain(method="atc", linkage="single", **budget), 10)
-    images = torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-
-    def class_token() -> torch.Tensor:  # the head of an untrained model answers 0 to everything
-        with torch.inference_mode():
-            return model.eval().forward_features(images)[:, 0]  # type: ignore[operator, no-any-return]
-
-    found = class_token()
-    agglo.apply(agglo.remove(model), "atc", linkage="single", **budget)
-    assert torch.equal(found, class_token())
-    agglo.remove(model)
-    assert not torch.allclose(found, class_token())

@@ -19,9 +19,9 @@ STUDY, MODEL = FRAMES = ("study", "model")
 
 
 def inputs_for(model: nn.Module, dataset: str | None = None, frame: str | None = None) -> Inputs:
-    """Return the inputs that a model takes of a data set; size, mean and deviation are those of its own configuration.
+    """Return how images of a data set are prepared for a model, with the model's own size, mean and deviation.
 
-    Every command that runs a model on images uses this, so that all prepare them alike.
+    Every command that runs a model on images uses this.
 
     Args:
         model: The model.

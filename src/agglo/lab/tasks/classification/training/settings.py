@@ -61,7 +61,7 @@ class TrainingSettings(ReductionSettings, CosineSettings):
 
     # Augmentation (of each data set, unless a recipe says otherwise)
     randaugment: str | None = option(None, "timm's RandAugment policy")
-    colour_jitter: Amount = option(0.0, "has no effect beside randaugment")
+    colour_jitter: Amount = option(0.0, "has no effect with randaugment")
     erasing: Fraction = option(0.0, "probability of random erasing")
     cutout: bool = option(False, "one rectangle of half the side in a random colour")
     flip: Fraction = option(0.5, "probability of mirroring an image")
