@@ -80,8 +80,12 @@ def test_a_tower_whose_pooler_nobody_trained_has_none(tmp_path: Path) -> None:
 def test_a_model_of_torchvision() -> None:
     assert ModelSpec("torchvision:vit_b_32").has_random_weights
     assert not ModelSpec("torchvision:vit_b_32:IMAGENET1K_V1").has_random_weights
-    with torch.device("meta"):
-        names = class_names(build(ModelSpec("torchvision:vit_b_32")))
+    torch.manual_seed(0)
+    model = build(ModelSpec("torchvision:shufflenet_v2_x0_5"))
+    torch.manual_seed(0)
+    own = torchvision.models.shufflenet_v2_x0_5().eval()
+    assert torch.equal(model(images(224)), own(images(224)))
+    names = class_names(model)
     assert names is not None and len(names) == 1000 and names[:2] == ["tench", "goldfish"]
 
 

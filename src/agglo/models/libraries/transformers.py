@@ -25,6 +25,7 @@ from agglo.models.zero_shot import is_contrastive, zero_shot
 
 _INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # as PIL numbers them
 _STEPS = ("do_convert_rgb", "do_resize", "do_center_crop", "do_rescale", "do_normalize")  # of processors
+_FURTHER = ("crop_pct", "rescale_offset")  # what else changes pixels in some of them
 _TOWER = "vision_model."  # of a model of images and texts
 
 
@@ -160,7 +161,7 @@ def inputs_of(path: str) -> Inputs:
 
     processor = _read("image processor", AutoImageProcessor, path)
     given, kind = processor.to_dict(), type(processor).__name__
-    steps = [name for name in given if given[name] and (name.startswith("do_") or name == "crop_pct")]
+    steps = [name for name in given if given[name] and (name.startswith("do_") or name in _FURTHER)]
     if unknown := [name for name in steps if name not in _STEPS]:
         raise ValueError(f"{kind} prepares images in a way that agglo does not know: {listed(unknown)}")
     size, crop = given.get("size") or {}, given.get("crop_size") or {}
