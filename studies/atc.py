@@ -106,15 +106,15 @@ def _places_axes(subject: Subject, settings: Settings) -> Iterator[StudyCell]:
 def _run_places(subject: Subject, settings: Settings) -> RunCell:
     chosen = FolderSettings(subject.spec(settings), subject.root(settings), images=_IMAGES, device=settings.device)
     ready = prepare(chosen)
-    images = split(ready.images, ready.labels, batch_size=chosen.batch_size)
-    tuned = TunedSubject(ready.model, images, TuneSettings(objective="kl"), output=ready.output)
+    images = split(ready.images, batch_size=chosen.batch_size)
+    tuned = TunedSubject(ready.model, images, TuneSettings(objective="kl", output=ready.output))
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
         method, options = next(way for way in WAYS if _about(about["level"], *way) == about)
-        space = Space(method, (), {**options, "last_block": "class_token", **_SCHEDULE})
-        point = solve(tuned, space, space.first(), about["level"])
-        found = tuned.quality(point.config, [*images.search, *images.confirmation])
-        return {"gflops": point.cost.gflops, "quality": asdict(found), "images": _IMAGES}
+        space = Space(method, {}, {**options, "last_block": "class_token", **_SCHEDULE})
+        config = solve(tuned, space, space.first, about["level"])
+        found = tuned.quality(config, [*images.search, *images.confirmation])
+        return {"gflops": tuned.cost(config).gflops, "quality": asdict(found), "images": _IMAGES}
 
     return run
 
