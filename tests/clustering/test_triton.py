@@ -13,16 +13,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import Tensor
 
 LINKAGES = ("single", "average", "complete")
-needs_triton = pytest.mark.skipif(
-    subprocess.run([sys.executable, "-c", "import triton"], capture_output=True, check=False).returncode != 0,
-    reason="triton is not installed",
-)
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is available")
 
 

@@ -54,7 +54,8 @@ class _Cache(FunctionCache):
             warnings.warn(f"a compiled kernel is not kept for the next process: {error}", RuntimeWarning, stacklevel=2)
 
 
-def _compile(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def kernel(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Compile, on first call, a function that Python calls. It must not allocate."""
     # Kernels never allocate, so reference counts are switched off: for short rows they cost more than the loops.
     compiled = numba.njit(**{"nogil": True, "error_model": "numpy", "_nrt": False, **options})(function)
     if not numba.config.DISABLE_JIT:
@@ -68,11 +69,6 @@ def _compile(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     return compiled
 
 
-def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile, on first call, a function that Python calls. It must not allocate."""
-    return _compile(function)
-
-
 def inner(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Compile a function that only kernels call, without the wrappers for Python. It must not allocate."""
-    return _compile(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+    return kernel(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
