@@ -21,8 +21,6 @@ from agglo.plan import Plan
 from agglo.testing import HostContract
 from tests.support.adapters import WIDTH, rotary_vit, small_adapter, small_vit
 
-TOKENS = 64
-
 
 def images_of(batch: int = 2, height: int = 64, width: int = 64, seed: int = 3) -> Tensor:
     return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(seed))

@@ -119,5 +119,5 @@ def test_every_attention_adds_the_bias(batch_of_bias: int, heads_of_bias: int, s
     torch.testing.assert_close(attended, weights @ v)
     torch.testing.assert_close(received, weights.sum(dim=(1, 2)))
     if not sized:
-        everybody = policy_attention(q, k, v, torch.ones(3, 7), bias=bias, eps=0.0)
-        torch.testing.assert_close(everybody, weights @ v)
+        every = policy_attention(q, k, v, torch.ones(3, 7), bias=bias)
+        torch.testing.assert_close(every, weights @ v, rtol=1e-4, atol=1e-5)

@@ -158,9 +158,10 @@ class _TimmLoop(BlockLoop):
     def begin(self, block: nn.Module, x: Tensor, given: Given) -> ForwardPass | Split:
         mask, rope = given.get("attn_mask"), given.get("rope")
         is_padded = hasattr(self.owner, "embeds")  # NaFlexViT
-        refuse_given(attn_mask=None if is_padded else mask, is_causal=bool(given.get("is_causal")))
-        if mask is None:
+        if mask is None and not given.get("is_causal"):
             return self._begin(x, rope)
+        refuse_given(attn_mask=None if is_padded else mask, is_causal=bool(given.get("is_causal")))
+        assert mask is not None
         sequences = padded(real_tokens("attn_mask", mask).expand(x.shape[0], -1))
         return Split(x, sequences, lambda _, tokens: self._begin(tokens, rope), None)
 
