@@ -22,7 +22,8 @@ DOCUMENTED = sorted(set(re.findall(r"^::: agglo\.([\w.]+)$", PAGE.read_text(enco
 
 def example_of(name: str, value: Any) -> doctest.DocTest:
     """What a docstring shows, without examples that are nothing but comments."""
-    surroundings = {**vars(inspect.getmodule(value)), **vars(agglo), "agglo": agglo, "torch": torch}
+    public = {public: getattr(agglo, public) for public in agglo.__all__}
+    surroundings = {**vars(inspect.getmodule(value)), **public, "agglo": agglo, "torch": torch}
     found = doctest.DocTestParser().get_doctest(value.__doc__ or "", surroundings, f"agglo.{name}", None, None)
     found.examples = [shown for shown in found.examples if not shown.source.lstrip().startswith("#")]
     return found
