@@ -74,7 +74,6 @@ class VLM:
     mark: str = "<image>"
     pointwise: bool = False
     nested: bool = False  # whether the processor wants a list of images for every prompt
-    placeholder: str = "<image>"
 
     def model(self) -> Any:
         torch.manual_seed(0)

@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import nn
 
 from agglo.config import CLASSIFIER_FIELDS, ReductionConfig
+from agglo.grouping import Mean
 from agglo.hosts.common.swap import CHANGING, UnsupportedModelError, install, reduced_class, uninstall
 from agglo.hosts.diffusers import mixins
 from agglo.hosts.diffusers.architectures import (
@@ -66,13 +67,14 @@ def apply(model: Any, config: ReductionConfig, method: Method) -> None:
         raise ValueError(f"keep_rate={config.keep_rate!r} must be one number for a diffusion model")
     _require_grouping(method)
     weighs = method.proportional if config.proportional is None else config.proportional
+    mean: Mean = getattr(method, "mean", "plain")  # an option of some methods
     prepared = []
     for denoiser in denoisers(model):
         architecture = architecture_of(denoiser)
         assert architecture is not None
         found = _reduced_modules(denoiser, architecture, config)
         indices = frozenset(modules.site.index for modules in found)
-        plan = DiffusionPlan(config, method, config.keep_rate, indices, weighs, architecture)
+        plan = DiffusionPlan(config, method, config.keep_rate, indices, weighs, mean, architecture)
         for downsample in {modules.site.downsample for modules in found} if own_axes(denoiser) is not None else ():
             plan.target(*_tokens(denoiser, downsample, None))  # an impossible request raises here
         prepared.append((denoiser, found, plan))

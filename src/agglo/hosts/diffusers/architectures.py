@@ -75,7 +75,12 @@ class UNet:
                 if named(module, "BasicTransformerBlock") and not block.only_cross_attention:
                     site = _site(index, name, block.attn1, downsample)
                     yield Modules(site, block, (block.attn1,), ReducedAttention, block.attn2, block.ff)
-                elif name.split(".")[-2:-1] == ["attentions"] and _takes_maps(module):
+                elif (
+                    (name.split(".")[-2:-1] == ["attentions"] and named(module, "Attention"))
+                    and not block.is_cross_attention
+                    and block.added_kv_proj_dim is None
+                    and block.spatial_norm is None
+                ):  # over feature maps (B, C, H, W), norm and residual included
                     yield Modules(_site(index, name, module, downsample), module, (module,), ReducedMapAttention)
                 else:
                     continue
@@ -103,12 +108,6 @@ def _levels(model: Any) -> Iterator[tuple[str, int, nn.Module]]:
     for index, block in enumerate(getattr(model, "up_blocks", ())):
         yield f"up_blocks.{index}", downsample, block
         downsample //= 2 if getattr(block, "upsamplers", None) else 1
-
-
-def _takes_maps(module: Any) -> bool:
-    """Return whether this is an attention over feature maps (B, C, H, W), norm and residual included."""
-    plain = named(module, "Attention") and not module.is_cross_attention and module.added_kv_proj_dim is None
-    return plain and module.spatial_norm is None
 
 
 @dataclass(frozen=True)

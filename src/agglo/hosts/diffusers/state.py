@@ -51,13 +51,8 @@ class DiffusionPlan(Setting):
     keep_rate: float
     sites: frozenset[int]  # indices of the self-attentions that are reduced
     proportional: bool
+    mean: Mean  # how the tokens of a group become one
     architecture: Architecture
-
-    @property
-    def mean(self) -> Mean:
-        """How the tokens of a group become one, for methods that have the option."""
-        mean: Mean = getattr(self.method, "mean", "plain")
-        return mean
 
     def target(self, n_tokens: int, grid: Grid | None) -> int:
         """Return the number of groups of n_tokens tokens; ValueError if the method cannot reach it."""
