@@ -19,7 +19,7 @@ from agglo.lab.demo import keep_rate_of, patch_colours, whole_patches
 from agglo.lab.options import EMBEDDED
 from agglo.lab.tasks.classification.data import open_split
 from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
-from agglo.lab.tasks.classification.evaluation.metrics import evaluate
+from agglo.lab.tasks.classification.evaluation.grid import evaluate
 from agglo.models.opening import build
 
 LOG = Path(__file__).parents[2] / "results" / "training" / "embedded-model" / "log.csv"

@@ -42,7 +42,14 @@ def quick(**changes: Any) -> TrainingSettings:
     what = {"model": "agglo_test_vit", "from_scratch": True, "dataset": "fashion-mnist", "in_memory": True}
     how = {"epochs": 2, "batch_size": 16, "lr_batch": 16, "lr": 2e-3, "warmup_epochs": 1.0, "clip_grad": 1.0}
     # Erasing would seed for every image and so hide what else does not.
-    random: dict[str, Any] = {"mixup": 0.8, "cutmix": 1.0, "drop_path": 0.2, "shift": 2, "erasing": 0.0}
+    random: dict[str, Any] = {
+        "mixup": 0.8,
+        "cutmix": 1.0,
+        "drop_path": 0.2,
+        "shift": 2,
+        "erasing": 0.0,
+        "randaugment": None,
+    }
     random["patch_drop_rates"] = [0.75, 0.75]
     kept = {"checkpoint_minutes": 0.0, "evaluation_batch_size": 8, "evaluate_first": False, "ema_decay": 0.9}
     values: dict[str, Any] = {**what, **how, **random, **kept, "workers": 0, **changes}

@@ -56,7 +56,7 @@ def evaluate(
     """
     from agglo.lab.tasks.classification.data import detect, open_split
     from agglo.lab.tasks.classification.data.transforms import Normalise, evaluation_transform, inputs_for
-    from agglo.lab.tasks.classification.evaluation import grid, metrics
+    from agglo.lab.tasks.classification.evaluation import grid
     from agglo.models.opening import ModelSpec, build
     from agglo.utils.progress import progress
 
@@ -76,7 +76,7 @@ def evaluate(
         raise ValueError("images, dataset and frame go with a folder; batches are taken as they are")
     total = len(loader) if hasattr(loader, "__len__") else 0
     with progress(total, "evaluate", every_seconds=10, quiet=quiet or not total) as advance:
-        return metrics.evaluate(built, loader, prepare=prepare, advance=lambda count: advance(f"{count} images"))
+        return grid.evaluate(built, loader, prepare=prepare, advance=lambda count: advance(f"{count} images"))
 
 
 def finetune(

@@ -14,7 +14,7 @@ from sklearn.metrics import average_precision_score, top_k_accuracy_score
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from agglo.lab.tasks.classification.evaluation.metrics import (
+from agglo.lab.tasks.classification.evaluation.grid import (
     average_precision,
     evaluate,
     mean_average_precision,

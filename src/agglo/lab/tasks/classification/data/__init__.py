@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from agglo.checks import choice
 from agglo.lab.data.image_files import Files
+from agglo.lab.options import Amount, Fraction, option
 
 __all__ = ["Augmentation", "ClassificationData", "DataSet", "Files", "detect", "open_split", "register"]
 
@@ -71,23 +72,14 @@ class ClassificationData(Dataset[tuple[Any, Any]]):
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The augmentation of training images; the defaults are DeiT's.
+    """The augmentation of training images; the defaults are DeiT's."""
 
-    Args:
-        shift: Pad by so many pixels and crop to size again, in place of timm's random resized crop.
-        flip: Probability of a horizontal flip.
-        randaugment: timm's policy; None is none.
-        colour_jitter: Strength for brightness, contrast and saturation; no effect with randaugment, as in timm.
-        erasing: Probability of random erasing.
-        cutout: Whether one rectangle of half the side gets a random colour.
-    """
-
-    shift: int | None = None
-    flip: float = 0.5
-    randaugment: str | None = "rand-m9-mstd0.5-inc1"
-    colour_jitter: float = 0.0
-    erasing: float = 0.25
-    cutout: bool = False
+    randaugment: str | None = option("rand-m9-mstd0.5-inc1", "timm's RandAugment policy")
+    colour_jitter: Amount = option(0.0, "of brightness, contrast and saturation; has no effect with randaugment")
+    erasing: Fraction = option(0.25, "probability of random erasing")
+    cutout: bool = option(False, "one rectangle of half the side in a random colour")
+    flip: Fraction = option(0.5, "probability of mirroring an image")
+    shift: int | None = option(None, "in place of a random crop: pixels an image moves at most")
 
 
 # The study's, for images with several labels: Cutout in place of flips and random erasing.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from agglo.lab.options import Amount, AtLeastOne, Fraction, Whole, option, require_limits
@@ -13,7 +13,7 @@ from agglo.lab.training.settings import CosineSettings, ReductionSettings
 
 
 @dataclass(frozen=True)
-class TrainingSettings(ReductionSettings, CosineSettings):
+class TrainingSettings(ReductionSettings, Augmentation, CosineSettings):
     """The settings of a fine-tuning run. Numbers of epochs count from the start of training."""
 
     of_method = (*ReductionSettings.of_method, "distill")
@@ -59,13 +59,7 @@ class TrainingSettings(ReductionSettings, CosineSettings):
         [], "fraction of patches left out of each training image, epoch by epoch; epochs after these see all patches"
     )
 
-    # Augmentation (of each data set, unless a recipe says otherwise)
-    randaugment: str | None = option(None, "timm's RandAugment policy")
-    colour_jitter: Amount = option(0.0, "has no effect with randaugment")
-    erasing: Fraction = option(0.0, "probability of random erasing")
-    cutout: bool = option(False, "one rectangle of half the side in a random colour")
-    flip: Fraction = option(0.5, "probability of mirroring an image")
-    shift: int | None = option(None, "in place of a random crop: pixels an image moves at most")
+    # Augmentation, where it is not as for any data
     repeated_augmentation: AtLeastOne = option(
         3, "times an image comes in one epoch, which sees fewer images then; in runs of several processes"
     )
@@ -100,7 +94,6 @@ class TrainingSettings(ReductionSettings, CosineSettings):
 
 # What may change between two starts of one run: it decides nothing about the weights.
 MAY_DIFFER = frozenset({"workers", "checkpoint_minutes", "tracker", "evaluation_batch_size", "from_scratch"})
-AUGMENTATION_SETTINGS = tuple(each.name for each in fields(Augmentation))
 
 
 def _augmentation(values: Mapping[str, Any]) -> dict[str, Any]:

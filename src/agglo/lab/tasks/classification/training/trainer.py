@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from agglo.hosts.registry import applied_modules
-from agglo.lab.tasks.classification.data import Augmentation, ClassificationData, open_split
+from agglo.lab.tasks.classification.data import ClassificationData, open_split
 from agglo.lab.tasks.classification.data.transforms import (
     STUDY,
     Inputs,
@@ -23,9 +23,9 @@ from agglo.lab.tasks.classification.data.transforms import (
     inputs_for,
     train_transform,
 )
-from agglo.lab.tasks.classification.evaluation.metrics import evaluate
+from agglo.lab.tasks.classification.evaluation.grid import evaluate
 from agglo.lab.tasks.classification.training.objective import Objective
-from agglo.lab.tasks.classification.training.settings import AUGMENTATION_SETTINGS, MAY_DIFFER, TrainingSettings
+from agglo.lab.tasks.classification.training.settings import MAY_DIFFER, TrainingSettings
 from agglo.lab.training.batches import ImageBatches, MemoryBatches, Share, TrainingData
 from agglo.lab.training.loop import TrainingTask, train
 from agglo.models.checkpoints import Checkpoint, fingerprint, load_method, split_method
@@ -208,8 +208,7 @@ def training_data(settings: TrainingSettings, data: ClassificationData, model: n
     if settings.in_memory:
         normalise, shift = Normalise(inputs.mean, inputs.std), settings.shift or 0
         return MemoryBatches(*in_memory(data, inputs), share, normalise, seed, repeats, shift, settings.flip)
-    augmentation = Augmentation(**{name: getattr(settings, name) for name in AUGMENTATION_SETTINGS})
-    data.transform = train_transform(inputs, augmentation)
+    data.transform = train_transform(inputs, settings)
     return ImageBatches(data, share, seed, repeats, settings.workers)
 
 
