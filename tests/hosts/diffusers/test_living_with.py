@@ -49,17 +49,6 @@ def test_hooks_of_accelerate_and_diffusers(hooks_first: bool, kind: str) -> None
     assert_same(run(model, inputs), dense, atol=1e-6)
 
 
-def test_a_direct_forward_is_reduced_too() -> None:
-    model, inputs, expected = reduced()
-    agglo.apply(model, keep_rate=0.5)
-    with torch.no_grad():
-        assert_same(model.forward(**inputs).sample, expected, atol=1e-6)
-    held = model.forward
-    agglo.remove(model)
-    with torch.no_grad():
-        assert torch.equal(held(**inputs).sample, run(model, inputs))
-
-
 @pytest.mark.parametrize("make", [unet, unet_of_maps])
 @pytest.mark.parametrize("proportional", [True, False])
 def test_attention_processors(make: Any, proportional: bool) -> None:

@@ -92,14 +92,6 @@ def test_a_reduced_pipeline_is_copied_and_saved(tmp_path: Any) -> None:
         assert torch.equal(thawed.state_dict()[key], value)
 
 
-def test_a_scheduler_that_repeats_timesteps() -> None:
-    """PNDM's second call has the timestep of the first: nothing is lost, and nothing mixed."""
-    pipe = pipeline()
-    pipe.scheduler = diffusers.PNDMScheduler(skip_prk_steps=True, steps_offset=1)
-    agglo.apply(pipe, keep_rate=0.5, every=3)
-    assert torch.equal(generate(pipe), generate(pipe))
-
-
 def test_a_pipeline_without_a_denoiser() -> None:
     pipe = pipeline()
     pipe.unet = None

@@ -57,15 +57,14 @@ def test_calls_with_one_timestep_are_one_step() -> None:
     assert counted(model, inputs, [9, 9, 7, 7, 5, 5, 3, 3], every=2) == {64: 3 * 2 * 2}
     other = {**inputs, "sample": inputs["sample"].flip(-1) * 2}
     agglo.apply(model, keep_rate=0.5, every=2)
-    alone = {}
-    for name, given in (("one", inputs), ("other", other)):
+
+    def steps(*calls: Any) -> list[Any]:
         with agglo.hosts.diffusers.generation():
-            alone[name] = [run(model, given, timestep=torch.tensor(t)) for t in (9, 7)]
-    with agglo.hosts.diffusers.generation():
-        mixed = [run(model, given, timestep=torch.tensor(t)) for t in (9, 7) for given in (inputs, other)]
-    expected = [alone["one"][0], alone["other"][0], alone["one"][1], alone["other"][1]]
-    for result, reference in zip(mixed, expected, strict=True):
-        assert torch.equal(result, reference)
+            return [run(model, given, timestep=torch.tensor(t)) for t in (9, 7) for given in calls]
+
+    mixed = steps(inputs, other)
+    for results, given in ((mixed[::2], inputs), (mixed[1::2], other)):
+        assert all(torch.equal(result, alone) for result, alone in zip(results, steps(given), strict=True))
 
 
 def test_drift_is_measured_since_the_grouping_was_made() -> None:

@@ -97,7 +97,7 @@ def tower_of(module: Any) -> Tower:
         sum(prod(value.shape[:-1]) for name, value in owned if name in names and value is not None)  # ([1,] [n,] C)
         for names in (_FRONT, _BACK)
     )
-    grid, patches = _patches(module.config, embeddings)
+    grid, patches = _patches(module.config)
     if has_tiles(found[0]):
         patches, kept = tile_lengths(module.config)
         n_tiles = module.config.max_num_tiles
@@ -120,7 +120,7 @@ def _patch_linears(module: nn.Module) -> list[nn.Linear]:
     return [part for name, part in parts if isinstance(part, nn.Linear) and "patch" in name]
 
 
-def _patches(config: Any, embeddings: Any) -> tuple[Grid | None, int]:
+def _patches(config: Any) -> tuple[Grid | None, int]:
     """Return (rows, columns) where patches are in such an order, and their number at the tower's own input size."""
     size = next((getattr(config, name) for name in ("image_size", "crop_size") if hasattr(config, name)), None)
     if hasattr(config, "num_mel_bins"):  # audio, as an image of frequencies and times
