@@ -74,7 +74,8 @@ def cluster(
     tensor([0, 1, 1])
     """
     data, metric, own_weights, single = _prepare(features, distances, metric, weights, linkage, check)
-    choice("backend", backend, (None, *operators.BACKENDS))
+    if backend is not None:
+        choice("backend", backend, operators.BACKENDS)
     if (k is None) == (threshold is None):
         raise ValueError(f"give either k or threshold, not {'neither' if k is None else 'both'}")
     batch, n_tokens = data.shape[:2]
@@ -146,9 +147,12 @@ def _prepare(
     check: bool | None,
 ) -> tuple[Tensor, str, Tensor | None, bool]:
     """Return the tensor given as a batch, its metric or "precomputed", weights (B, N), and whether it was one item."""
-    choice("metric", metric, METRICS)
-    choice("linkage", linkage, LINKAGES)
-    choice("check", check, (None, True, False))
+    # Looked at here first: a call in a forward pass has no wrong options.
+    if not (isinstance(metric, str) and metric in METRICS and isinstance(linkage, str) and linkage in LINKAGES):
+        choice("metric", metric, METRICS)
+        choice("linkage", linkage, LINKAGES)
+    if check is not None and not isinstance(check, bool):
+        choice("check", check, (None, True, False))
     if (features is None) == (distances is None):
         given = "neither" if features is None else "both"
         raise ValueError(f"give either features or distances, not {given}")
@@ -186,7 +190,7 @@ def _group_count(k: int | Sequence[int] | Tensor, batch: int, n_tokens: int, dev
     elif isinstance(k, Sequence):
         ks = torch.tensor([number("k", each, whole=True, minimum=1) for each in k], dtype=torch.int64)
     else:
-        if not isinstance(k, torch.SymInt):
+        if not isinstance(k, torch.SymInt) and (type(k) is not int or k < 1):
             k = number("k", k, whole=True, minimum=1)
         return min(k, n_tokens)
     if ks.shape != (batch,):
