@@ -29,7 +29,7 @@ BUDGETS = st.one_of(
 OPTIONS = st.fixed_dictionaries(
     {},
     optional={
-        "linkage": st.sampled_from(["single", "complete", ["single", "average", "average"]]),
+        "linkage": st.sampled_from(["single", "complete"]),
         "features": st.sampled_from(["tokens", "values"]),
         "importance": st.sampled_from(["class", None]),
         "proportional": st.sampled_from([True, False, None]),

@@ -36,20 +36,6 @@ def choice(name: str, value: object, accepted: Iterable[T], *, also: str = "") -
     raise ValueError(f"{name}={value!r} is not known; {hint}accepted: {listed}{also}")
 
 
-def one_or_each(name: str, given: Any, accepted: Sequence[T]) -> T | list[T]:
-    """Return an accepted value, or a list of them with an entry for each reduction, as JSON has it.
-
-    Where None is accepted, so is the text "none": TOML has no other word.
-
-    >>> one_or_each("importance", ("class", "none"), (None, "class", "received"))
-    ['class', None]
-    """
-    several = isinstance(given, (list, tuple)) and given
-    values = [None if each == "none" and None in accepted else each for each in (given if several else [given])]
-    found = [choice(name, each, accepted, also=", or a list of them, one per reduction") for each in values]
-    return found if several else found[0]
-
-
 def flag(name: str, value: object) -> bool:
     """Return True or False; "off", 0 and None are neither."""
     if not isinstance(value, bool):

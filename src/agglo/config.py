@@ -138,7 +138,7 @@ class ReductionConfig:
         if self.place != "before_block" or not method.may_act_before:
             raise ValueError(f"place={self.place!r} does not go with method {method.name!r}, which acts {method.place}")
         features = method.options().get("features", "tokens")
-        if any(each != "tokens" for each in ([features] if isinstance(features, str) else features)):
+        if features != "tokens":
             raise ValueError(f"features={features!r} do not exist before a block; place='before_block' needs 'tokens'")
 
     def require_defaults(self, names: Iterable[str], reason: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -81,51 +80,11 @@ def test_a_threshold_is_for_weighted_distances_and_ignores_padding(importance: s
         assert torch.equal(whole.labels[1], grouping.labels[1])
 
 
-def test_lists_have_an_entry_for_each_reduction() -> None:
-    importance = ["class", None, "received"]
-    several = ATC(["single", "complete", "average"], ("tokens", "keys", "values"), importance=importance)
-    each = [
-        ATC("single", "tokens", importance="class"),
-        ATC("complete", "keys"),
-        ATC("average", "values", importance="received"),
-    ]
-    assert (several.needs_class_attention, several.needs_attention_received) == (True, True)
-    assert (each[1].needs_class_attention, each[1].needs_attention_received) == (False, False)
-    found = []
-    for stage, alone in enumerate(each):
-        shown = view(stage=stage)
-        found.append(several.reduce(shown).grouping.labels)
-        assert torch.equal(found[-1], alone.reduce(shown).grouping.labels)
-    assert not torch.equal(found[0], found[1])
-    with pytest.raises(ValueError, match=r"linkage=\['single', .* no entry for reduction 4 of this image"):
-        several.reduce(view(stage=3))
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "complaint"),  # single options of another kind: tests/test_options.py
-    [
-        ("atc", {"features": ["keys"]}, r"has 1 entries; needed: 3, one for each block that reduces \(1, 2, 3\)"),
-        ("atc", {"importance": ["class", None, None, None]}, r"importance=.* has 4 entries; needed: 3"),
-        ("tome", {"features": ["keys", "tokens"]}, r"features=.* of tome has 2 entries"),
-        ("atc", {"linkage": ["single", "ward", "single"]}, "linkage='ward'"),
-        ("atc", {"features": []}, r"features=\[\]"),
-    ],
-)
-def test_wrong_lists_are_refused_before_anything_changes(method: str, options: dict[str, Any], complaint: str) -> None:
-    model = lively_vit(32, 4)
-    before = type(model)
-    for budget in ({"keep_rate": 0.5}, {"threshold": 0.1}):
-        if method == "atc" or "keep_rate" in budget:
-            with pytest.raises(ValueError, match=complaint):
-                agglo.apply(model, method, **budget, **options)
-    assert type(model) is before
-
-
 @torch.no_grad()
 def test_models_without_a_class_token() -> None:
     model, x = lively_vit(32, 4, class_token=False, global_pool="avg"), torch.randn(2, 3, 32, 32)
     with pytest.raises(ValueError, match="atc asks what the class token attends to, and this model has none"):
-        agglo.apply(model, "atc", keep_rate=0.5, importance=["received", "class", None])
+        agglo.apply(model, "atc", keep_rate=0.5, importance="class")
     plain = agglo.apply(model, "atc", keep_rate=0.5)(x)
     received = agglo.apply(model, "atc", keep_rate=0.5, importance="received")(x)
     assert received.isfinite().all()

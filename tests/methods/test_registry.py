@@ -19,8 +19,6 @@ VARIED: dict[str, list[dict[str, Any]]] = {
     "atc": [
         {"linkage": "complete", "features": "values", "sizes": "ignored"},
         {"importance": "class", "exponent": 0.25, "mean": "preserve_norm"},
-        {"linkage": ["single", "average"], "features": ["keys", "tokens"], "importance": ["received", None]},
-        {"features": ["keys"]},
     ],
     "random": [{"seed": 3}],
     "kmedoids": [{"weights": "equal", "iterations": 5, "released": True}],
@@ -98,9 +96,9 @@ def test_methods_are_values() -> None:
     learned = create("sit")
     assert learned == learned != create("sit")
     assert len({create("sit"), create("sit")}) == 2
-    mixed = create("atc", linkage=("single", "average"), importance=["class", None])
-    assert str(mixed) == "atc:linkage=[single,average],importance=[class,none]"
-    assert parse_method("atc:importance=[class, none] , linkage=[single,average]") == mixed
+    mixed = create("atc", linkage="single", importance="class")
+    assert str(mixed) == "atc:linkage=single,importance=class"
+    assert parse_method("atc:importance=class , linkage=single") == mixed
 
 
 @pytest.mark.parametrize(
@@ -112,7 +110,6 @@ def test_methods_are_values() -> None:
         ("atc:linkage", "'linkage'"),
         ("atc:link=single", "'link'"),
         ("atc:linkage=ward", "linkage='ward'"),
-        ("atc:linkage=[single,ward]", "'ward'"),
     ],
 )
 def test_errors_name_what_is_accepted(wrong: str, complaint: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from agglo.checks import choice, number, one_or_each
+from agglo.checks import choice, number
 from agglo.clustering import cluster
 from agglo.clustering.api import CONNECTIVITIES, LINKAGES, SPREADS, window_sides
 from agglo.clustering.distances import pairwise, weighted
@@ -41,35 +40,30 @@ class ATC(Method):
         tokens, where clustering all of them at once costs more than attention saves.
     connectivity: "grid" merges neighbouring groups only, in place of a window.
     spread: how groups are divided among windows: "even", or by "need".
-
-    linkage, features and importance may be lists, with an entry for each reduction.
     """
 
     name: ClassVar[str] = "atc"
     takes_threshold: ClassVar[bool] = True
-    per_reduction: ClassVar[tuple[str, ...]] = ("linkage", "features", "importance")
     reference: ClassVar[str] = "Haurum et al., Agglomerative Token Clustering, ECCV 2024"
 
     def __init__(
         self,
-        linkage: str | Sequence[str] = "average",
-        features: str | Sequence[str] = "keys",
+        linkage: str = "average",
+        features: str = "keys",
         sizes: str = "counted",
-        importance: str | Sequence[str | None] | None = None,
+        importance: str | None = None,
         exponent: float = 0.5,
         mean: Mean = "plain",
         window: int | tuple[int, int] | None = None,
         connectivity: str | None = None,
         spread: str | None = None,
     ) -> None:
-        self.linkage = one_or_each("linkage", linkage, LINKAGES)
-        self.features = one_or_each("features", features, FEATURES)
-        self.importance = one_or_each("importance", importance, IMPORTANCE)
+        self.linkage, self.features = choice("linkage", linkage, LINKAGES), choice("features", features, FEATURES)
+        self.importance = choice("importance", importance, IMPORTANCE)
         self.sizes, self.mean = choice("sizes", sizes, SIZES), choice("mean", mean, MEANS)
         self.exponent = number("exponent", exponent, above=0, maximum=MOST_EXPONENT)
         self.proportional = sizes == "counted"
-        self._kinds = self.importance if isinstance(self.importance, list) else [self.importance]
-        self.needs_class_attention, self.needs_attention_received = "class" in self._kinds, "received" in self._kinds
+        self.needs_class_attention, self.needs_attention_received = importance == "class", importance == "received"
         if window is not None:
             window_sides(window)
         self.window = window
@@ -80,7 +74,7 @@ class ATC(Method):
             raise ValueError(f"window={window!r} and connectivity={connectivity!r}: give one of them")
         if spread is not None and window is None:
             raise ValueError(f"spread={spread!r} is about windows: give window= too")
-        if self.reads_grid and any(self._kinds):
+        if self.reads_grid and importance is not None:
             raise ValueError(f"importance={importance!r} does not go with window= and connectivity=")
 
     def check(self, shape: ModelShape) -> None:
@@ -93,9 +87,8 @@ class ATC(Method):
 
     def compared(self, view: View) -> tuple[Tensor, str, Tensor | None]:
         """Return the features (B, N, D), the linkage, and the weights (B, N), if any, of a block's tokens."""
-        linkage, features, importance = (self.option_at(name, view.stage) for name in self.per_reduction)
-        weights = None if importance is None else _weights(view, importance, self.exponent)
-        return view.features(features), linkage, weights
+        weights = None if self.importance is None else _weights(view, self.importance, self.exponent)
+        return view.features(self.features), self.linkage, weights
 
     def reduce(self, view: View) -> Outcome:
         refuse_onnx("agglomerative clustering")

@@ -197,7 +197,6 @@ class Method(ABC):
     varies: whether images keep the target, at most as many, or about as many.
     tokens_return: whether dropped tokens are gone, or pass by one block (the method is then asked at every block to
         which its schedule gives fewer tokens than all), or one stage (then where its stages begin).
-    per_reduction: options that may be lists, with an entry for each reduction.
     remembers: whether `remember` carries a number for every token from block to block, which its views then hold.
     kind, reach, reference: for `agglo.list_methods()`; the description is the first sentence of the class's docstring.
     reads_grid: whether it needs to know where patches are.
@@ -221,7 +220,6 @@ class Method(ABC):
     proportional: bool = True
     varies: ClassVar[Varies] = "no"
     tokens_return: ClassVar[Return] = "never"
-    per_reduction: ClassVar[tuple[str, ...]] = ()
     remembers: ClassVar[bool] = False
     kind: ClassVar[Kind] = "merges hard"
     reach: ClassVar[str] = "any keep rate"
@@ -265,12 +263,6 @@ class Method(ABC):
             raise ValueError(
                 f"{self!r} goes by the attention of the block before, and block 0 has none: reduce at a later block"
             )
-        for name, entries in self.lists().items():
-            if len(entries) != len(shape.blocks):
-                raise ValueError(
-                    f"{name}={entries!r} of {self.name} has {len(entries)} entries; needed: {len(shape.blocks)}, one "
-                    f"for each block that reduces {shape.blocks}"
-                )
 
     def build(self, shape: ModelShape) -> None:  # noqa: B027 most have nothing to build
         """Make parameters whose shapes depend on the model; called by `agglo.apply`, once per instance."""
@@ -301,17 +293,6 @@ class Method(ABC):
         first reduction on; the memory of tokens that pass by stays.
         """
         raise NotImplementedError
-
-    def lists(self) -> dict[str, list[Any]]:
-        """Return the options that have an entry for each reduction, by name."""
-        return {name: given for name in self.per_reduction if isinstance(given := getattr(self, name), list)}
-
-    def option_at(self, name: str, stage: int) -> Any:
-        """Return the value of an option at a reduction, counted from 0."""
-        given = getattr(self, name)
-        if isinstance(given, list) and stage >= len(given):  # images of another size may be reduced more often
-            raise ValueError(f"{name}={given!r} has no entry for reduction {stage + 1} of this image")
-        return given[stage] if isinstance(given, list) else given
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:

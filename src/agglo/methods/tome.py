@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agglo.checks import choice, flag, number, one_or_each, whole_numbers
+from agglo.checks import choice, flag, number, whole_numbers
 from agglo.compiling import outside_graphs
 from agglo.grouping import MEANS, Mean
 from agglo.methods.base import FEATURES, Grid, Method, Outcome, View, require_grid
@@ -26,17 +26,16 @@ class ToMe(Method):
     At most half of the tokens can go at one block. Afterwards they are in the order of the released code, on which the
     next block's split into even and odd depends: first the even ones that found no partner, then all odd ones.
 
-    features: what tokens are compared by, as in ATC; a list has an entry for each reduction.
+    features: what tokens are compared by, as in ATC.
     mean: "plain", or "preserve_norm": a merged token is as long as its members are on average (`Grouping.merge`).
     """
 
     name: ClassVar[str] = "tome"
-    per_reduction: ClassVar[tuple[str, ...]] = ("features",)
     reach: ClassVar[str] = "0.5 and above; half of an odd count rounds up"
     reference: ClassVar[str] = "Bolya et al., Token Merging: Your ViT But Faster, ICLR 2023"
 
-    def __init__(self, features: str | Sequence[str] = "keys", mean: Mean = "plain") -> None:
-        self.features = one_or_each("features", features, FEATURES)
+    def __init__(self, features: str = "keys", mean: Mean = "plain") -> None:
+        self.features = choice("features", features, FEATURES)
         self.mean = choice("mean", mean, MEANS)
 
     def reachable(self, n_tokens: int, target: int) -> int:
@@ -53,7 +52,7 @@ class ToMe(Method):
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None
-        features = F.normalize(view.features(self.option_at("features", view.stage)).float(), dim=-1)
+        features = F.normalize(view.features(self.features).float(), dim=-1)
         n_merges = int(features.shape[1]) - view.target
         # The released code sorts the even tokens by position again only if a class token must come first.
         labels = match(features, n_merges, first_seeker=view.prefix % 2, by_similarity=view.prefix == 0)

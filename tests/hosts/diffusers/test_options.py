@@ -56,7 +56,6 @@ def test_merged_tokens_keep_their_length() -> None:
         ({"blocks": [1]}, "blocks="),
         ({"keep_rate": None, "threshold": 0.5}, "threshold="),
         ({"output": "merged"}, "output="),
-        ({"linkage": ["single", "average"]}, "option for each reduction"),
         ({"importance": "received"}, "attention weights"),
         *(({"method": name}, f"method '{name}'") for name in ("tome", "evit", "dynamicvit", "sinkhorn", "svit")),
     ],

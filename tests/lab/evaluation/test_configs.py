@@ -7,7 +7,6 @@ import pytest
 import agglo
 from agglo import ReductionConfig
 from agglo.lab.evaluation.configs import budget_of, configs_of
-from agglo.methods import create
 from agglo.utils.journal import plain
 
 
@@ -34,27 +33,6 @@ def test_every_method_at_every_budget() -> None:
         "threshold 0.1",
         "threshold 0.2",
     ]
-
-
-def test_options_per_reduction_are_written_in_brackets() -> None:
-    lists = "[single,average]"
-    configs = configs_of(
-        ["atc:importance=[class,none],mean=preserve_norm", "tome", "atc:linkage=[complete,single]"],
-        keep_rates=[0.5],
-        linkages=["single", lists, lists],
-        features="[tokens,keys]",
-    )
-    weighing = {"features": ["tokens", "keys"], "importance": ["class", None], "mean": "preserve_norm"}
-    expected = {
-        "atc single importance=[class,none],mean=preserve_norm": create("atc", **weighing, linkage="single"),
-        "atc [single,average] importance=[class,none],mean=preserve_norm": create(
-            "atc", **weighing, linkage=["single", "average"]
-        ),
-        "tome": create("tome", features=["tokens", "keys"]),
-        "atc [complete,single]": create("atc", features=["tokens", "keys"], linkage=["complete", "single"]),
-    }
-    assert {name: config.create_method() for config, name in configs.items()} == expected
-    assert all(ReductionConfig.parse(str(config)) == config for config in configs)
 
 
 @pytest.mark.parametrize(

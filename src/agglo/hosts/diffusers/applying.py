@@ -95,7 +95,6 @@ def _require_grouping(method: Method) -> None:
         "asks what the class token attends to": method.needs_class_attention or method.remembers,
         "asks for attention weights": method.needs_attention_received,
         "lets tokens skip whole blocks": method.tokens_return != "never",
-        "has an option for each reduction": bool(method.lists()),
     }
     for reason, holds in reasons.items():
         if holds:

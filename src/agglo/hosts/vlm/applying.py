@@ -85,7 +85,8 @@ def image_tokens(model: nn.Module, dense: int | None = None) -> int:
 def _at_connector(method: Method) -> Method:
     """Return the method as it merges the connector's outputs: by the tokens themselves, since there are no keys.
 
-    Of options with an entry for each reduction the last one holds. ValueError for a method that cannot.
+    Raises:
+        ValueError: The method cannot.
     """
     if isinstance(method, nn.Module):
         raise ValueError(f"{method.name} learns for the tower's tokens, and this model merges the connector's")
@@ -93,10 +94,8 @@ def _at_connector(method: Method) -> Method:
         raise ValueError(f"{method.name} needs attention weights, and there are none after the connector")
     if method.kind not in ("merges hard", "prunes"):
         raise ValueError(f"{method.name} {method.kind}; the connector's outputs can be merged hard or pruned")
-    options = {name: value[-1] if isinstance(value, list) else value for name, value in method.options().items()}
-    if "features" in options:
-        options["features"] = "tokens"
-    return type(method)(**options)
+    options = method.options()
+    return type(method)(**{**options, "features": "tokens"} if "features" in options else options)
 
 
 def _require_known_count(method: Method, plan: Plan) -> None:

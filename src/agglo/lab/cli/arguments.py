@@ -109,8 +109,7 @@ class ReductionOptions:
     )
     method_option: Sequence[str] = option(
         [],
-        "any other option of a method, for those that have it; a list, such as features=[tokens,keys,keys], has an "
-        "entry for each reduction",
+        "any other option of a method, for those that have it",
         flags=("--option",),
         metavar="NAME=VALUE",
     )

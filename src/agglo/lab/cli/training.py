@@ -47,9 +47,7 @@ class RecipeOptions:
         typed = {name: getattr(self, name) for name in _CHOICES if getattr(self, name, None) is not None}
         if ":" in typed.get("method", ""):
             typed["method"], _, options = parse_call(typed["method"])
-            if isinstance(options.get("linkage"), list):  # one per reduction, which the setting has no place for
-                typed.setdefault("linkage", "none")
-            elif linkage := options.pop("linkage", None):
+            if linkage := options.pop("linkage", None):
                 typed.setdefault("linkage", linkage)
             typed["method_options"] = options
         return {**typed, **dict(assignment(text) for text in self.set)}
