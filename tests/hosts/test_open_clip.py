@@ -122,29 +122,6 @@ def test_a_convolutional_tower_is_refused_by_name() -> None:
         agglo.apply(trunk, keep_rate=0.5)
 
 
-class OwnBlock(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        out: Tensor = self.inner(x)
-        return out
-
-
-class OwnTransformer(Transformer):
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        return super().forward(x, attn_mask) * 2
-
-
-def test_what_cannot_be_taken_apart_is_refused_by_name() -> None:
+def test_what_cannot_be_taken_apart_is_refused() -> None:
     with pytest.raises(agglo.UnsupportedModelError, match="scaled cosines"):
         agglo.apply(tower(scaled_cosine_attn=True), keep_rate=0.5)
-    model = tower()
-    model.transformer.resblocks[3] = OwnBlock(model.transformer.resblocks[3])
-    with pytest.raises(agglo.UnsupportedModelError, match="OwnBlock"):
-        agglo.apply(model, keep_rate=0.5)
-    model = tower()
-    model.transformer.__class__ = OwnTransformer
-    with pytest.raises(agglo.UnsupportedModelError, match="OwnTransformer replaces forward of open_clip"):
-        agglo.apply(model, keep_rate=0.5)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import agglo
-from tests.support.families import SMALL, build_naflex, images
+from tests.support.families import FAMILIES, SMALL, build_naflex, images
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("timm")
@@ -58,6 +58,31 @@ def test_refused_in_a_sentence(name: str) -> None:
     assert sentence in str(refusal.value)
     assert "docs/hosts.md" in str(refusal.value) or "is built from" in str(refusal.value)
     assert [type(module) for module in model.modules()] == types
+
+
+# The module that owns the loop of a model, the method that agglo overrides there, and the blocks.
+LOOPS = {
+    "timm-VisionTransformer": ("", "forward_features", "blocks"),
+    "torchvision-VisionTransformer": ("encoder", "forward", "encoder.layers"),
+    "open_clip-VisionTransformer": ("transformer", "forward", "transformer.resblocks"),
+    "transformers-ViTForImageClassification": ("vit", "forward", "vit.layers"),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_what_cannot_be_taken_apart_is_refused_by_name(name: str) -> None:
+    (path, method, blocks), library = LOOPS[name], name.partition("-")[0]
+    pytest.importorskip(library)
+    family = next(one for one in FAMILIES if one.id == name)
+    model = family.fresh()
+    loop = model.get_submodule(path)
+    loop.__class__ = type("Own", (type(loop),), {method: lambda self, *args, **kwargs: None})
+    with pytest.raises(agglo.UnsupportedModelError, match=f"Own replaces {method} of {library}"):
+        agglo.apply(model, keep_rate=0.5)
+    model = family.fresh()
+    model.get_submodule(blocks)[2] = nn.TransformerEncoderLayer(24, 2)
+    with pytest.raises(agglo.UnsupportedModelError, match="built from TransformerEncoderLayer, which has no MLP"):
+        agglo.apply(model, keep_rate=0.5)
 
 
 def test_tokens_that_agglo_does_not_know_are_not_guessed_at() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import agglo
-from tests.support.families import FAMILIES
 from tests.support.processes import in_two_processes
 from tests.support.tiny_models import stirred
 
@@ -65,25 +63,6 @@ def test_two_processes_of_fsdp_cannot_share_block_by_block(ranks: list[Found]) -
         assert re.search(BY_ITSELF.format(r"'blocks\.0'"), found["refused"])
         torch.testing.assert_close(found["logits, refused"], found["logits, not reduced"], rtol=0, atol=1e-5)
         assert "mixed torch.Tensor and DTensor" in found["stopped"]
-
-
-@pytest.fixture
-def one_process() -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("one_process")
-def test_blocks_that_are_sharded_by_themselves_are_refused() -> None:
-    pytest.importorskip("torchvision")
-    model = next(one for one in FAMILIES if one.library == "torchvision").fresh()
-    part = "encoder.layers.encoder_layer_2"
-    fully_shard(model.get_submodule(part), mesh=init_device_mesh("cpu", (1,)))
-    types = [type(module) for module in model.modules()]
-    with pytest.raises(agglo.UnsupportedModelError, match=BY_ITSELF.format(re.escape(repr(part)))):
-        agglo.apply(model, keep_rate=0.5)
-    assert [type(module) for module in model.modules()] == types
 
 
 IMAGES = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
