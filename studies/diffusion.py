@@ -20,7 +20,7 @@ from agglo.lab.paper.compare import by_rate, grouped
 from agglo.lab.paper.items.diffusion import OWN, PAPER, Reductions, reductions
 from agglo.lab.paper.study import Result, RunCell, Section, Settings, StudyCell
 from agglo.lab.tasks.synthesis.data.requests import fashion_requests
-from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell, relative_errors
+from agglo.lab.tasks.synthesis.evaluation.grid import GenerationCell, relative_errors
 from agglo.patch import remove
 from agglo.utils.randomness import generator as random_generator
 from studies import study

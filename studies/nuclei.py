@@ -24,7 +24,7 @@ from agglo.lab.paper.items.detection import (
 )
 from agglo.lab.paper.study import Need, Result, RunCell, Section, Settings, StudyCell
 from agglo.lab.tasks.detection.data import transforms_for
-from agglo.lab.tasks.detection.evaluation.matches import interval
+from agglo.lab.tasks.detection.evaluation.bootstrap import interval
 from agglo.lab.tasks.detection.training.settings import RECIPES
 from agglo.lab.tasks.detection.training.trainer import open_splits, train_detector
 from agglo.utils.tables import CANNOT, Column, Table
@@ -67,8 +67,8 @@ def _run(choices: Mapping[str, Any], settings: Settings) -> RunCell:
     def judge(name: str, rate: float | None) -> tuple[dict[str, Any], Path]:
         detector = opened(folder / "run" / "last" / "model.safetensors")
         config = reachable_config(detector, named((COLLAPSED, *METHODS), name), rate)
-        matches = folder / "reduced" / f"{name.replace(' ', '-')}-{rate}"
-        return judged(detector, config, images(), matches, settings), matches
+        samples = folder / "reduced" / f"{name.replace(' ', '-')}-{rate}"
+        return judged(detector, config, images(), samples, settings, _RESAMPLES), samples
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
         train_detector(chosen, data, folder / "run", cpu=settings.on_cpu)
@@ -78,11 +78,11 @@ def _run(choices: Mapping[str, Any], settings: Settings) -> RunCell:
                 rows = list(csv.DictReader(file))
             log = [{name: float(row[name]) for name in ("epoch", "box_AP", "mask_AP")} for row in rows]
             return {"log": log, "epochs": chosen.epochs, "images": counted, "start": checkpoint.name}
-        found, matches = judge(about["method"], about["keep_rate"])
+        found, samples = judge(about["method"], about["keep_rate"])
         dense = folder / "reduced" / f"{DENSE}-None"
         if not is_kept(dense):
             judge(DENSE, None)
-        ours, others = (samples_in(each, _RESAMPLES) for each in (matches, dense))
+        ours, others = (samples_in(each) for each in (samples, dense))
         return {**found, "to_dense": {kind: interval(ours[kind] - others[kind]) for kind in BOX_AND_MASK}}
 
     return run

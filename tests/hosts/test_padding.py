@@ -13,7 +13,7 @@ from torch import Tensor
 
 import agglo
 from agglo.hosts.common.padding import RealPatches, reduce_apart
-from tests.support.adapters import WIDTH, small_adapter
+from tests.support.adapters import small_adapter
 from tests.support.reductions import view
 
 SIZES = [(64, 64), (41, 64), (64, 30), (17, 9)]  # within 64 x 64: 64, 48, 32 and 6 of 64 patches
@@ -35,8 +35,8 @@ def real_patches(sizes: list[tuple[int, int]] = SIZES) -> Tensor:
     return real.flatten(1)
 
 
-def applied(text: str, **options: Any) -> Any:
-    adapter = small_adapter(class_token=text == "evit", nominal_size=(64, 64), **options)
+def applied(text: str) -> Any:
+    adapter = small_adapter(class_token=text == "evit", nominal_size=(64, 64))
     torch.manual_seed(0)
     return agglo.apply(adapter, agglo.methods.parse_method(text), keep_rate=0.5)
 
@@ -76,13 +76,11 @@ def test_every_image_keeps_as_many_as_without_padding(text: str) -> None:
 
 
 @torch.no_grad()
-def test_merging_is_the_released_behaviour() -> None:
-    """With padding='merge', and where nothing is padded, sizes make no difference."""
-    images, merging, apart = padded_batch(), applied("atc", padding="merge"), applied("atc")
-    torch.testing.assert_close(merging(images, SIZES), merging(images), rtol=0, atol=0)
+def test_sizes_make_no_difference_where_nothing_is_padded() -> None:
+    images, adapter = padded_batch(), applied("atc")
     full = [(64, 64), (57, 63), (64, 64), (60, 60)]  # the last patches show something
-    torch.testing.assert_close(apart(images, full), merging(images), rtol=0, atol=0)
-    assert not torch.allclose(apart(images, SIZES)[2], merging(images)[2])
+    torch.testing.assert_close(adapter(images, full), adapter(images), rtol=0, atol=0)
+    assert not torch.allclose(adapter(images, SIZES)[2], adapter(images)[2])
 
 
 def canonical(labels: Tensor) -> list[int]:
@@ -165,9 +163,8 @@ def test_methods_that_merge_nothing_treat_padding_like_the_rest() -> None:
 
 @torch.no_grad()
 def test_soft_methods_say_why_they_cannot() -> None:
-    with pytest.raises(ValueError, match="padding='merge'"):
+    with pytest.raises(ValueError, match="without padding"):
         applied("sit")(padded_batch(), SIZES)
-    assert applied("sit", padding="merge")(padded_batch(), SIZES)[0].shape == (4, WIDTH, 32, 32)
 
 
 @torch.no_grad()

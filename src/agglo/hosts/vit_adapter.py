@@ -40,7 +40,7 @@ class _ReducedAdapter(ReducedModule):
             training=self.training,
             positions=None if embedded.rope is None else Positions(embedded.grid),
             grid=state.grid,
-            real=state.real if self.padding == "apart" else None,
+            real=state.real,
             call=checkpointed if self.vit.grad_checkpointing else directly,
         )
         for index, block in enumerate(self.vit.blocks):

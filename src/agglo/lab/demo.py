@@ -143,10 +143,8 @@ def patch_colours(image: Pixels) -> Tensor:
 def show_generated(output: Path) -> None:
     """Write generated.png into the output folder: one row per class, dense, with ToMe and with ATC."""
     from agglo.lab.tasks.synthesis.data.requests import fashion_requests
-    from agglo.lab.tasks.synthesis.evaluation.cells import DENSE, cells_of
     from agglo.lab.tasks.synthesis.evaluation.generators import EmbeddedGenerator
-    from agglo.lab.tasks.synthesis.evaluation.grid import generate
-    from agglo.lab.tasks.synthesis.evaluation.sheets import contact_sheet
+    from agglo.lab.tasks.synthesis.evaluation.grid import DENSE, cells_of, contact_sheet, generate
 
     cells, requests = cells_of([DENSE, "tomesd", "atc"], [0.5]), fashion_requests(1, classes=_CLASSES)
     with TemporaryDirectory() as folder:

@@ -179,8 +179,8 @@ def test_a_miniature_from_end_to_end(settings: Settings) -> None:
     assert "cannot" in differences["off the shelf: tome 25% to dense"]
     apart = results[TUNED, "evit", 0.5]["box_AP"] - results[TUNED, DENSE, None]["box_AP"]
     assert differences["fine-tuned: evit 50% to dense"]["box"]["value"] == pytest.approx(apart)
-    # A record that lost cells is completed: a cell from its weights, a difference from match tables, or from a cell
-    # that is judged again where its match tables are gone.
+    # A record that lost cells is completed: a cell from its weights, a difference from resamples, or from a cell
+    # that is judged again where its resamples are gone.
     path = settings.folder(item.name) / "record.json"
     content = json.loads(path.read_text())
     gone = [r for r in content["results"] if r.get("method") == "evit" and r["keep_rate"] == 0.25]

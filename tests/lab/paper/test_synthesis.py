@@ -30,7 +30,7 @@ from agglo.lab.paper.paths import find_weights
 from agglo.lab.paper.runner import run
 from agglo.lab.paper.study import Settings
 from agglo.lab.tasks.classification.data import ClassificationData, Files
-from agglo.lab.tasks.synthesis.evaluation.fid import ClassifierFeatures
+from agglo.lab.tasks.synthesis.evaluation.fid import classifier_features
 from studies import diffusion, studies
 from tests.support.diffusion import save_dit_pipeline
 
@@ -75,7 +75,7 @@ def test_distances_from_end_to_end(settings: Settings) -> None:
     done = {(r["method"], r["keep_rate"], r["seed"]): r for r in found.results}
     assert len(done) == 2 * (1 + 4 + 3) and {cell.about["features"] for cell in found.left_out} == {"inception"}
     # The distance by its textbook formula, from the files of the images.
-    looking = ClassifierFeatures()
+    looking = classifier_features()
     real = looking(list(real_images(settings, SMALL))).double().numpy()
     files = sorted((settings.run_folder("diffusion-fid") / "set1" / "atc-average-paper_keep0.5").glob("*.png"))
     made = looking([Image.open(file) for file in files]).double().numpy()

@@ -18,7 +18,7 @@ from agglo.lab.playground.models import Models
 from agglo.lab.playground.settings import choose
 from agglo.lab.playground.synthesis import draw
 from agglo.lab.playground.tokens import compare, open_classifier
-from agglo.lab.tasks.synthesis.evaluation.sheets import panel_pixels
+from agglo.lab.tasks.synthesis.evaluation.grid import panel_pixels
 from agglo.models.opening import ModelSpec
 from agglo.models.zero_shot import Prompts
 from tests.support import tiny_models

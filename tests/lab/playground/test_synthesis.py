@@ -12,7 +12,7 @@ from agglo.embedded import generator as embedded
 from agglo.lab.playground.models import Models
 from agglo.lab.playground.settings import choose
 from agglo.lab.playground.synthesis import draw
-from agglo.lab.tasks.synthesis.evaluation.sheets import panel_pixels
+from agglo.lab.tasks.synthesis.evaluation.grid import panel_pixels
 
 pytest.importorskip("diffusers")
 STEPS = 4

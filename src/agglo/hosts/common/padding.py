@@ -39,8 +39,7 @@ def reduce_apart(
     """
     if method.kind == "merges soft":
         raise ValueError(
-            f"{method.name} mixes every token with all others, those of padding too: give the ViTAdapter "
-            "padding='merge', or images of one size"
+            f"{method.name} mixes every token with all others, those of padding too: give images without padding"
         )
     shows, hides = _sets(view, patches.real, total)
     images = [_reduce_image(method, view, patches, image, shows[image], hides[image]) for image in range(len(shows))]

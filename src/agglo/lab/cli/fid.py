@@ -47,6 +47,8 @@ def run(options: Options) -> None:
         if not source.exists():
             raise ValueError(f"{str(source)!r} does not exist; a folder of images or an .npz file is accepted")
     if options.keep is not None:
+        if options.a.suffix == ".npz":
+            raise ValueError(f"--keep {options.keep} is for a folder of images; {str(options.a)!r} holds statistics")
         require_output(options.keep)
     chosen = require_device(device_or_best(options.device))
     # Two files of statistics need no features, so no download of what computes them.

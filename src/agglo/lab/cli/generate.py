@@ -28,10 +28,8 @@ import torch
 from agglo.lab.options import AtLeastOne, Whole, device_or_best, option
 from agglo.lab.tasks.synthesis.data import requests as wanted
 from agglo.lab.tasks.synthesis.data.requests import Request
-from agglo.lab.tasks.synthesis.evaluation.cells import cells_of
 from agglo.lab.tasks.synthesis.evaluation.generators import EmbeddedGenerator, Generator, PipelineGenerator
-from agglo.lab.tasks.synthesis.evaluation.grid import generate
-from agglo.lab.tasks.synthesis.evaluation.sheets import contact_sheet
+from agglo.lab.tasks.synthesis.evaluation.grid import cells_of, contact_sheet, generate
 from agglo.utils.devices import dtype_named, require_device
 
 EXAMPLES = """\

@@ -14,7 +14,7 @@ from agglo.drawing.groups import Ints, Pixels, first_members, grid_of
 from agglo.lab.playground.settings import Result
 from agglo.lab.tasks.synthesis.data.requests import Request
 from agglo.lab.tasks.synthesis.evaluation.generators import Generator
-from agglo.lab.tasks.synthesis.evaluation.sheets import panel_pixels
+from agglo.lab.tasks.synthesis.evaluation.grid import panel_pixels
 from agglo.patch import apply, remove, report, trace
 from agglo.tracing import Trace
 from agglo.utils.timing import stopwatch

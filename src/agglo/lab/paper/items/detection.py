@@ -1,8 +1,8 @@
 """AP of detectors with fewer tokens, off the shelf and fine-tuned: the paper's two tables of COCO.
 
-What a cell found is kept as match tables (which detection is right at which threshold), from which intervals of any
-difference between two cells are drawn: the r-th resample has the same images in every cell. Differences are measured of
-each method to dense, and of what the paper's tables say of which method is ahead of which.
+The AP of every resample of the images is kept for each cell, from which intervals of any difference between two cells
+are drawn: the r-th resample has the same images in every cell. Differences are measured of each method to dense, and of
+what the paper's tables say of which method is ahead of which.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agglo.lab.paper.output import read_results
 from agglo.lab.paper.study import CannotRunError, Need, Result, RunCell, Section, Settings, Study, StudyCell
 from agglo.lab.tasks.detection.data import make_scenes, open_coco, transforms_for
 from agglo.lab.tasks.detection.evaluation.average_precision import KINDS
-from agglo.lab.tasks.detection.evaluation.matches import Matches, bootstrap, interval, match
+from agglo.lab.tasks.detection.evaluation.bootstrap import bootstrap, interval
 from agglo.lab.tasks.detection.evaluation.one_pass import DetectionBatches, evaluate
 from agglo.lab.tasks.detection.specs import Opened, open_detector
 from agglo.lab.tasks.detection.training.settings import RECIPES, DetectionSettings
@@ -34,6 +34,7 @@ from agglo.lab.tasks.detection.training.trainer import train_detector
 from agglo.models.checkpoints import fingerprint, read_checkpoint
 from agglo.patch import apply
 from agglo.schedule import Counts
+from agglo.utils.files import replacing
 from agglo.utils.journal import key_of
 from agglo.utils.tables import Column, Table
 
@@ -44,6 +45,7 @@ COLLAPSED = Entry("one token", "atc", {"linkage": "average"})  # with a single t
 BOX_AND_MASK = tuple(KINDS.values())
 
 Samples = dict[str, NDArray[np.float64]]
+_SAMPLES = "resamples.npz"
 
 
 def entries(*names: str) -> tuple[Entry, ...]:
@@ -161,7 +163,7 @@ class Judge:
         self.is_main = accelerator is None or accelerator.is_main_process
 
     def __call__(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """Return AP, tokens left and GFLOPs of a cell; its match tables go into its folder."""
+        """Return AP, tokens left and GFLOPs of a cell; its resamples go into its folder."""
         entry = named((COLLAPSED, *self.scale.methods), about["method"])
         dense = self.dense_weights(about)
         config = reachable_config(opened(dense), entry, about["keep_rate"])
@@ -169,7 +171,8 @@ class Judge:
         if about["training"] == TUNED:
             weights = self.train(self.scale.training(about, dense, entry=entry), folder / "run")
         detector = opened(weights)
-        found = judged(detector, config, self.opened_images(detector.spec.image_size), folder, self.settings)
+        images, resamples = self.opened_images(detector.spec.image_size), self.scale.resamples
+        found = judged(detector, config, images, folder, self.settings, resamples)
         found["weights_with_token" if self.scale.asks(about["method"]) else "weights"] = _fingerprint(dense)
         if self.is_main:
             resampled = self.samples(about)
@@ -202,12 +205,12 @@ class Judge:
         return run / "last" / "model.safetensors"
 
     def folder(self, about: Mapping[str, Any]) -> Path:
-        """Return the folder of a cell's match tables and of its training."""
+        """Return the folder of a cell's resamples and of its training."""
         names = [about["model"], f"seed{about['seed']}", about["training"], about["method"], f"{about['keep_rate']}"]
         return self.settings.run_folder(self.item, *(name.replace(" ", "-") for name in names))
 
     def samples(self, about: Mapping[str, Any]) -> Samples:
-        return samples_in(self.folder(about), self.scale.resamples)
+        return samples_in(self.folder(about))
 
 
 def reachable_config(detector: Opened, entry: Entry | None, rate: float | None) -> ReductionConfig | None:
@@ -229,14 +232,21 @@ def reachable_config(detector: Opened, entry: Entry | None, rate: float | None) 
 
 
 def judged(
-    detector: Opened, config: ReductionConfig | None, images: DetectionBatches, folder: Path, settings: Settings
+    detector: Opened,
+    config: ReductionConfig | None,
+    images: DetectionBatches,
+    folder: Path,
+    settings: Settings,
+    resamples: int,
 ) -> dict[str, Any]:
-    """Return AP, tokens left and GFLOPs of a reduced detector; its match tables go into a folder."""
+    """Return AP, tokens left and GFLOPs of a reduced detector; its AP on resampled images goes into a folder."""
 
     def keep(results: list[dict[str, Any]]) -> None:
+        truth = images.data.ground_truth
+        found = {name: 100 * bootstrap(truth, results, kind, resamples=resamples) for kind, name in KINDS.items()}
         folder.mkdir(parents=True, exist_ok=True)
-        for kind, name in KINDS.items():
-            match(images.data.ground_truth, results, kind).save(folder / f"{name}.npz")
+        with replacing(folder / _SAMPLES) as unfinished, unfinished.open("wb") as file:
+            np.savez(file, **found)  # type: ignore[arg-type]
 
     reducible = Reducible(detector.model, detector.learned, f"checkpoint {detector.weights}")
     [about] = reducible.cells({} if config is None else {config: config.method}, dense=config is None)
@@ -250,15 +260,14 @@ def judged(
 
 
 def is_kept(folder: Path) -> bool:
-    """Return whether match tables are there."""
-    return all((folder / f"{name}.npz").is_file() for name in BOX_AND_MASK)
+    """Return whether the resamples are there."""
+    return (folder / _SAMPLES).is_file()
 
 
-@cache
-def samples_in(folder: Path, resamples: int) -> Samples:
-    """Return AP in percent of every resample of the images that match tables are of, by "box" and "mask"."""
-    found = bootstrap({name: Matches.load(folder / f"{name}.npz") for name in BOX_AND_MASK}, resamples=resamples)
-    return {name: 100 * of["AP"] for name, of in found.items()}
+def samples_in(folder: Path) -> Samples:
+    """Return AP in percent of every resample of the images, by "box" and "mask"."""
+    with np.load(folder / _SAMPLES) as arrays:
+        return {name: arrays[name] for name in BOX_AND_MASK}
 
 
 @lru_cache(maxsize=8)
@@ -382,7 +391,7 @@ def _run(scale: DetectorScale, settings: Settings) -> RunCell:
 def _difference(judge: Judge, pair: Sequence[Case], about: Mapping[str, Any]) -> dict[str, Any]:
     """Return, by "box" and "mask", a difference of means over seeds with its 95 % interval over resampled images.
 
-    A cell whose match tables are gone is evaluated again.
+    A cell whose resamples are gone is evaluated again.
     """
     done = {key_of(result["cell"]): result for result in read_results(judge.settings.folder(judge.item))}
     where = [dict(zip(("training", "method", "keep_rate"), case, strict=True)) for case in pair]
@@ -391,7 +400,7 @@ def _difference(judge: Judge, pair: Sequence[Case], about: Mapping[str, Any]) ->
         if "cannot" in (result := done[key_of(cell)]):
             raise CannotRunError(result["cannot"])
         if not is_kept(judge.folder(cell)):
-            print(f"agglo: the match tables of {cell} are gone; evaluated again", file=sys.stderr)
+            print(f"agglo: the resamples of {cell} are gone; evaluated again", file=sys.stderr)
             judge(cell)
     found = {}
     for kind in BOX_AND_MASK if judge.is_main else ():

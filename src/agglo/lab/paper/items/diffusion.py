@@ -21,7 +21,6 @@ from agglo.lab.paper.classifiers import FASHION, LINKAGES, data_need
 from agglo.lab.paper.compare import DENSE, Value, percent
 from agglo.lab.paper.study import Need, Result, RunCell, Section, Settings, Study, StudyCell
 from agglo.lab.tasks.synthesis.data.requests import Request, fashion_requests, imagenet_requests
-from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell, relative_errors
 from agglo.lab.tasks.synthesis.evaluation.fid import (
     Statistics,
     features_named,
@@ -31,8 +30,7 @@ from agglo.lab.tasks.synthesis.evaluation.fid import (
     statistics_of,
 )
 from agglo.lab.tasks.synthesis.evaluation.generators import EmbeddedGenerator, Generator, PipelineGenerator, pil_images
-from agglo.lab.tasks.synthesis.evaluation.grid import file_of, generate
-from agglo.lab.tasks.synthesis.evaluation.sheets import panel_pixels
+from agglo.lab.tasks.synthesis.evaluation.grid import GenerationCell, file_of, generate, panel_pixels, relative_errors
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -135,7 +133,7 @@ def open_generator(settings: Settings, scale: GeneratorScale) -> Generator:
 
 def sources(generator: Generator, cell: GenerationCell) -> dict[str, Any]:
     """Return what decides the images, without the folders of a machine: the generator and its reduction."""
-    about = generator.about()
+    about = generator.about
     model = Path(str(about["model"])).name
     return {"config": cell.config and cell.config.to_dict(), "generator": {**about, "model": model}}
 

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from agglo.hosts import UnsupportedModelError
-from agglo.lab.tasks.detection.model.adapter import ViTAdapter, real_patches
-from agglo.lab.tasks.detection.model.adapter_layers import DeformableAttention, cell_centres
+from agglo.lab.tasks.detection.model.adapter import DeformableAttention, ViTAdapter, cell_centres, real_patches
 from agglo.lab.tasks.detection.model.vit import plain_vit
 from tests.support.adapters import WIDTH, rotary_vit, small_adapter, small_vit
 
@@ -167,7 +166,6 @@ def test_which_patches_are_real() -> None:
 def test_bad_requests() -> None:
     for options, complaint in (
         ({"interactions": 3}, "interactions=3"),
-        ({"padding": "ignore"}, "padding='ignore'"),
         ({"nominal_size": (64, 60)}, "64 x 60 pixels"),
         ({"deform_heads": 7}, "heads=7"),
     ):

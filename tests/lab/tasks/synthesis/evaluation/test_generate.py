@@ -16,10 +16,8 @@ from agglo import ReductionConfig
 from agglo.embedded import generator as embedded
 from agglo.lab.cli import main
 from agglo.lab.tasks.synthesis.data.requests import Request, fashion_requests, imagenet_requests
-from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell, cells_of
 from agglo.lab.tasks.synthesis.evaluation.generators import EmbeddedGenerator, PipelineGenerator
-from agglo.lab.tasks.synthesis.evaluation.grid import generate
-from agglo.lab.tasks.synthesis.evaluation.sheets import contact_sheet, panel_pixels
+from agglo.lab.tasks.synthesis.evaluation.grid import GenerationCell, cells_of, contact_sheet, generate, panel_pixels
 from tests.support.diffusion import save_dit_pipeline, save_prompted_pipeline
 from tests.support.generation import random_weights
 from tests.support.processes import in_two_processes
@@ -169,7 +167,7 @@ def test_the_command(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_pipeline_of_diffusers(tmp_path: Path) -> None:
     pipeline = save_dit_pipeline(tmp_path / "pipeline")
     generator = PipelineGenerator(str(pipeline), steps=2, guidance=4.0, scheduler="DPMSolverMultistepScheduler")
-    assert generator.about()["scheduler"] == "DPMSolverMultistepScheduler"
+    assert generator.about["scheduler"] == "DPMSolverMultistepScheduler"
     requests = imagenet_requests(1, classes=[18, 412])
     generate(generator, cells_of(["dense", "atc"], [0.5]), requests, tmp_path / "out")
     found = pixels(tmp_path / "out")

@@ -25,7 +25,7 @@ class DetectionSettings(ReductionSettings, DropSettings):
         False, "give the backbone a class token, for methods that ask what it attends to (evit, topk, ats, evovit)"
     )
     backbone_options: dict[str, Any] = option({}, "arguments of the timm ViT")
-    adapter_options: dict[str, Any] = option({}, "arguments of vit_adapter: prior_width, deform_heads, padding, ...")
+    adapter_options: dict[str, Any] = option({}, "arguments of vit_adapter: prior_width, deform_heads, ...")
     head_options: dict[str, Any] = option({}, "numbers of Mask R-CNN: width, anchor_scale, box_width, ...")
 
     # Data

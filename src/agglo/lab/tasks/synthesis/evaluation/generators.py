@@ -24,10 +24,17 @@ AfterStep = Callable[[int], None]  # called with the number of steps done
 
 
 class Generator(ABC):
-    """Generates images from requests."""
+    """Generates images from requests.
 
-    reduced: Any  # the pipeline or model that `agglo.apply` takes
-    steps: int  # of denoising
+    Attributes:
+        reduced: The pipeline or model that `agglo.apply` takes.
+        steps: Number of denoising steps.
+        about: All settings that decide what the images look like, as plain values for JSON.
+    """
+
+    reduced: Any
+    steps: int
+    about: dict[str, Any]
 
     @abstractmethod
     def __call__(self, requests: Sequence[Request], after_step: AfterStep | None = None) -> list[Image]:
@@ -36,10 +43,6 @@ class Generator(ABC):
     def canvas(self, image: Image) -> Image:
         """Return the image padded to what the model's tokens cover."""
         return image
-
-    @abstractmethod
-    def about(self) -> dict[str, Any]:
-        """Return all settings that decide what the images look like, as plain values for JSON."""
 
 
 class EmbeddedGenerator(Generator):
@@ -57,8 +60,9 @@ class EmbeddedGenerator(Generator):
         self.reduced = embedded.trained(embedded.WEIGHTS if weights is None else weights).to(device)
         if dtype != torch.float32:  # diffusers warns of every cast
             self.reduced.to(dtype)
-        self.fingerprint = fingerprint(self.reduced.state_dict())
-        self.steps, self.guidance, self.dtype = steps, guidance, dtype
+        self.steps, self.guidance = steps, guidance
+        weighed = {"model": embedded.NAME, "weights": fingerprint(self.reduced.state_dict())}
+        self.about = {**weighed, "scheduler": "DDIMScheduler", **_sampling(steps, guidance, dtype)}
 
     def __call__(self, requests: Sequence[Request], after_step: AfterStep | None = None) -> list[Image]:
         labels, seeds = [request.label for request in requests], [request.seed for request in requests]
@@ -67,16 +71,6 @@ class EmbeddedGenerator(Generator):
 
     def canvas(self, image: Image) -> Image:
         return ImageOps.expand(image, embedded.PADDING)
-
-    def about(self) -> dict[str, Any]:
-        return {
-            "model": embedded.NAME,
-            "weights": self.fingerprint,
-            "scheduler": "DDIMScheduler",
-            "steps": self.steps,
-            "guidance": self.guidance,
-            "dtype": str(self.dtype).removeprefix("torch."),
-        }
 
 
 class PipelineGenerator(Generator):
@@ -100,6 +94,9 @@ class PipelineGenerator(Generator):
         import diffusers
 
         pipeline = diffusers.DiffusionPipeline.from_pretrained(name, dtype=dtype)
+        accepted = inspect.signature(type(pipeline).__call__).parameters
+        if "prompt" not in accepted and "class_labels" not in accepted:
+            raise ValueError(f"model={name!r} is a {type(pipeline).__name__}, which takes neither prompts nor classes")
         if getattr(pipeline, "safety_checker", None) is not None:
             pipeline.register_modules(safety_checker=None)  # it blackens images: no measure of a model
         if scheduler is not None:
@@ -108,42 +105,35 @@ class PipelineGenerator(Generator):
                 raise ValueError(f"scheduler={scheduler!r} is no scheduler of diffusers, such as 'PNDMScheduler'")
             pipeline.scheduler = kind.from_config(pipeline.scheduler.config)
         pipeline.set_progress_bar_config(disable=True)
-        self.reduced, self.name, self.steps, self.guidance = pipeline.to(device), name, steps, guidance
-        self.size, self.device, self.dtype = size, torch.device(device), dtype
-        accepted = inspect.signature(type(pipeline).__call__).parameters
-        if "prompt" not in accepted and "class_labels" not in accepted:
-            raise ValueError(f"model={name!r} is a {type(pipeline).__name__}, which takes neither prompts nor classes")
+        self.reduced, self.steps, self.device = pipeline.to(device), steps, torch.device(device)
         self.by_prompt = "prompt" in accepted
+        self.options: dict[str, Any] = {"num_inference_steps": steps, "guidance_scale": guidance}
+        if size is not None:
+            self.options |= {"height": size[0], "width": size[1]}
+        self.about = {
+            "model": name,
+            "scheduler": type(pipeline.scheduler).__name__,
+            "size": size and list(size),
+            "device": self.device.type,  # noise is drawn on it: the same seeds give other images on another
+            **_sampling(steps, guidance, dtype),
+        }
 
     def __call__(self, requests: Sequence[Request], after_step: AfterStep | None = None) -> list[Image]:
         generators = [torch.Generator(self.device).manual_seed(request.seed) for request in requests]
-        what: dict[str, Any] = {"num_inference_steps": self.steps, "guidance_scale": self.guidance}
-        what |= (
-            {"prompt": [request.prompt for request in requests]}
-            if self.by_prompt
-            else {"class_labels": [request.label for request in requests]}
-        )
-        if self.size is not None:
-            what |= {"height": self.size[0], "width": self.size[1]}
+        name, value = ("prompt", "prompt") if self.by_prompt else ("class_labels", "label")
+        wanted = {name: [getattr(request, value) for request in requests]}
         calls, done = count(1), after_step or (lambda step: None)
         # Not every pipeline takes a callback.
         hook = denoisers(self.reduced)[0].register_forward_hook(lambda *_: done(next(calls)))
         try:
-            found: list[Image] = self.reduced(**what, generator=generators).images
+            found: list[Image] = self.reduced(**wanted, **self.options, generator=generators).images
         finally:
             hook.remove()
         return found
 
-    def about(self) -> dict[str, Any]:
-        return {
-            "model": self.name,
-            "scheduler": type(self.reduced.scheduler).__name__,
-            "steps": self.steps,
-            "guidance": self.guidance,
-            "size": None if self.size is None else list(self.size),
-            "device": self.device.type,  # noise is drawn on it: the same seeds give other images on another
-            "dtype": str(self.dtype).removeprefix("torch."),
-        }
+
+def _sampling(steps: int, guidance: float, dtype: torch.dtype) -> dict[str, Any]:
+    return {"steps": steps, "guidance": guidance, "dtype": str(dtype).removeprefix("torch.")}
 
 
 def pil_images(images: Tensor) -> list[Image]:

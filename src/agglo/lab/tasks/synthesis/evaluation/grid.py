@@ -1,4 +1,4 @@
-"""Images of all requests by all cells, in folders: a run that was killed continues with the next image.
+"""Images of all requests by all reductions, in folders and side by side; a killed run continues with the next image.
 
 A batch holds the same requests however often a run is stopped and however many processes share it, and torch's
 generator starts anew for each: so do methods that draw (tomesd's destinations). All that an image depends on is in
@@ -7,17 +7,27 @@ the record of the folder, and another run in the same folder is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median, pstdev
-from typing import TYPE_CHECKING, Any
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image as pil
+from PIL.Image import Image
+from PIL.PngImagePlugin import PngInfo
+from torch import Tensor
 
 from agglo import patch
+from agglo.config import ReductionConfig
+from agglo.drawing.groups import Pixels
+from agglo.drawing.sheet import Panel, Row, compose
 from agglo.lab.tasks.synthesis.data.requests import Request
-from agglo.lab.tasks.synthesis.evaluation.cells import GenerationCell
 from agglo.lab.tasks.synthesis.evaluation.generators import Generator
+from agglo.text import parse_call
 from agglo.utils.files import remove_unfinished, replacing
 from agglo.utils.journal import Journal
 from agglo.utils.progress import progress
@@ -26,9 +36,48 @@ from agglo.utils.timing import stopwatch
 
 if TYPE_CHECKING:
     from accelerate import Accelerator, PartialState
-    from PIL.Image import Image
 
-_SECONDS = "seconds"
+DENSE = "dense"
+_LARGEST, _SMALLEST = 256, 96  # sides of a panel in pixels
+_LONGEST_TITLE = 60  # characters
+
+
+class GenerationCell(NamedTuple):
+    """One reduction of a diffusion model and the name of its folder; the config is None for the dense model."""
+
+    name: str
+    config: ReductionConfig | None = None
+
+    def apply(self, model: Any) -> None:
+        """Reduce a pipeline or model this way, in place of any other."""
+        if self.config is None:
+            patch.remove(model)
+        else:
+            patch.apply(model, self.config)
+
+
+def cells_of(methods: Sequence[str], keep_rates: Sequence[float]) -> list[GenerationCell]:
+    """Return every method, with its options, at every keep rate, repeated ones once; "dense" comes first.
+
+    >>> [cell.name for cell in cells_of(["dense", "atc:linkage=single,every=2"], [0.5])]
+    ['dense', 'atc-linkage=single-every=2_keep0.5']
+    """
+    cells = [GenerationCell(DENSE)] if DENSE in methods else []
+    for rate in dict.fromkeys(keep_rates):
+        for text in dict.fromkeys(methods):
+            name, values, options = parse_call(text)
+            if values:
+                raise ValueError(f"method={text!r}: write name:key=value")
+            if text != DENSE:
+                config = ReductionConfig.of(name, keep_rate=rate, **options)
+                cells.append(GenerationCell(f"{re.sub('[^a-zA-Z0-9_.=]+', '-', text)}_keep{rate:g}", config))
+    return cells
+
+
+def relative_errors(reduced: Tensor, dense: Tensor) -> Tensor:
+    """Return the relative L2 error of each image, (B,)."""
+    difference = (reduced.float() - dense.float()).flatten(1).norm(dim=1)
+    return difference / dense.float().flatten(1).norm(dim=1)
 
 
 def generate(
@@ -48,26 +97,27 @@ def generate(
     Raises:
         ValueError: A cell cannot be applied, or the folder holds images of other settings.
     """
-    is_main = processes is None or processes.is_main_process
+    number, count = (0, 1) if processes is None else (processes.process_index, processes.num_processes)
     described = [[request.name, request.prompt, request.seed] for request in requests]
-    header = {"settings": {**generator.about(), "batch_size": batch_size, "requests": described}}
+    header = {"settings": {**generator.about, "batch_size": batch_size, "requests": described}}
     same: Any = {"same": ("settings",), "subject": ("name",), "sources": ("config",)}
-    journal = Journal(output / "record.json", header, writes=is_main, **same)
+    journal = Journal(output / "record.json", header, writes=number == 0, **same)
     for cell in cells:  # an impossible one raises before hours of work on the others
         cell.apply(generator.reduced)
     _wait(processes)  # all have read the record before the first one writes it
-    if is_main:
+    if number == 0:
         output.mkdir(parents=True, exist_ok=True)
         remove_unfinished(output)
     keys = [{"name": cell.name, "config": None if cell.config is None else cell.config.to_dict()} for cell in cells]
     for key in keys:
         journal.once(key, dict)
     _wait(processes)
+    batches = [requests[start : start + batch_size] for start in range(0, len(requests), batch_size)][number::count]
     try:
         for cell, key in zip(cells, keys, strict=True):
-            _generate_cell(generator, cell, requests, output / cell.name, batch_size, processes)
+            _generate_cell(generator, cell, batches, output / cell.name, quiet=number > 0)
             _wait(processes)
-            if is_main:
+            if number == 0:
                 journal.add(key, _summary(output / cell.name, requests))
     finally:
         patch.remove(generator.reduced)
@@ -80,22 +130,15 @@ def _wait(processes: Accelerator | PartialState | None) -> None:
 
 
 def _generate_cell(
-    generator: Generator,
-    cell: GenerationCell,
-    requests: Sequence[Request],
-    folder: Path,
-    batch_size: int,
-    processes: Accelerator | PartialState | None,
+    generator: Generator, cell: GenerationCell, batches: Sequence[Sequence[Request]], folder: Path, *, quiet: bool
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    index, count = (0, 1) if processes is None else (processes.process_index, processes.num_processes)
-    mine = [requests[start : start + batch_size] for start in range(0, len(requests), batch_size)][index::count]
-    missing = [batch for batch in mine if any(not file_of(folder, request).exists() for request in batch)]
+    missing = [batch for batch in batches if not all(file_of(folder, request).exists() for request in batch)]
     if not missing:
         return
     cell.apply(generator.reduced)
-    device, done = torch.device("cuda" if torch.cuda.is_available() else "cpu"), len(mine) - len(missing)
-    with progress(len(mine), cell.name, start=done, every_seconds=10, quiet=index > 0) as tell:
+    device, done = torch.device("cuda" if torch.cuda.is_available() else "cpu"), len(batches) - len(missing)
+    with progress(len(batches), cell.name, start=done, every_seconds=10, quiet=quiet) as tell:
         for batch in missing:
             seed_everything("generate", [request.seed for request in batch])
             with stopwatch(device) as taken:
@@ -103,7 +146,7 @@ def _generate_cell(
             each = taken.seconds / len(batch)
             for request, image in zip(batch, images, strict=True):
                 if not (path := file_of(folder, request)).exists():
-                    _save(image, path, {"prompt": request.prompt, "seed": request.seed, _SECONDS: f"{each:.6g}"})
+                    _save(image, path, request, each)
             tell(f"{each:.3g} s per image")
 
 
@@ -111,12 +154,10 @@ def file_of(folder: Path, request: Request) -> Path:
     return folder / f"{request.name}.png"
 
 
-def _save(image: Image, path: Path, about: dict[str, Any]) -> None:
-    """Write a PNG with texts about it in one step."""
-    from PIL.PngImagePlugin import PngInfo
-
+def _save(image: Image, path: Path, request: Request, seconds: float) -> None:
+    """Write a PNG in one step, with its prompt, its seed and the seconds it took."""
     info = PngInfo()
-    for name, value in about.items():
+    for name, value in {"prompt": request.prompt, "seed": request.seed, "seconds": f"{seconds:.6g}"}.items():
         info.add_itxt(name, str(value))
     with replacing(path) as unfinished:
         image.save(unfinished, format="PNG", pnginfo=info)
@@ -124,12 +165,31 @@ def _save(image: Image, path: Path, about: dict[str, Any]) -> None:
 
 def _summary(folder: Path, requests: Sequence[Request]) -> dict[str, Any]:
     """Return the number of images of a cell, and mean, deviation and median of their times in seconds."""
-    from PIL import Image
-
     seconds = []
     for request in requests:
-        with Image.open(file_of(folder, request)) as image:
+        with pil.open(file_of(folder, request)) as image:
             image.load()
-            seconds.append(float(image.info[_SECONDS]))
+            seconds.append(float(image.info["seconds"]))
     times = {"seconds_mean": mean(seconds), "seconds_std": pstdev(seconds), "seconds_median": median(seconds)}
     return {"images": len(seconds), **times}
+
+
+def contact_sheet(output: Path, cells: Sequence[GenerationCell], requests: Sequence[Request]) -> Image:
+    """Draw one row per request and one column per cell, from the files that `generate` wrote."""
+    rows = []
+    for request in requests:
+        panels = []
+        for cell in cells:
+            with pil.open(file_of(output / cell.name, request)) as image:
+                panels.append(Panel(panel_pixels(image), cell.name.replace("_", " ")))
+        rows.append(Row(panels, shorten(f"{request.name}: {request.prompt}", _LONGEST_TITLE, placeholder=" ...")))
+    return compose(rows)
+
+
+def panel_pixels(image: Image) -> Pixels:
+    """Return pixels (H, W, 3) of a size to look at: small images with repeated pixels, large ones made smaller."""
+    image = image.convert("RGB")
+    if max(image.size) > _LARGEST:
+        image.thumbnail((_LARGEST, _LARGEST), pil.Resampling.LANCZOS)
+    times = max(1, -(-_SMALLEST // max(image.size)))
+    return np.asarray(image).repeat(times, axis=0).repeat(times, axis=1)
