@@ -31,7 +31,7 @@ class Work:
     steps: int = 0  # tiles, vectors and reductions one after the other, each waiting for memory
 
     def tiles(self, rows: int, columns: int, launch: Launch) -> None:
-        self.steps += math.ceil(rows / launch.rows) * math.ceil(columns / launch.columns)
+        self.steps += math.ceil(rows / launch.ROWS) * math.ceil(columns / launch.COLUMNS)
 
 
 def correlated_tokens(side: int, channels: int, generator: np.random.Generator) -> np.ndarray:
@@ -53,7 +53,7 @@ def finish(work: Work, n: int, width: int, launch: Launch) -> Work:
     """Ranks, components and labels."""
     work.tiles(n, n, launch)
     sweeps = math.ceil(math.log2(n))
-    work.traffic += n * n / launch.rows * (4 + width) + n * (12 * sweeps + 60)
+    work.traffic += n * n / launch.ROWS * (4 + width) + n * (12 * sweeps + 60)
     work.steps += sweeps + 4
     return work
 

@@ -7,11 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 import agglo
-from agglo.compiling import constant_result
 from tests.support.processes import HANGS
 
 PROGRAM = """
@@ -33,17 +29,3 @@ def test_importing_agglo_imports_little_of_it_no_compiler_and_no_host() -> None:
     modules, *heavy = done.stdout.split()
     assert heavy == []
     assert int(modules) <= 60
-
-
-@constant_result
-def _answer() -> int:
-    return len(open(os.devnull).read()) + 42
-
-
-def test_a_constant_result_is_taken_while_compiling() -> None:
-    def add(x: Tensor) -> Tensor:
-        return x + _answer()
-
-    torch._dynamo.reset()
-    compiled = torch.compile(add, fullgraph=True, backend="eager")
-    assert torch.equal(compiled(torch.zeros(2)), torch.full((2,), 42.0))

@@ -19,9 +19,6 @@ def test_docstring_examples(module):
     assert found.failed == 0 and found.attempted > 0
 
 
-# --- shapes and counts ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("linkage", LINKAGES)
 def test_shapes_and_limits(linkage, backend):
@@ -56,9 +53,6 @@ def test_input_of_any_strides_is_left_as_it_was_and_only_its_upper_triangle_coun
     assert torch.equal(strided, before[0]) and torch.equal(strided_weights, before[1])
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_any_dtype_is_clustered_in_float32(dtype):
     features, weights = tokens(2, 50).to(dtype), (0.1 + tokens(2, 50, 1)[..., 0].abs()).to(dtype)
@@ -89,8 +83,6 @@ def test_trees_of_one_item_of_none_and_of_one_token_and_no_gradient():
     assert agglo.linkage(tokens(2, 1)).shape == (2, 0, 4)
     assert agglo.linkage(tokens(0, 9)).shape == (0, 8, 4)
 
-
-# --- refusals ---------------------------------------------------------------------------------------------------------
 
 FEATURES, DISTANCES = tokens(2, 6), distinct_distances(2, 6)
 
@@ -151,9 +143,6 @@ def test_unchecked_bad_numbers_still_give_k_groups():
                 for given in ({"distances": spoilt(DISTANCES, 1, value)}, spoilt_weights):
                     labels = agglo.cluster(**given, k=2, linkage=linkage, backend=backend, check=False)
                     assert [len(item.unique()) for item in labels] == [2, 2]
-
-
-# --- backends ---------------------------------------------------------------------------------------------------------
 
 
 def test_choice_of_backend(monkeypatch):

@@ -30,9 +30,6 @@ def problems(draw, most: int = 7):
     return grid, symmetric(values), weights
 
 
-# --- connectivity -----------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=30, deadline=None)
 @given(grid=st.sampled_from([(1, 2), (1, 9), (8, 1), (3, 3), (5, 7), (9, 6)]), linkage=linkages, data=st.data())
 def test_same_partition_as_scikit_learn_with_connectivity(grid, linkage, data):
@@ -75,9 +72,6 @@ def test_large_grids_hang_together_and_need_no_matrix(linkage):
     many = torch.rand(1, 256 * 256, 4, generator=torch.Generator().manual_seed(1)) + 0.1  # a matrix would take 17 GB
     labels = agglo.cluster(many, 20_000, linkage, grid=(256, 256), connectivity="grid")
     assert int(labels.max()) + 1 == 20_000
-
-
-# --- windows ----------------------------------------------------------------------------------------------------------
 
 
 def window_numbers(grid: tuple[int, int], window: tuple[int, int]) -> torch.Tensor:
@@ -129,9 +123,6 @@ def test_shares_add_up_and_are_in_proportion(sizes, data):
     assert all(1 <= count <= size for count, size in zip(counts, sizes, strict=True))
     if k * min(sizes) >= sum(sizes):
         assert all(abs(count - k * size / sum(sizes)) < 1 for count, size in zip(counts, sizes, strict=True))
-
-
-# --- both -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", PLACES, ids=str)

@@ -56,9 +56,6 @@ def scipy_labels(tree: np.ndarray, k: int) -> np.ndarray:
     return by_first_member(group)
 
 
-# --- the definition ---------------------------------------------------------------------------------------------------
-
-
 @st.composite
 def small_problems(draw):
     """Distances (2, N, N) of every kind, and weights or None."""
@@ -96,9 +93,6 @@ def test_backends_are_the_reference_and_every_merge_is_a_minimum(problem, linkag
         assert torch.equal(found[0], within) and torch.equal(found[1], counts), backend
 
 
-# --- other libraries, where nothing ties ------------------------------------------------------------------------------
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from([2, 3, 7, 31, 32, 33, 49, 98, 196, 197, 333]), linkages, st.booleans(), st.booleans(), st.data())
 def test_partition_tree_and_threshold_are_scipys(n, linkage, negative, weighted, data):
@@ -124,9 +118,6 @@ def test_partition_tree_and_threshold_are_scipys(n, linkage, negative, weighted,
             merged = int((expected[:, 2] - shift <= threshold).sum())
             assert np.array_equal(within[b].numpy(), scipy_labels(expected, n - merged))
             assert counts[b] == n - merged
-
-
-# --- every way through the cpu backend --------------------------------------------------------------------------------
 
 
 @settings(max_examples=30, deadline=None)

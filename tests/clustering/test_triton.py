@@ -84,7 +84,7 @@ def compare(linkage: str) -> Iterator[str]:
         yield from differences(*case)
 
     ordinary = backend.launch_for
-    backend.launch_for = lambda n_tokens: backend.Launch(2, 4, 8, ordinary(n_tokens).tokens, 4)
+    backend.launch_for = lambda n_tokens: backend.Launch(2, 4, 8, ordinary(n_tokens).TOKENS, 4)
     yield from differences(tied(1, 13), [torch.tensor([6])])  # several blocks in every loop
     backend.launch_for = ordinary
 
@@ -114,7 +114,7 @@ def compiled_resources(n: int, linkage: str, cut: str, arch: int) -> dict[str, o
     launch = launch_for(n)
     precision = "*fp64" if linkage == "average" else "*fp32"
     constants = {"LINKAGE": linkage, "CUT": cut}
-    constants |= {name: getattr(launch, name.lower()) for name in ("ROWS", "COLUMNS", "LANES", "TOKENS")}
+    constants |= {name: size for name, size in launch._asdict().items() if name.isupper()}
     names = ("distances", "work", "ints", "floats", "groups", "labels", "threshold", "n")
     types = ("*fp32", precision, "*i32", precision, "*i64", "*i64", "fp32", "i32")
     signature = {**dict(zip(names, types, strict=True)), **dict.fromkeys(constants, "constexpr")}

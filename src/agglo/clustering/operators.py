@@ -67,8 +67,7 @@ def backends() -> list[BackendStatus]:
 
 def choose(backend: str, device: torch.device) -> str:
     """Return the name of the backend for a device: as asked; if that is "", as AGGLO_BACKEND says, or the fastest."""
-    asked_by = "backend" if backend else VARIABLE
-    backend = backend or os.environ.get(VARIABLE, "")
+    asked_by, backend = ("backend", backend) if backend else (VARIABLE, os.environ.get(VARIABLE, ""))
     if not backend:
         if device.type == "cpu":
             return "cpu"

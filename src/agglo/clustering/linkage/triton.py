@@ -336,10 +336,7 @@ def _write_labels(
         first = tl.load(first_member + tl.load(root + v, mask=v < n, other=0), mask=v < n, other=NOBODY)
         tl.store(number + v, n_groups + tl.cumsum((first == v).to(tl.int32)) - 1, mask=v < n)
         n_groups += tl.sum((first == v).to(tl.int32))
-    tl.debug_barrier()
-    for start in range(0, n, LANES):
-        v = start + tl.arange(0, LANES)
-        first = tl.load(first_member + tl.load(root + v, mask=v < n, other=0), mask=v < n, other=0)
+        tl.debug_barrier()  # the first of a group stands in this block of lanes or before it
         tl.store(labels + v, tl.load(number + first, mask=v < n, other=0).to(tl.int64), mask=v < n)
 
 
@@ -380,8 +377,6 @@ def cluster_kernel(
     _write_labels(parent, height, rank, ints, ints + n, ints + 2 * n, labels + item * n, k, threshold, n, CUT, LANES)
 
 
-# --- launch -----------------------------------------------------------------------------------------------------------
-
 # No pipelining, as phases read what earlier ones wrote and loads must stay where they are. With at most 128 registers
 # per thread nothing spills, and four programs of four warps share a multiprocessor.
 COMPILE_OPTIONS = {"num_stages": 1, "maxnreg": 128, "enable_fp_fusion": False}
@@ -390,10 +385,10 @@ COMPILE_OPTIONS = {"num_stages": 1, "maxnreg": 128, "enable_fp_fusion": False}
 class Launch(NamedTuple):
     """Block sizes of the kernel, powers of two: tiles of rows x columns, vectors of lanes, all N tokens at once."""
 
-    rows: int
-    columns: int
-    lanes: int
-    tokens: int
+    ROWS: int
+    COLUMNS: int
+    LANES: int
+    TOKENS: int
     num_warps: int
 
 
@@ -405,7 +400,7 @@ def launch_for(n_tokens: int) -> Launch:
     tokens = max(16, 1 << (n_tokens - 1).bit_length())
     num_warps = min(max(tokens // 64, 4), 16)
     columns = min(tokens, 64)
-    return Launch(num_warps * 128 // columns, columns, lanes=num_warps * 64, tokens=tokens, num_warps=num_warps)
+    return Launch(num_warps * 128 // columns, columns, num_warps * 64, tokens, num_warps)
 
 
 def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
@@ -418,7 +413,6 @@ def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float |
         return result
     precision = torch.float64 if linkage == "average" else torch.float32
     ints = distances.new_empty((batch, INT_ROWS.value, n_tokens), dtype=torch.int32)
-    launch = launch_for(n_tokens)
     with torch.cuda.device_of(distances):
         cluster_kernel[(batch,)](
             distances.contiguous(),
@@ -432,11 +426,7 @@ def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float |
             n_tokens,
             LINKAGE=linkage,
             CUT="threshold" if k is None else "k",
-            ROWS=launch.rows,
-            COLUMNS=launch.columns,
-            LANES=launch.lanes,
-            TOKENS=launch.tokens,
-            num_warps=launch.num_warps,
+            **launch_for(n_tokens)._asdict(),
             **COMPILE_OPTIONS,
         )
     return result

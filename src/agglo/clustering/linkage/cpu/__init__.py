@@ -4,7 +4,7 @@ A batch is spread over the threads image by image. A few large images are instea
 by row. The number of threads is torch's (`torch.set_num_threads`).
 
 Read `keys` (distances as integers, and what rounding may not decide), then the ways to merge: `pairs` (one merge after
-another), `rounds` (1024 tokens and more) and `chains` (where the others are in doubt), then `merges` (labels, trees).
+another) and `rounds` (1024 tokens and more), then `chains` (where the others are in doubt; labels and trees).
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from agglo.clustering.jit import inner, kernel
-from agglo.clustering.linkage.cpu.chains import finish_by_chains
+from agglo.clustering.linkage.cpu.chains import finish_by_chains, number_groups, tree_rows
 from agglo.clustering.linkage.cpu.keys import FAR, PAD, key_of
-from agglo.clustering.linkage.cpu.merges import number_groups, tree_rows
 from agglo.clustering.linkage.cpu.pairs import merge_closest_pairs, spanning_tree
 from agglo.clustering.linkage.cpu.rounds import after_round, find_nearest, join_parts, plan_round, write_round
 
