@@ -86,7 +86,7 @@ def test_evaluate_says_what_is_missing(
         ([clip, "--zero-shot", "--class-names", str(tmp_path / "two.txt")], "2 class names for the 3 classes"),
         ([clip, "--class-names", "openai"], "--class-names"),
         ([vit, "--zero-shot"], "vit"),
-        (["google/vit-base-patch16-224"], "hf:google/vit-base-patch16-224"),
+        (["google/vit-base-patch16-224"], "hf:PATH"),
     ):
         assert main(["evaluate", *given, "--data", str(data), *RUN]) == 2
         said = capsys.readouterr().err.splitlines()[-1]

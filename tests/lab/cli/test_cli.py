@@ -133,7 +133,7 @@ ERRORS = {
     "animation by threshold": (["visualize", "PHOTO", "-o", "a.gif", "--threshold", "0.1"], "--threshold"),
     "after too early a block": (["visualize", "PHOTO", "-o", "OUT", *MODEL, "--after", "0"], "after=0"),
     "no number": (["visualize", "PHOTO", "-o", "OUT", "--keep-rate", "half"], "--keep-rate: 'half'"),
-    "blocks": (["visualize", "PHOTO", "-o", "OUT", *MODEL, "--blocks", "9"], "blocks=(9,)"),
+    "blocks": (["visualize", "PHOTO", "-o", "OUT", *MODEL, "--blocks", "9"], "blocks=[9]"),
     "both": (["visualize", "PHOTO", "-o", "OUT", "--keep-rate", "1", "--threshold", "1"], "--threshold"),
     "model": (["visualize", "PHOTO", "-o", "OUT", "--model", "deit_tny_patch16_224"], "deit_tiny_patch16_224"),
     "a model without blocks": (["bench", "model", "--model", "test_resnet"], "timm.VisionTransformer"),

@@ -192,17 +192,11 @@ def started_from(output: Path) -> dict[str, str]:
 
 @dataclass
 class Position:
-    """Progress of a run, which a checkpoint holds besides weights and moments.
+    """Progress of a run, which a checkpoint holds besides weights and moments."""
 
-    Attributes:
-        step: Number of optimiser steps done.
-        sums: Sums of the losses since the latest evaluation: "loss" and, if it has any, its parts.
-        rows: Rows of the log, one per evaluation; the first may be of epoch 0, before training.
-    """
-
-    step: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    step: int = 0  # optimiser steps done
+    sums: dict[str, float] = field(default_factory=dict)  # of the losses since the latest evaluation
+    rows: list[dict[str, Any]] = field(default_factory=list)  # of the log, one per evaluation
 
     @property
     def evaluated(self) -> int:
@@ -351,20 +345,14 @@ class TrainingLoop:
                 save_weights(self.folder / "best" / "model.safetensors", model.state_dict(), about)
                 write_json(self.folder / "best" / "result.json", {**row, "average": prefix == "ema_"})
             save_weights(self.folder / "last" / "model.safetensors", self.model.state_dict(), about)
-            self._save_log()
+            # All rows anew: a resumed run repeats none and loses none.
+            rows = self.position.rows
+            with replacing(self.folder / "log.csv") as path, path.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(name for each in rows for name in each)))
+                writer.writeheader()
+                writer.writerows(rows)
         # Last, so that a run killed before this does all of the above again.
         self._save()
-
-    def _save_log(self) -> None:
-        """Write all rows of the log anew: a resumed run repeats none and loses none."""
-        rows = self.position.rows
-        with (
-            replacing(self.folder / "log.csv") as unfinished,
-            unfinished.open("w", encoding="utf-8", newline="") as file,
-        ):
-            writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(name for row in rows for name in row)))
-            writer.writeheader()
-            writer.writerows(rows)
 
     def _save(self) -> None:
         self.saved_at = time.monotonic()

@@ -80,8 +80,8 @@ def test_rates_are_a_cosine_whose_beginning_is_replaced_by_warmup() -> None:
 
 
 def test_rates_of_a_cosine_after_warmup() -> None:
-    options = {"lr": 1e-3, "lr_batch": 32, "min_lr": 1e-6, "warmup_lr": 0.0, "warmup_epochs": 1.0}
-    for step, (_, new) in enumerate(rates(20, cosine_after_warmup=True, **options)):
+    found = rates(20, lr=1e-3, lr_batch=32, min_lr=1e-6, warmup_lr=0.0, warmup_epochs=1.0, cosine_after_warmup=True)
+    for step, (_, new) in enumerate(found):
         cosine = 1e-6 + (1e-3 - 1e-6) * (1 + math.cos(math.pi * (step - 5) / 15)) / 2
         assert math.isclose(new, 1e-3 * step / 5 if step < 5 else cosine, rel_tol=1e-9, abs_tol=1e-15)
 

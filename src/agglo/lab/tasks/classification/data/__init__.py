@@ -82,10 +82,6 @@ class Augmentation:
     shift: int | None = option(None, "in place of a random crop: pixels an image moves at most")
 
 
-# The study's, for images with several labels: Cutout in place of flips and random erasing.
-SEVERAL_LABELS = Augmentation(flip=0.0, erasing=0.0, cutout=True)
-
-
 @dataclass(frozen=True)
 class DataSet:
     """A data set: how it is recognised, read and prepared.

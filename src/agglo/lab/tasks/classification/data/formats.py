@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 
 from agglo.lab.data.fashion_mnist import CLASSES, FOLDERS, PREFIXES, read_split
 from agglo.lab.data.image_files import Files, listed, require_file
-from agglo.lab.tasks.classification.data import SEVERAL_LABELS, Augmentation, ClassificationData, DataSet, register
+from agglo.lab.tasks.classification.data import Augmentation, ClassificationData, DataSet, register
 
 T = TypeVar("T")
 _FOLDERS = {"train": ("train",), "val": ("val", "validation", "test")}
 _NABIRDS = {"train": "1", "val": "0"}
 _NUSWIDE = "nus_wid_data.csv"
+# The study's, for images with several labels: Cutout in place of flips and random erasing, and nothing is cropped.
+_SEVERAL_LABELS: Any = {"squash": True, "augmentation": Augmentation(flip=0.0, erasing=0.0, cutout=True)}
 
 
 def present_files(folder: Path, entries: Iterable[tuple[str, T]], source: str) -> tuple[Files, list[T]]:
@@ -203,48 +205,40 @@ def read_fashion_mnist(root: Path, split: str) -> ClassificationData:
     return ClassificationData(list(CLASSES), Pixels(images, f"{PREFIXES[split]}-images"), labels.tolist())
 
 
-register(
+_IDX = tuple(f"{folder}/t10k-images-idx3-ubyte*".lstrip("/") for folder in FOLDERS)
+for dataset in (
     DataSet(
         "imagenet", "ImageNet-1K: class folders named by WordNet ids, as such or below val/ and train/", read_imagenet
-    )
-)
-register(DataSet("folder", "class folders of any names, as such or below val/ and train/", read_folder))
-register(
+    ),
+    DataSet("folder", "class folders of any names, as such or below val/ and train/", read_folder),
     DataSet(
         "coco",
         "COCO 2014: train2014/, val2014/ and annotations/; several labels per image",
         read_coco,
         signs=("annotations/instances_*2014.json",),
-        squash=True,
-        augmentation=SEVERAL_LABELS,
-    )
-)
-register(
+        **_SEVERAL_LABELS,
+    ),
     DataSet(
         "nabirds",
         "NABirds: images.txt, image_class_labels.txt, ... and images/",
         read_nabirds,
         signs=("image_class_labels.txt",),
         augmentation=Augmentation(randaugment=None, colour_jitter=0.3),
-    )
-)
-register(
+    ),
     DataSet(
         "nuswide",
         f"NUS-WIDE: {_NUSWIDE} and the images it names; several labels per image",
         read_nuswide,
         signs=(_NUSWIDE,),
-        squash=True,
-        augmentation=SEVERAL_LABELS,
-    )
-)
-register(
+        **_SEVERAL_LABELS,
+    ),
     DataSet(
         "fashion-mnist",
         "Fashion-MNIST: its four idx files, plain or .gz, as such or as torchvision lays them",
         read_fashion_mnist,
-        signs=tuple(f"{folder}/t10k-images-idx3-ubyte*".lstrip("/") for folder in FOLDERS),
+        signs=_IDX,
         crop=1.0,
         augmentation=Augmentation(shift=2, randaugment=None, erasing=0.0),
-    )
-)
+    ),
+):
+    register(dataset)
