@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,23 +19,24 @@ Builder = Callable[[], nn.Module]
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 3, "num_classes": 7}
 
 
-def timm_model(**options: Any) -> nn.Module:
-    vit = pytest.importorskip("timm.models.vision_transformer")
-    return vit.VisionTransformer(**{**SMALL, **options})  # type: ignore[no-any-return]
+def made(module: str, maker: str, *arguments: Any, **options: Any) -> Any:
+    """What a class or function of a library makes; the test is skipped without the library."""
+    pytest.importorskip(module.partition(".")[0])
+    return getattr(importlib.import_module(module), maker)(*arguments, **options)
 
 
-def distilled() -> nn.Module:
-    timm = pytest.importorskip("timm")
-    return timm.create_model("deit_tiny_distilled_patch16_224", **SMALL)  # type: ignore[no-any-return]
-
-
-def eva(**options: Any) -> nn.Module:
-    module = pytest.importorskip("timm.models.eva")
-    return module.Eva(**SMALL, global_pool="token", **options)  # type: ignore[no-any-return]
+timm_model = partial(made, "timm.models.vision_transformer", "VisionTransformer", **SMALL)
+distilled = partial(made, "timm", "create_model", "deit_tiny_distilled_patch16_224", **SMALL)
+eva = partial(made, "timm.models.eva", "Eva", **SMALL, global_pool="token")
+torchvision_model = partial(
+    made, "torchvision.models.vision_transformer", "VisionTransformer", 32, 8, 4, 3, 48, 96, num_classes=7
+)
+TOWER = {"image_size": 32, "patch_size": 8, "width": 48, "layers": 4, "heads": 3, "mlp_ratio": 2.0, "output_dim": 7}
+open_clip_tower = partial(made, "open_clip.transformer", "VisionTransformer", **TOWER)
 
 
 def gated() -> nn.Module:
-    model: Any = eva(use_rot_pos_emb=True)
+    model = eva(use_rot_pos_emb=True)
     for block in model.blocks:
         block.attn.gate = nn.Linear(48, 48)
     return model  # type: ignore[no-any-return]
@@ -44,11 +47,6 @@ def post_norm() -> nn.Module:
     return timm_model(block_fn=vit.ResPostBlock, init_values=0.5)
 
 
-def torchvision_model() -> nn.Module:
-    models = pytest.importorskip("torchvision.models.vision_transformer")
-    return models.VisionTransformer(32, 8, 4, 3, 48, 96, num_classes=7)  # type: ignore[no-any-return]
-
-
 def transformers_model(kind: str, **options: Any) -> nn.Module:
     tf = pytest.importorskip("transformers")
     config = getattr(tf, "DeiTConfig" if kind.startswith("DeiT") else "ViTConfig")(
@@ -56,12 +54,6 @@ def transformers_model(kind: str, **options: Any) -> nn.Module:
         num_labels=7, **options,
     )  # fmt: skip
     return getattr(tf, kind)(config)  # type: ignore[no-any-return]
-
-
-def open_clip_tower(**options: Any) -> nn.Module:
-    module = pytest.importorskip("open_clip.transformer")
-    small = {"image_size": 32, "patch_size": 8, "width": 48, "layers": 4, "heads": 3, "mlp_ratio": 2.0}
-    return module.VisionTransformer(**small, output_dim=7, **options)  # type: ignore[no-any-return]
 
 
 def open_clip_model() -> nn.Module:
