@@ -19,6 +19,8 @@ from agglo.grouping import Grouping
 from agglo.methods.base import Kind, LearnedMethod, ModelShape, Outcome, Place, Return, Varies, View
 from agglo.methods.registry import register
 
+_REVISITING = "Liu et al., Revisiting Token Pruning for Object Detection and Instance Segmentation, WACV 2024"
+
 
 class Predictor(nn.Module):
     """Predicts log-probabilities (B, N, 2) to keep and to drop each of the tokens (B, N, C).
@@ -92,9 +94,7 @@ class PreservingDynamicViT(DynamicViT):
     """
 
     name: ClassVar[str] = "dynamicvit_prsv"
-    reference: ClassVar[str] = (
-        "Liu et al., Revisiting Token Pruning for Object Detection and Instance Segmentation, WACV 2024"
-    )
+    reference: ClassVar[str] = _REVISITING
     preserves: ClassVar[bool] = True
 
 
@@ -148,9 +148,7 @@ class SViT(LearnedMethod):
     tokens_return: ClassVar[Return] = "after_block"
     kind: ClassVar[Kind] = "skips"
     reach: ClassVar[str] = "any keep rate, as what training aims at: counts differ from image to image"
-    reference: ClassVar[str] = (
-        "Liu et al., Revisiting Token Pruning for Object Detection and Instance Segmentation, WACV 2024"
-    )
+    reference: ClassVar[str] = _REVISITING
 
     def __init__(self, loss_weight: float = 4.0) -> None:
         super().__init__()

@@ -97,11 +97,8 @@ def parse_method(text: str) -> Method:
     return create(name, **options)
 
 
-def list_methods(*, diffusion: bool = False) -> list[MethodInfo]:
-    """List every method that `agglo.apply` knows by name.
-
-    Args:
-        diffusion: List the methods that are for diffusion models alone, in place of all others.
+def list_methods() -> list[MethodInfo]:
+    """List every method that `agglo.apply` knows by name, but for those that are for diffusion models alone.
 
     >>> [info.kind for info in list_methods() if info.name == "atc"]
     ['merges hard']
@@ -118,7 +115,7 @@ def list_methods(*, diffusion: bool = False) -> list[MethodInfo]:
             options=tuple(method.defaults()),
         )
         for name, method in sorted(_METHODS.items())
-        if method.listed and method.for_diffusion == diffusion
+        if method.listed and not method.for_diffusion
     ]
 
 
