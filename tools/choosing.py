@@ -83,7 +83,7 @@ def _cheapest(found: list[Result], dense: Result) -> list[Any]:
 
 
 def tasks() -> str:
-    """Return the best method of every task at each keep rate, with ATC and ToMe beside it."""
+    """Return the best method of every task at each keep rate, and ATC and ToMe."""
     rows = []
     for title, scores, lower_is_better in _tasks():
         dense = scores.get("dense", {}).get(None)
@@ -92,10 +92,10 @@ def tasks() -> str:
             if not here:
                 continue
             best = (min if lower_is_better else max)(here, key=lambda name, here=here: here[name])
-            beside = [f"{here[name]:.1f}" if name in here else CANNOT for name in (*ATC, "tome")]
+            others = [f"{here[name]:.1f}" if name in here else CANNOT for name in (*ATC, "tome")]
             level = sum(f"{score:.1f}" == f"{here[best]:.1f}" for score in here.values()) - 1
             named = f"{best}, {level} level with it" if level else best
-            rows.append([title, dense and f"{dense:.1f}", f"{rate:g}", named, f"{here[best]:.1f}", *beside])
+            rows.append([title, dense and f"{dense:.1f}", f"{rate:g}", named, f"{here[best]:.1f}", *others])
             title, dense = "", None
     names = ("task", "dense", "keep rate", "best", "", "ATC average", "complete", "single", "ToMe")
     return Table([Column(name, left=name in ("task", "best")) for name in names], rows).markdown()
@@ -141,7 +141,7 @@ def _scores(found: Iterable[Result], score: str) -> Scores:
 
 
 def speeds() -> str:
-    """Return how many times as fast models ran on a CPU, beside the fraction of multiply-adds that is left."""
+    """Return how many times as fast models ran on a CPU, and the fraction of multiply-adds that is left."""
     rows: list[tuple[str, str, float, float | None, float]] = []
     for name in ("model.json", "model-batch16.json"):
         timed = record(f"bench/{name}")

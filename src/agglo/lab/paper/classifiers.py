@@ -162,10 +162,7 @@ class Evaluator:
     def __call__(self, subject: Subject, config: ReductionConfig | None, root: Path | None = None) -> dict[str, Any]:
         """Return top1 and top5, or mAP; images, counts, gflops, and which weights and data these were.
 
-        Args:
-            subject: The model and its data. If its images are bundled, so many are taken, evenly spread.
-            config: The reduction; None is the dense model.
-            root: Folder of the data, if not the subject's own.
+        `root` is the folder of the data, if not the subject's own. Of bundled images so many are taken, evenly spread.
         """
         from agglo.hosts.common.swap import UnsupportedModelError
         from agglo.lab.tasks.classification.evaluation.grid import Evaluation, EvaluationSettings
@@ -208,13 +205,10 @@ class FineTuner:
     def __call__(
         self, about: Mapping[str, Any], budget: Mapping[str, Any], *, weights: str | None = None, **choices: Any
     ) -> dict[str, Any]:
-        """Return the best epoch's metrics, counts and gflops, and what it started from; a run that is done is read.
+        """Return a cell's best metrics, counts and gflops, and what it started from; a run that is done is read.
 
-        Args:
-            about: The cell.
-            budget: `keep_rate` or `schedule`; the dense model has none.
-            weights: What the training starts from, if not the subject's own weights.
-            choices: Settings of the training beyond those of the scale.
+        `budget` is `keep_rate` or `schedule`, `choices` are settings beyond those of the scale. The training starts
+        from the subject's own weights, unless others are named.
         """
         from agglo.lab.tasks.classification.training.settings import RECIPES
         from agglo.lab.tasks.classification.training.trainer import finetune

@@ -172,12 +172,6 @@ def _bars(table: Accuracies, title: str, rate: float | None = None) -> BarPanel:
     return BarPanel([bars], "mean rank (1 is best)", title)
 
 
-def _draw_rank(results: Sequence[Result], scale: Any, settings: Settings, folder: Path) -> list[Path]:
-    panels = [_bars(table, source) for source, table in _sources(results, HARD_MERGING).items()]
-    draw_bars([panels], folder / "ranks.png", note="whiskers: standard deviation over keep rates, models, data sets")
-    return [folder / "ranks.png"]
-
-
 def _draw_difference(results: Sequence[Result], scale: Any, settings: Settings, folder: Path) -> list[Path]:
     sources = _sources(results, HARD_MERGING)
     rates, panels = _rates(sources), []
@@ -189,12 +183,16 @@ def _draw_difference(results: Sequence[Result], scale: Any, settings: Settings, 
     return [folder / "difference.png"]
 
 
+def _draw_ranks(results: Sequence[Result], scale: Any, settings: Settings, folder: Path) -> list[Path]:
+    panels = [_bars(table, source) for source, table in _sources(results, HARD_MERGING).items()]
+    draw_bars([panels], folder / "ranks.png", note="whiskers: standard deviation over keep rates, models, data sets")
+    return [folder / "ranks.png"]
+
+
 def _draw_per_rate(results: Sequence[Result], scale: Any, settings: Settings, folder: Path) -> list[Path]:
     sources = _sources(results, ALL)
-    rows = [
-        [_bars(table, f"{percent(rate)}, {source}", rate) for rate in _rates(sources)]
-        for source, table in sources.items()
-    ]
+    rates = _rates(sources)
+    rows = [[_bars(of, f"{percent(rate)}, {source}", rate) for rate in rates] for source, of in sources.items()]
     draw_bars(rows, folder / "ranking-per-rate.png", note="whiskers: deviation over models and data sets")
     return [folder / "ranking-per-rate.png"]
 
@@ -230,12 +228,12 @@ ITEMS = (
         "figure rankedICCV",
         "Mean rank of the methods that merge hard over keep rates, models and data sets; equals share their ranks",
         _rank_table,
-        _draw_rank,
+        _draw_ranks,
     ),
     _derived(
         "difference",
         "figure deltaICCV",
-        "How far ATC is above the best prior method that merges hard, per keep rate, in points",
+        "Points of accuracy by which ATC is above the best prior method that merges hard, per keep rate",
         _difference_table,
         _draw_difference,
     ),
