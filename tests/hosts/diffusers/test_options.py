@@ -69,22 +69,6 @@ def test_refused_before_anything_changes(options: dict[str, Any], message: str) 
     assert agglo.report(model) is None
 
 
-def test_dropped_tokens_get_nothing_from_attention() -> None:
-    """random prunes: what a dropped token had before the block's attention it has after it."""
-    model, inputs = unet()
-    agglo.apply(model, "random", keep_rate=0.5, seed=1)
-    block = model.down_blocks[0].attentions[0].transformer_blocks[0]
-    seen: dict[str, Any] = {}
-    block.register_forward_pre_hook(lambda module, args: seen.update(before=args[0]))
-    block.norm2.register_forward_pre_hook(lambda module, args: seen.update(after=args[0]))
-    with agglo.trace(model) as trace:
-        run(model, inputs)
-    dropped = trace.groupings[0].labels < 0
-    assert dropped.sum(dim=1).tolist() == [32, 32]
-    moved = (seen["after"] - seen["before"]).abs().amax(dim=-1) > 0
-    assert torch.equal(moved, ~dropped)
-
-
 def test_parts_that_a_model_does_not_have() -> None:
     for make, part in ((dit, "cross"), (sd3, "cross"), (flux, "mlp"), (unet_of_maps, "mlp")):
         with pytest.raises(ValueError, match=f"merge='{part}'"):

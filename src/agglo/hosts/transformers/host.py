@@ -3,22 +3,35 @@
 Each is reduced where its loop over layers lies (`loop.py`), so classifiers, backbones, contrastive models and VLMs that
 hold one work as they are. Hidden states are full-length. The chosen attention implementation runs the layers before the
 first reduction; after it proportional attention does.
+
+A tower holds a patch embedding, and a list of layers in itself or in a child. Tokens other than patches are parameters
+of the embedding; one that has a parameter agglo does not know is refused rather than guessed at.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import isqrt, prod
 from typing import Any, ClassVar, cast
 
 from torch import nn
 
-from agglo.hosts.common.base import Host, Layout, require_no_bypass, require_own
+from agglo.hosts.common.base import Host, Layout, matrix_entries, require_no_bypass, require_own
 from agglo.hosts.common.layers import Structure, require_structure
 from agglo.hosts.common.probe import prove
 from agglo.hosts.common.swap import Head, ReducedModule, Setting, UnsupportedModelError
 from agglo.hosts.transformers.loop import GridForwardingTower, ReducedLoop
-from agglo.hosts.transformers.parts import probe_cases
-from agglo.hosts.transformers.tower import is_tower, loop_of, tower_of, unknown_tokens
+from agglo.hosts.transformers.parts import has_tiles, loop_of, pair, probe_cases, tile_lengths
+from agglo.methods import Grid
 
+PACKAGES = ("transformers", "transformers_modules")
+_EMBEDDINGS = ("embeddings", "patch_embed", "patch_embedding", "patch_conv")
+_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
+_FRONT = ("cls_token", "class_embedding", "class_token", "distillation_token", "register_tokens", "cls_register_token")
+_BACK = ("detection_tokens",)
+_NOT_TOKENS = ("mask_token", "class_pos_emb", "position", "pos_embed", "type_embeddings", "time_embeddings")
+_NO_TOKENS = ("weight", "bias")  # of a convolution that is itself the embedding
+_NOMINAL_SIDE = 16  # patches, for towers that take every size and name none
 # Classifiers that read no patch, and how many tokens in front they read.
 _READERS = {
     "ViTForImageClassification": 1,
@@ -102,3 +115,116 @@ class TransformersViT(Host):
             f"last_block='class_token' needs a head that reads no patches: {', '.join(_READERS)}. "
             f"{type(module).__name__} {holder} gives its patches to whoever calls it"
         )
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A vision tower, and where its parts are."""
+
+    module: Any
+    loop: Any  # the module that loops over its layers
+    layers: str  # their name in it
+    embeddings: Any
+    prefix: int  # tokens in front that are never merged
+    suffix: int  # those at the end
+    grid: Grid | None  # (rows, columns) of the patches at the tower's own input size, if they are in such an order
+    patches: int  # how many there are
+
+    def layout(self) -> Layout:
+        layers = list(getattr(self.loop, self.layers))
+        convolutions = [part for part in self.embeddings.modules() if isinstance(part, _CONVOLUTIONS)]
+        linears = _patch_linears(self.embeddings)
+        embedded = int(self.patches / (1 - getattr(self.module.config, "mask_ratio", 0.0)))
+        return Layout(
+            depth=len(layers),
+            prefix=self.prefix + self.suffix,
+            patches=self.patches,
+            embedding_weights=matrix_entries(*(convolutions[-1:] or linears[:1])) * embedded // self.patches,
+            head_madds=_head_madds(self.module, self.patches),
+            grid=self.grid,
+            suffix=self.suffix,
+            **Structure.of(layers[0]).sizes(layers[0]),
+        )
+
+
+def embeddings_of(module: nn.Module) -> nn.Module | None:
+    """Return a child with a convolution, or a linear layer named after patches, and without a vocabulary, if any."""
+    for name in _EMBEDDINGS:
+        child = module._modules.get(name)
+        if child is None or any("word_embeddings" in inner or "text" in inner for inner, _ in child.named_modules()):
+            continue
+        if any(isinstance(part, _CONVOLUTIONS) for part in child.modules()) or _patch_linears(child):
+            return child
+    return None
+
+
+def is_tower(module: nn.Module) -> bool:
+    """Return whether a module of transformers is built like a vision tower. Its layers may still be of another kind."""
+    if not any(cls.__module__.split(".")[0] in PACKAGES for cls in type(module).__mro__):
+        return False
+    return loop_of(module) is not None and embeddings_of(module) is not None
+
+
+def tower_of(module: Any) -> Tower:
+    """Return the parts of a module that is built like a tower."""
+    found, embeddings = loop_of(module), embeddings_of(module)
+    assert found is not None
+    assert embeddings is not None
+    owned: list[tuple[str, Any]] = [*embeddings._parameters.items(), *module._parameters.items()]
+    prefix, suffix = (
+        sum(prod(value.shape[:-1]) for name, value in owned if name in names and value is not None)  # ([1,] [n,] C)
+        for names in (_FRONT, _BACK)
+    )
+    grid, patches = _patches(module.config)
+    if has_tiles(found[0]):
+        patches, kept = tile_lengths(module.config)
+        n_tiles = module.config.max_num_tiles
+        return Tower(module, *found, embeddings, kept * n_tiles, 0, None, patches * n_tiles)
+    return Tower(module, *found, embeddings, prefix, suffix, grid, patches)
+
+
+def unknown_tokens(module: Any) -> str | None:
+    """Return a parameter of the embedding that may be tokens which agglo does not know of."""
+    embeddings = embeddings_of(module)
+    assert embeddings is not None
+    known = _FRONT + _BACK + _NOT_TOKENS
+    owned = [*embeddings._parameters.items(), *module._parameters.items()]
+    owned = [(name, value) for name, value in owned if value is not None and name not in _NO_TOKENS]
+    return next((name for name, _ in owned if not any(each in name for each in known)), None)
+
+
+def _patch_linears(module: nn.Module) -> list[nn.Linear]:
+    parts = [("patch", module), *module.named_modules()]
+    return [part for name, part in parts if isinstance(part, nn.Linear) and "patch" in name]
+
+
+def _patches(config: Any) -> tuple[Grid | None, int]:
+    """Return (rows, columns) where patches are in such an order, and their number at the tower's own input size."""
+    size = next((getattr(config, name) for name in ("image_size", "crop_size") if hasattr(config, name)), None)
+    if hasattr(config, "num_mel_bins"):  # audio, as an image of frequencies and times
+        mel, length, side = config.num_mel_bins, config.max_length, config.patch_size
+        grid = (mel - side) // config.frequency_stride + 1, (length - side) // config.time_stride + 1
+        return grid, grid[0] * grid[1]
+    frames = next((getattr(config, name) for name in ("num_frames", "frames_per_clip") if hasattr(config, name)), None)
+    tubelet = getattr(config, "tubelet_size", None)
+    if size is None:
+        side = isqrt(getattr(config, "num_patches", None) or _NOMINAL_SIDE**2)
+        return (side, side), side * side
+    patch = getattr(config, "patch_size", None)
+    if isinstance(tubelet, (tuple, list)):
+        tubelet, *patch = tubelet
+    (height, width), (tall, wide) = pair(size), pair(patch)
+    rows, columns = height // tall, width // wide
+    if frames is not None and (tubelet is not None or hasattr(config, "attention_type")):
+        return None, frames // (tubelet or 1) * rows * columns
+    if (ratio := getattr(config, "mask_ratio", None)) is not None:  # only some are left, in no order
+        return None, int(rows * columns * (1 - ratio))
+    return (rows, columns), rows * columns
+
+
+def _head_madds(module: Any, patches: int) -> int:
+    """Return the multiply-adds of the tower's pooler. One that attends projects every patch to a key and a value."""
+    head, width = getattr(module, "head", None), getattr(module.config, "hidden_size", 0)
+    if head is None:
+        return matrix_entries(getattr(module, "pooler", None))
+    return matrix_entries(head) + (patches - 1) * 2 * width**2

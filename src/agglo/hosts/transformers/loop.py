@@ -26,13 +26,14 @@ from agglo.hosts.transformers.parts import (
     append_positions,
     bias_of,
     has_tiles,
+    loop_of,
+    pair,
     parts_for,
     positions_of,
     split_positions,
     table_of,
     tile_order,
 )
-from agglo.hosts.transformers.tower import loop_of, pair
 from agglo.methods import Grid
 
 _TOKENS = ("hidden_states", "hidden_state")

@@ -27,6 +27,8 @@ TUPLES = ("Data2VecVisionLayer", "VJEPA2Layer", "TimesformerLayer", "Llama4Visio
 _TABLES = "position_embeddings"
 _AXES = 2  # channels that carry the position
 _TILE_MULTIPLE = 8
+_LISTS = ("layers", "layer", "blocks")
+_LOOPS = ("encoder", "transformer", "model")
 
 
 class TransformersParts(LayerParts):
@@ -287,3 +289,18 @@ def tile_order(config: Any, x: Tensor) -> tuple[Tensor, int]:
     positions = torch.arange(x.shape[1], device=x.device).view(-1, patches + kept)
     others = torch.cat([positions[:, :1], positions[:, 1 + patches :]], dim=1).flatten()
     return torch.cat([others, positions[:, 1 : 1 + patches].flatten()]), len(others)
+
+
+def loop_of(module: nn.Module) -> tuple[nn.Module, str] | None:
+    """Return the module with the layers of what may be a tower, and their name in it."""
+    for owner in (module, *(child for name in _LOOPS if (child := module._modules.get(name)) is not None)):
+        for name in _LISTS:
+            layers = owner._modules.get(name)
+            if isinstance(layers, nn.ModuleList) and len(layers) > 1:
+                return owner, name
+    return None
+
+
+def pair(size: Any) -> tuple[int, int]:
+    """Return a size of both sides."""
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
