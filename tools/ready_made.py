@@ -25,7 +25,7 @@ from agglo.embedded import DETECTOR, classifier, generator
 from agglo.lab.paper.output import replace_between_marks
 from agglo.lab.tasks.classification.tuning import FolderSettings, tune_on_folder
 from agglo.lab.tasks.detection.data import make_scenes, transforms_for
-from agglo.lab.tasks.detection.evaluation.one_pass import DetectionBatches
+from agglo.lab.tasks.detection.evaluation.average_precision import DetectionBatches
 from agglo.lab.tasks.detection.specs import open_detector
 from agglo.models.opening import ModelSpec
 from agglo.tuning import Tuned, TuneSettings, submodule_output

@@ -13,7 +13,7 @@ from agglo import embedded
 from agglo.embedded.classifier import IMAGES
 from agglo.lab.data.fashion_mnist import CLASSES
 from agglo.lab.tasks.detection.data import make_scenes, transforms_for
-from agglo.lab.tasks.detection.evaluation.one_pass import DetectionBatches, evaluate
+from agglo.lab.tasks.detection.evaluation.average_precision import DetectionBatches, evaluate
 from agglo.lab.tasks.detection.specs import DetectorSpec, open_detector
 from agglo.lab.tasks.detection.training.settings import RECIPES
 from agglo.utils.files import save_weights

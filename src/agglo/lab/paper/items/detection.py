@@ -25,9 +25,8 @@ from agglo.lab.paper.compare import DENSE
 from agglo.lab.paper.output import read_results
 from agglo.lab.paper.study import CannotRunError, Need, Result, RunCell, Section, Settings, Study, StudyCell
 from agglo.lab.tasks.detection.data import make_scenes, open_coco, transforms_for
-from agglo.lab.tasks.detection.evaluation.average_precision import KINDS
+from agglo.lab.tasks.detection.evaluation.average_precision import KINDS, DetectionBatches, evaluate
 from agglo.lab.tasks.detection.evaluation.bootstrap import bootstrap, interval
-from agglo.lab.tasks.detection.evaluation.one_pass import DetectionBatches, evaluate
 from agglo.lab.tasks.detection.specs import Opened, open_detector
 from agglo.lab.tasks.detection.training.settings import RECIPES, DetectionSettings
 from agglo.lab.tasks.detection.training.trainer import train_detector

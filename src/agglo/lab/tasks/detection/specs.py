@@ -17,8 +17,8 @@ from agglo import embedded
 from agglo.checks import choice
 from agglo.lab.tasks.detection.model import published
 from agglo.lab.tasks.detection.model.adapter import ViTAdapter
+from agglo.lab.tasks.detection.model.heads import HeadSettings, head_settings
 from agglo.lab.tasks.detection.model.mask_rcnn import Detector
-from agglo.lab.tasks.detection.model.settings import HeadSettings, head_settings
 from agglo.lab.tasks.detection.model.vit import MINIATURE, SIZES, load_vit, miniature_vit, plain_vit
 from agglo.models.checkpoints import load_exactly, read_checkpoint, split_method
 
@@ -50,8 +50,16 @@ class DetectorSpec:
 
         weights are as `vit_adapter` takes them; with `start` the miniature starts from the embedded classifier.
         """
+        if self.model not in NAMES and not timm.is_model(self.model):
+            choice("model", self.model, NAMES, also=", or the name of a timm ViT")
+        if self.model in SIZES and self.backbone_options:
+            raise ValueError(f"backbone_options={dict(self.backbone_options)} are for a timm model")
+        vit: nn.Module | str = self.model
         try:
-            vit = self._vit(pretrained=start and weights is None)
+            if self.model == MINIATURE:
+                vit = miniature_vit(pretrained=start and weights is None, **self.backbone_options)
+            elif self.model not in SIZES:
+                vit = timm.create_model(self.model, pretrained=False, **self.backbone_options)
             heads = head_settings(self.head_options)
             detector = vit_adapter(vit, n_classes=self.n_classes, weights=weights, heads=heads, **self.adapter_options)
         except TypeError as error:
@@ -61,18 +69,6 @@ class DetectorSpec:
             side = -(-self.image_size // backbone.strides[-1]) * backbone.strides[-1]
             backbone.nominal_size = (side, side)
         return detector
-
-    def _vit(self, *, pretrained: bool) -> nn.Module | str:
-        if self.model == MINIATURE:
-            return miniature_vit(pretrained=pretrained, **self.backbone_options)
-        if self.model in SIZES:
-            if self.backbone_options:
-                raise ValueError(f"backbone_options={dict(self.backbone_options)} are for a timm model")
-            return self.model
-        if not timm.is_model(self.model):
-            choice("model", self.model, NAMES, also=", or the name of a timm ViT")
-        vit: nn.Module = timm.create_model(self.model, pretrained=False, **self.backbone_options)
-        return vit
 
     def about(self) -> dict[str, str]:
         """Return the metadata of a file of weights, from which `open_detector` builds the detector again."""
@@ -123,8 +119,13 @@ def _of_file(path: Path, name: str | None) -> Opened:
     n_classes = next((len(value) - 1 for key, value in state.items() if _CLASS_SCORES.match(key)), None)
     if n_classes is None:
         raise ValueError(f"{str(path)!r} holds no detector: `agglo detect train --checkpoint` starts one from a ViT")
-    spec = _written_in(path)
-    if spec is None:
+    values = None
+    if path.suffix == ".safetensors":
+        with safe_open(path, framework="pt") as file:
+            values = json.loads((file.metadata() or {}).get(_METADATA, "null"))
+    if values is not None:
+        spec = DetectorSpec(**{**values, "classes": tuple(values["classes"])})
+    else:
         width = next((value.shape[-1] for key, value in state.items() if key.endswith("pos_embed")), None)
         size = name if name in NAMES else next((size for size in SIZES if SIZES[size].width == width), None)
         if size is None:
@@ -132,15 +133,6 @@ def _of_file(path: Path, name: str | None) -> Opened:
         spec = DetectorSpec(size, n_classes)
     title = spec.model if name is None or name in NAMES else f"{spec.model} of {name}"
     return Opened(spec, spec.build(path).eval(), method_weights(path), title, str(path))
-
-
-def _written_in(path: Path) -> DetectorSpec | None:
-    """Read the spec in the metadata of a file; None if there is none."""
-    if path.suffix != ".safetensors":
-        return None
-    with safe_open(path, framework="pt") as file:
-        values = json.loads((file.metadata() or {}).get(_METADATA, "null"))
-    return None if values is None else DetectorSpec(**{**values, "classes": tuple(values["classes"])})
 
 
 def vit_adapter(
@@ -160,7 +152,7 @@ def vit_adapter(
         n_classes: Without background.
         weights: A file. ImageNet weights of a timm ViT (DeiT, AugReg), which the ViT starts from; or a whole detector,
             saved by agglo or published by the authors of SViT or ATC. All tensors must fit, but for those
-            that a detector has no use for (class token, head).
+            that a detector has no use for (class token, head). `method_weights` reads what a method learned.
         class_token: Keep the ViT's, for methods that need its attention. No published detector has one.
         heads: Every number of the heads.
         **adapter: Further options of `ViTAdapter` (interactions, deform_heads, prior_width, drop_path, ...).
@@ -170,26 +162,19 @@ def vit_adapter(
         adapter.setdefault("drop_path", SIZES[choice("size", vit, tuple(SIZES))].drop_path)
         vit = plain_vit(vit, class_token=class_token, drop_path=adapter["drop_path"])
     detector = Detector(ViTAdapter(vit, class_token=class_token, **adapter), n_classes=n_classes, settings=heads)
-    if state is not None:
-        load_weights(detector, state, str(weights))
-    return detector
-
-
-def load_weights(detector: Detector, state: Mapping[str, Tensor], source: str) -> None:
-    """Load the weights of a ViT, or of a whole detector, agglo's own or a published one.
-
-    What a method learned is left out: `method_weights` reads it, for after `agglo.apply`.
-    """
+    if state is None:
+        return detector
     if "patch_embed.proj.weight" in state:
-        load_vit(detector.backbone.vit, state, source)
+        load_vit(detector.backbone.vit, state, str(weights))
     elif _PUBLISHED in state:
-        load_exactly(detector, published.from_published(state, detector.state_dict()), source)
+        load_exactly(detector, published.from_published(state, detector.state_dict()), str(weights))
         if published.has_encoder_layers(state):
             for module in detector.backbone.vit.blocks.modules():
                 if isinstance(module, nn.LayerNorm):
                     module.eps = published.ENCODER_LAYER_EPS
     else:
-        load_exactly(detector, split_method(state)[0], source)
+        load_exactly(detector, split_method(state)[0], str(weights))
+    return detector
 
 
 def method_weights(weights: Path | str) -> dict[str, Tensor]:

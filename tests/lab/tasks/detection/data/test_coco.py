@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from agglo.lab.data.image_files import BadImageError
-from agglo.lab.tasks.detection.data.base import decode, encode
+from agglo.lab.tasks.detection.data.base import encode
 from agglo.lab.tasks.detection.data.coco import CocoImages, open_coco
 from tests.support.data import data_path
 
@@ -149,15 +147,6 @@ def test_objects_below_a_pixel_are_no_targets(tmp_path: Path) -> None:
     for box in ([39.5, 5, 10, 10], [4, 5, 0, 10]):
         data = open_coco(write(tmp_path, changed(0, bbox=box)))
         assert data[0][1]["labels"].tolist() == [0, 0] and len(data.ground_truth["annotations"]) == 4
-
-
-@given(st.data())
-def test_run_lengths_survive_packing(data: st.DataObject) -> None:
-    height, width = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))
-    bits = data.draw(st.binary(min_size=height * width, max_size=height * width))
-    mask = (np.frombuffer(bits, np.uint8) > data.draw(st.integers(0, 254))).astype(np.uint8).reshape(height, width)
-    for segmentation in (*encode(mask[None]), {"size": [height, width], "counts": runs_of(mask)}):
-        assert np.array_equal(decode([segmentation], height, width)[0], mask)
 
 
 def test_real_coco_files() -> None:

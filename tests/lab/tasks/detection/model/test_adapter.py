@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from agglo.hosts import UnsupportedModelError
-from agglo.lab.tasks.detection.model.adapter import DeformableAttention, ViTAdapter, cell_centres, real_patches
+from agglo.lab.tasks.detection.model.adapter import DeformableAttention, ViTAdapter, cell_centres
 from agglo.lab.tasks.detection.model.vit import plain_vit
 from tests.support.adapters import WIDTH, rotary_vit, small_adapter, small_vit
 
@@ -152,15 +152,6 @@ def test_gradients_reach_everything_and_checkpointing_changes_nothing() -> None:
         gradients.append([p.grad.clone() for p in adapter.parameters()])
     for plain, again in zip(*gradients, strict=True):
         torch.testing.assert_close(again, plain, rtol=1e-3, atol=1e-4)
-
-
-def test_which_patches_are_real() -> None:
-    assert real_patches([(32, 48), (25, 41)], (4, 6), 8) is None  # every patch shows something
-    real = real_patches([(32, 48), (24, 41), (1, 1)], (4, 6), 8)
-    assert real is not None
-    first, second, third = real.view(3, 4, 6)
-    assert first.all() and third.nonzero().tolist() == [[0, 0]]
-    assert second.tolist() == [[True] * 6] * 3 + [[False] * 6]
 
 
 def test_bad_requests() -> None:

@@ -14,6 +14,8 @@ from torchvision.ops import box_iou, clip_boxes_to_image
 from agglo.lab.tasks.detection.model.heads import (
     BACKGROUND,
     NEITHER,
+    Assignment,
+    HeadSettings,
     anchors_inside,
     decode,
     encode,
@@ -21,7 +23,6 @@ from agglo.lab.tasks.detection.model.heads import (
     match,
     sample,
 )
-from agglo.lab.tasks.detection.model.settings import Assignment, HeadSettings
 from tests.lab.tasks.detection.model.references import moved
 
 RPN = HeadSettings().proposal_assignment

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from agglo.lab.tasks.detection.model.heads import HeadSettings
 from agglo.lab.tasks.detection.model.mask_rcnn import FPN, Detector
-from agglo.lab.tasks.detection.model.settings import HeadSettings
 from tests.lab.tasks.detection.model.references import rectangles
 
 LOSSES = ["loss_rpn_cls", "loss_rpn_bbox", "loss_cls", "loss_bbox", "loss_mask"]

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from agglo.lab.tasks.detection.model.heads import Objects, RoIHeads, level_of, paste
-from agglo.lab.tasks.detection.model.settings import Assignment, HeadSettings
+from agglo.lab.tasks.detection.model.heads import Assignment, HeadSettings, Objects, RoIHeads, level_of, paste
 from tests.lab.tasks.detection.model.references import difference, moved, roi_align, suppress
 
 STRIDES = (4, 8, 16, 32)

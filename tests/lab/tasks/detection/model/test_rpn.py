@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agglo.lab.tasks.detection.model.heads import BACKGROUND, RPN, match
-from agglo.lab.tasks.detection.model.settings import Assignment, HeadSettings, ProposalSettings
+from agglo.lab.tasks.detection.model.heads import BACKGROUND, RPN, Assignment, HeadSettings, ProposalSettings, match
 from tests.lab.tasks.detection.model.references import difference, moved, suppress
 
 STRIDES = (4, 8, 16, 32, 64)

@@ -80,14 +80,6 @@ def test_statistics_in_a_file(tmp_path: Path) -> None:
         Statistics.load(tmp_path / "other.npz")
 
 
-def test_wrong_features_are_told() -> None:
-    for features, message in ((np.zeros((1, 4)), "at least 2 images"), (np.full((3, 4), np.nan), "finite")):
-        with pytest.raises(ValueError, match=message):
-            Statistics.of(features)
-    with pytest.raises(ValueError, match="features of 3 and of 4"):
-        frechet_distance(statistics(0, 9, 3), statistics(0, 9, 4))
-
-
 def an_image(seed: int, size: tuple[int, int] = (28, 28), colour: bool = False) -> Image.Image:
     shape = (*size[::-1], 3) if colour else size[::-1]
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))

@@ -17,7 +17,7 @@ from agglo.embedded import generator as embedded
 from agglo.lab.cli import main
 from agglo.lab.tasks.synthesis.data.requests import Request, fashion_requests, imagenet_requests
 from agglo.lab.tasks.synthesis.evaluation.generators import EmbeddedGenerator, PipelineGenerator
-from agglo.lab.tasks.synthesis.evaluation.grid import GenerationCell, cells_of, contact_sheet, generate, panel_pixels
+from agglo.lab.tasks.synthesis.evaluation.grid import GenerationCell, cells_of, generate
 from tests.support.diffusion import save_dit_pipeline, save_prompted_pipeline
 from tests.support.generation import random_weights
 from tests.support.processes import in_two_processes
@@ -138,14 +138,6 @@ def test_the_grid() -> None:
     ):
         with pytest.raises(ValueError, match=named):
             cells_of(methods, rates)
-
-
-def test_sheets(generator: EmbeddedGenerator, tmp_path: Path) -> None:
-    generate(generator, CELLS[:2], REQUESTS[:1], tmp_path)
-    first = panel_pixels(Image.open(tmp_path / "dense" / "0_0.png"))
-    assert first.shape == (112, 112, 3) and panel_pixels(Image.new("RGB", (1024, 512))).shape == (128, 256, 3)
-    sheet = contact_sheet(tmp_path, CELLS[:2], REQUESTS[:1])
-    assert sheet.width > 2 * 112 and sheet.height > 112
 
 
 def test_the_command(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,14 +118,3 @@ def test_training_learns_and_a_stopped_run_ends_with_the_same_weights(
         assert all(torch.equal(value, other[part][name]) for name, value in one[part].items())
     with pytest.raises(ValueError, match="class_dropout: "):
         train_generator(replace(how, class_dropout=0.5), data, tmp_path / "stopped")
-
-
-def test_wrong_settings_are_told() -> None:
-    changes: Any
-    for changes, told in (
-        ({"window_epochs": 9}, "window_epochs=9"),
-        ({"class_dropout": 1.5}, "class_dropout=1.5"),
-        ({"precision": "half"}, "precision='half'"),
-    ):
-        with pytest.raises(ValueError, match=told):
-            quick(**changes)

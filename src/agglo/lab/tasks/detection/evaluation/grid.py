@@ -16,8 +16,7 @@ from agglo.lab.evaluation.grid import EvaluationGrid, GridCell, Reducible, about
 from agglo.lab.evaluation.report import Quality
 from agglo.lab.tasks.detection.data import make_scenes, open_coco, transforms_for
 from agglo.lab.tasks.detection.data.transforms import LONGEST, TEST_SHORT_SIDE
-from agglo.lab.tasks.detection.evaluation.average_precision import KINDS, NUMBERS
-from agglo.lab.tasks.detection.evaluation.one_pass import DetectionBatches, evaluate
+from agglo.lab.tasks.detection.evaluation.average_precision import KINDS, NUMBERS, DetectionBatches, evaluate
 from agglo.lab.tasks.detection.specs import open_detector
 from agglo.models.checkpoints import fingerprint
 from agglo.utils.devices import dtype_named

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from agglo.lab.tasks.detection.model.heads import RPN, Objects, RoIHeads, Size
-from agglo.lab.tasks.detection.model.settings import HeadSettings
+from agglo.lab.tasks.detection.model.heads import RPN, HeadSettings, Objects, RoIHeads, Size
 
 
 class FPN(nn.Module):

@@ -20,7 +20,7 @@ from agglo.models.checkpoints import load_exactly
 MINIATURE = "miniature"  # the name of the detector on the embedded classifier
 ENLARGED = 4
 MINIATURE_SIDE = 28 * ENLARGED  # pixels of its images: as many patches as the embedded classifier has
-_AFTER_THE_BLOCKS = ("head.", "head_dist.", "norm.", "fc_norm.", "pre_logits.", "attn_pool.")
+_AFTER_THE_BLOCKS = ("head.", "norm.", "fc_norm.", "pre_logits.", "attn_pool.")
 
 
 class ViTSize(NamedTuple):
@@ -92,21 +92,19 @@ def _drop_class_token(vit: Any) -> None:
 def load_vit(vit: Any, state: Mapping[str, Tensor], source: str) -> None:
     """Load a timm checkpoint (DeiT, AugReg) into a plain ViT.
 
-    What comes after the blocks is left out, and prefix tokens that the ViT does not have, with their positions. A
-    checkpoint of another image size brings its own grid of positions, which the ViT takes over.
+    What comes after the blocks is left out, and the class token with its position if the ViT has none. A checkpoint of
+    another image size brings its own grid of positions, which the ViT takes over.
     """
-    tokens = [name for name in ("cls_token", "dist_token") if getattr(vit, name, None) is None]
-    kept = {k: value for k, value in state.items() if not k.startswith(_AFTER_THE_BLOCKS) and k not in tokens}
+    kept = {name: value for name, value in state.items() if not name.startswith(_AFTER_THE_BLOCKS)}
+    if vit.cls_token is None:
+        kept.pop("cls_token", None)
     positions = kept.get("pos_embed")
     if positions is not None and vit.pos_embed is not None:
         side = math.isqrt(positions.shape[1])
-        prefix = positions.shape[1] - side**2
-        own = min(prefix, vit.pos_embed.shape[1] - math.prod(vit.patch_embed.grid_size))
+        own = vit.pos_embed.shape[1] - math.prod(vit.patch_embed.grid_size)
+        kept["pos_embed"] = positions[:, max(0, positions.shape[1] - side**2 - own) :]
         if tuple(vit.patch_embed.grid_size) != (side, side):
             vit.set_input_size(img_size=tuple(side * patch for patch in vit.patch_embed.patch_size))
-        # The class token is the first one, and goes if the ViT has none; the distillation token follows it.
-        first = 0 if vit.cls_token is not None else prefix - own
-        kept["pos_embed"] = torch.cat([positions[:, first : first + own], positions[:, prefix:]], dim=1)
     load_exactly(vit, kept, source)
 
 

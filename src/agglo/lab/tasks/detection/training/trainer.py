@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from agglo.lab.tasks.detection.data import DetectionData, collate, make_scenes, open_coco, transforms_for
-from agglo.lab.tasks.detection.evaluation.average_precision import KINDS, NUMBERS
-from agglo.lab.tasks.detection.evaluation.one_pass import DetectionBatches, evaluate
+from agglo.lab.tasks.detection.evaluation.average_precision import KINDS, NUMBERS, DetectionBatches, evaluate
 from agglo.lab.tasks.detection.specs import DetectorSpec, method_weights
 from agglo.lab.tasks.detection.training.settings import MAY_DIFFER, DetectionSettings
 from agglo.lab.training.batches import ImageBatches, Share
