@@ -99,16 +99,15 @@ def test_open_clip_by_name_and_in_a_folder(folders: dict[str, Path]) -> None:
     model = build(ModelSpec(f"open_clip:{name}"))
     assert torch.equal(model(images()), open_clip.create_model(name).eval().encode_image(images()))
     assert class_count(model) == 0
-    assert class_count(build(ModelSpec(f"open_clip:{name}", num_classes=5))) == 5
+    assert "num_classes=5" in refused(f"open_clip:{name}", num_classes=5)
 
 
-@pytest.mark.parametrize("name", ["hf", "torchvision", "open_clip", "timm"])
+@pytest.mark.parametrize("name", ["hf", "torchvision", "timm"])
 def test_a_checkpoint_of_every_library_and_its_head(folders: dict[str, Path], tmp_path: Path, name: str) -> None:
     """A checkpoint's head says how many classes there are, and nothing of the folder's own weights is left."""
     spelled = {
         "hf": f"hf:{folders['vit']}",
         "torchvision": "torchvision:shufflenet_v2_x0_5",  # the smallest, and its head is called otherwise
-        "open_clip": f"open_clip:local-dir:{folders['open_clip']}",
         "timm": f"local-dir:{folders['timm']}",
     }[name]
     other = stirred(build(ModelSpec(spelled, num_classes=5, new_head=True, from_scratch=True)), seed=3)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from agglo.hosts.registry import unwrapped
 from agglo.models.checkpoints import HEADS, Checkpoint, load_exactly
 from agglo.models.inputs import Inputs
-from agglo.models.zero_shot import Prompts
+from agglo.models.zero_shot import Prompts, zero_shot
 
 # The head, and the norm before it: what a checkpoint may lack where a model gets a new head.
-_ENDS = (*(f"{head}." for head in HEADS), "norm.", "fc_norm.")
+ENDS = (*(f"{head}." for head in HEADS), "norm.", "fc_norm.")
 
 
 @dataclass(frozen=True)
@@ -117,15 +117,21 @@ def with_own_head(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Te
     MAE's encoder has none, another number of classes another shape, another pooling another name.
     """
     own = model.state_dict()
-    ends = {name for name in (*own, *state) if name.startswith(_ENDS)}
+    ends = {name for name in (*own, *state) if name.startswith(ENDS)}
     differs = {name for name in ends if name not in own or name not in state or own[name].shape != state[name].shape}
     kept = {name: value for name, value in state.items() if name not in differs}
     return {**kept, **{name: own[name] for name in differs if name in own}}
 
 
-def loads_as_head(name: str) -> bool:
-    """Return whether a weight may be initialised anew together with a new head."""
-    return name.startswith(_ENDS)
+def with_prompts(
+    model: nn.Module, tokenizer: Any, spec: ModelSpec, state: Mapping[str, Tensor] | None, inputs: Inputs
+) -> nn.Module:
+    """Make the zero-shot classifier of a spec, with the weights of its file if there are any."""
+    assert spec.prompts is not None and spec.prompts.class_names is not None
+    if state is not None:
+        load_exactly(model, state, str(spec.checkpoint))
+    found = zero_shot(model, tokenizer, spec.prompts.class_names, spec.prompts.templates)
+    return remember(found, Known(inputs, spec.prompts.class_names))
 
 
 def refuse_options(options: Mapping[str, Any], owner: str) -> None:

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
-from agglo.models.checkpoints import HEADS, Checkpoint, listed, load_exactly
-from agglo.models.inputs import Inputs, crop_of
+from agglo.models.checkpoints import HEADS, Checkpoint, listed
+from agglo.models.inputs import Inputs, crop_of, evaluation_transform
 from agglo.models.libraries.base import (
+    ENDS,
     Known,
     Library,
     ModelSpec,
     class_count,
     load,
-    loads_as_head,
     refuse_options,
     remember,
     require_size,
+    with_prompts,
 )
-from agglo.models.zero_shot import is_contrastive, zero_shot
+from agglo.models.zero_shot import is_contrastive
 
 _INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # as PIL numbers them
-_STEPS = ("do_convert_rgb", "do_resize", "do_center_crop", "do_rescale", "do_normalize")  # of processors
-_FURTHER = ("crop_pct", "rescale_offset")  # what else changes pixels in some of them
+_TOLERATED = 2.0  # levels of 255: transformers resizes tensors where timm resizes PIL images
 _TOWER = "vision_model."  # of a model of images and texts
 
 
@@ -34,7 +36,13 @@ class Transformers(Library):
     package: ClassVar[str] = "transformers"
 
     def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
-        config, inputs = _config(name, spec), inputs_of(name)
+        from transformers import AutoConfig
+
+        config = _read("config", AutoConfig, name)
+        if config.model_type == "timm_wrapper":
+            source = "local-dir" if Path(name).expanduser().is_dir() else "hf-hub"
+            raise ValueError(f"model={spec.name!r} is timm's: write {source}:{name}")
+        inputs = inputs_of(name)
         require_size(spec, inputs)
         if spec.prompts is not None:
             return _by_prompts(name, config, spec, checkpoint, inputs)
@@ -61,16 +69,6 @@ class Transformers(Library):
     def class_names(self, model: Any) -> list[str] | None:
         names = _label_names(model.config)
         return None if names is None else list(names)
-
-
-def _config(name: str, spec: ModelSpec) -> Any:
-    from transformers import AutoConfig
-
-    config = _read("config", AutoConfig, name)
-    if config.model_type == "timm_wrapper":
-        source = "local-dir" if Path(name).expanduser().is_dir() else "hf-hub"
-        raise ValueError(f"model={spec.name!r} is timm's: write {source}:{name}")
-    return config
 
 
 def _read(part: str, kind: Any, path: str) -> Any:
@@ -127,7 +125,7 @@ def _published(kind: Any, name: str, config: Any, spec: ModelSpec) -> Any:
     )
     missing = [*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])]
     if spec.new_head:
-        missing = [key for key in missing if not loads_as_head(key)]
+        missing = [key for key in missing if not key.startswith(ENDS)]
     elif missing and all(key.startswith("pooler.") for key in missing):
         model.pooler = None  # what many towers were trained without
         missing = []
@@ -141,18 +139,16 @@ def _published(kind: Any, name: str, config: Any, spec: ModelSpec) -> Any:
 def _by_prompts(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoint | None, inputs: Inputs) -> nn.Module:
     from transformers import AutoModel, AutoTokenizer
 
-    assert spec.prompts is not None and spec.prompts.class_names is not None
-    refusal = f"model={spec.name!r}: a {config.model_type} does not compare images with texts, as zero-shot needs"
-    if not hasattr(config, "text_config"):
-        raise ValueError(refusal)
-    model: Any = _published(AutoModel, name, config, spec) if spec.takes_own_weights else AutoModel.from_config(config)
+    model: Any = None
+    if hasattr(config, "text_config"):
+        has_own = spec.takes_own_weights
+        model = _published(AutoModel, name, config, spec) if has_own else AutoModel.from_config(config)
     if not is_contrastive(model):
-        raise ValueError(refusal)
-    if checkpoint is not None:
-        load_exactly(model, checkpoint.model, str(spec.checkpoint))
-    tokenizer = _read("tokenizer", AutoTokenizer, name)
-    found = zero_shot(model, tokenizer, spec.prompts.class_names, spec.prompts.templates)
-    return remember(found, Known(inputs, spec.prompts.class_names))
+        raise ValueError(
+            f"model={spec.name!r}: a {config.model_type} does not compare images with texts, as zero-shot needs"
+        )
+    state = None if checkpoint is None else checkpoint.model
+    return with_prompts(model, _read("tokenizer", AutoTokenizer, name), spec, state, inputs)
 
 
 def inputs_of(path: str) -> Inputs:
@@ -160,32 +156,42 @@ def inputs_of(path: str) -> Inputs:
     from transformers import AutoImageProcessor
 
     processor = _read("image processor", AutoImageProcessor, path)
-    given, kind = processor.to_dict(), type(processor).__name__
-    steps = [name for name in given if given[name] and (name.startswith("do_") or name in _FURTHER)]
-    if unknown := [name for name in steps if name not in _STEPS]:
-        raise ValueError(f"{kind} prepares images in a way that agglo does not know: {listed(unknown)}")
+    given = processor.to_dict()
     size, crop = given.get("size") or {}, given.get("crop_size") or {}
     short = size.get("shortest_edge")
-    resized = (short, short) if short is not None else (size.get("height"), size.get("width"))
-    if not given.get("do_resize", True) or None in resized:
+    resized = [size.get(side, short) for side in ("height", "width")]
+    final = [crop.get(side) for side in ("height", "width")] if given.get("do_center_crop") else resized
+    if not given.get("do_resize", True) or None in (*resized, *final):
+        kind = type(processor).__name__
         raise ValueError(f"{kind} does not resize images to one size (size={dict(size)}), so batches cannot be made")
-    final = (crop.get("height"), crop.get("width")) if given.get("do_center_crop") else resized
-    if None in final:
-        final = (crop.get("shortest_edge"),) * 2
-    sides = [(int(a), int(b)) for a, b in zip(final, resized, strict=True)]  # type: ignore[arg-type]
-    fractions = {crop_of(a, b) for a, b in sides}
-    if len(fractions) > 1:
-        raise ValueError(f"{kind} resizes to {resized} and crops to {final}, in other proportions")
     # Pixels are scaled by 1/255 here; another factor is the same as another mean and deviation.
     factor = 255 * given.get("rescale_factor", 1 / 255) if given.get("do_rescale", True) else 255.0
-    mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    if given.get("do_normalize", True):
-        mean, std = tuple(given["image_mean"]), tuple(given["image_std"])
-    return Inputs(
-        (sides[0][0], sides[1][0]),
+    normalises = given.get("do_normalize", True)
+    mean, std = (given["image_mean"], given["image_std"]) if normalises else ((0.0,) * 3, (1.0,) * 3)
+    inputs = Inputs(
+        (int(final[0]), int(final[1])),
         tuple(value / factor for value in mean),
         tuple(value / factor for value in std),
         interpolation=_INTERPOLATION[int(given.get("resample", 2))],
-        crop=fractions.pop(),
+        crop=crop_of(final[0], resized[0]),
         squash=short is None,
     )
+    _require_same_pixels(processor, inputs)
+    return inputs
+
+
+def _require_same_pixels(processor: Any, inputs: Inputs) -> None:
+    """Raise ValueError unless a random image, smooth and twice as wide as high, comes out as the processor has it."""
+    from PIL import Image
+
+    height = inputs.image_size[0]
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (3, 4, 3), dtype=np.uint8))
+    image = image.resize((2 * height, height), Image.Resampling.BICUBIC)
+    expected = torch.as_tensor(processor(images=image, return_tensors="pt")["pixel_values"])[0]
+    found = evaluation_transform(inputs)(image)
+    off = math.inf
+    if found.shape == expected.shape:
+        off = float(255 * ((found - expected) * torch.tensor(inputs.std).view(-1, 1, 1)).abs().mean())
+    if off > _TOLERATED:
+        unknown = f"{type(processor).__name__} prepares images in a way that agglo does not know"
+        raise ValueError(f"{unknown}: pixels are off by {off:.1f} of 255")

@@ -95,7 +95,6 @@ def test_frozen_epochs_are_epochs() -> None:
 ELSEWHERE = {
     "transformers": (("position_embeddings", "patch_embeddings", "classifier"), ("cls_token", "position_embeddings")),
     "torchvision": (("pos_embedding", "conv_proj", "heads"), ("class_token", "pos_embedding")),
-    "open_clip": (("positional_embedding", "conv1", "head."), ("class_embedding", "positional_embedding")),
 }
 
 
@@ -104,11 +103,8 @@ def test_new_modules_and_decay_of_other_libraries(library: str, tmp_path: Path) 
     if library == "torchvision":
         shape = {"image_size": 16, "patch_size": 8, "num_layers": 4, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 8}
         model: Any = pytest.importorskip("torchvision").models.VisionTransformer(**shape)
-    elif library == "transformers":
-        model = build(ModelSpec(f"hf:{tiny_models.vit_folder(tmp_path)}"))
     else:
-        name = tiny_models.open_clip_config(tmp_path)
-        model = build(ModelSpec(f"open_clip:{name}", num_classes=3))
+        model = build(ModelSpec(f"hf:{tiny_models.vit_folder(tmp_path)}"))
     found = by_name(parameter_groups(model, weight_decay=0.05, backbone_lr_scale=0.1))
     new_parts, undecayed = ELSEWHERE[library]
     for part in (*new_parts, *undecayed):
