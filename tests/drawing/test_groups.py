@@ -91,13 +91,6 @@ def test_groups_are_washed_lines_run_between_them_and_dropped_patches_are_grey(w
     assert (without_lines[kept] == drawing.fill(image, labels)[kept]).all()
 
 
-def test_pixels_of_a_small_image_stay_squares_and_larger_ones_are_smooth() -> None:
-    small, large = (RANDOM.integers(0, 256, (side, side, 3), dtype=np.uint8) for side in (28, 64))
-    assert (drawing.enlarged(small, 4) == small.repeat(4, 0).repeat(4, 1)).all()
-    smooth = drawing.enlarged(large, 2)
-    assert smooth.shape == (128, 128, 3) and not (smooth == large.repeat(2, 0).repeat(2, 1)).all()
-
-
 def test_rows_of_a_model_on_a_grid_that_is_not_square(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.rand(2, 3, 64, 96)
     trace = traced(small_model(reg_tokens=4), images, keep_rate=0.5)
@@ -119,11 +112,6 @@ def test_groups_of_a_padded_grid_lie_where_the_image_is() -> None:
     assert under.shape == (50, 70)
     assert (under[:20, :20] == 0).all() and (under[40:, 60:] == 11).all() and under[19, 20] == 1 and under[20, 0] == 4
     assert np.array_equal(drawing.stretch(labels, (6, 8)), labels.repeat(2, 0).repeat(2, 1))
-
-
-def test_the_grid_follows_from_the_image() -> None:
-    for n_patches, shape, grid in ((196, (224, 224), (14, 14)), (180, (160, 288), (10, 18)), (1, (7, 7), (1, 1))):
-        assert drawing.grid_of(n_patches, shape) == grid
 
 
 @pytest.mark.parametrize(

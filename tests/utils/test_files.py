@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pickle
 import stat
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def test_what_fails_leaves_the_file_from_before_and_nothing_else(tmp_path: Path)
     with pytest.raises(OSError, match="No such file"), replacing(path) as unfinished:
         unfinished.rename(tmp_path / "elsewhere").unlink()
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-    with pytest.raises(OSError, match="the one before is intact"):
+    with pytest.raises((AttributeError, pickle.PicklingError)):
         save_state(path, {"a": lambda: None})
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
     (tmp_path / "a.json.77-abc.unfinished").touch()

@@ -14,16 +14,6 @@ ROWS = [["atc", 71.456, 2000, None], ["tome", CANNOT, None, "a|b & 50 %"], ["x_1
 TABLE = Table(COLUMNS, ROWS)
 
 
-def test_markdown_escapes_its_bars() -> None:
-    assert TABLE.markdown().splitlines() == [
-        "| method | top-1 | images | note |",
-        "|:---|---:|---:|---:|",
-        "| atc | 71.46 | 2000 |  |",
-        r"| tome | cannot |  | a\|b & 50 % |",
-        "| x_1 | nan | 3 | True |",
-    ]
-
-
 def test_latex_escapes_what_would_be_commands() -> None:
     assert TABLE.latex().splitlines() == [
         r"\begin{tabular}{lrrr}",

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from agglo.patch import apply, remove, report
@@ -68,26 +65,3 @@ def test_the_model_is_put_back_when_a_variant_cannot_run(model: nn.Module) -> No
     with pytest.raises(ValueError, match="tome"):
         speeds_in_turns(model, WAYS, [torch.rand(1, 3, 160, 160)], 1, applied(model, keep_rate=0.25))
     assert report(model) is None and model.training
-
-
-def test_a_stopwatch_waits_for_the_device_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-    monkeypatch.setattr(timing, "_synchronise", lambda device: events.append(f"wait for {device}"))
-    clock = iter([1.0, 3.5])
-    with timing.stopwatch(torch.device("meta"), lambda: next(clock)) as taken:
-        events.append("work")
-    assert events == ["wait for meta", "work", "wait for meta"] and taken.seconds == 2.5
-
-
-@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 2))
-def test_everyone_runs_once_a_turn_and_follows_different_others(count: int, repeats: int, warm_up: int) -> None:
-    found = list(timing.turns(range(count), repeats, warm_up=warm_up))
-    assert [turn for turn, _ in found] == list(range(-warm_up, repeats))
-    assert all(sorted(order) == list(range(count)) for _, order in found)
-    counted = [order for turn, order in found if turn >= 0]
-    assert all(one == other[::-1] for one, other in pairwise(counted))
-
-
-@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=20))
-def test_quartiles_are_numpys(values: list[float]) -> None:
-    assert timing.quartiles(values) == pytest.approx(np.quantile(values, [0.25, 0.5, 0.75]))

@@ -85,6 +85,8 @@ def draw_curves(
     columns: int | None = None,
 ) -> None:
     """Draw panels, `columns` in a row (None: all), with one legend on their right; `note` stands below them."""
+    from matplotlib.ticker import LogLocator
+
     curves = [curve for panel in panels for curve in panel.curves if not (curve.faint or curve.ringed)]
     names = in_order(curve.name for curve in curves)
     chosen = looks(names)
@@ -116,20 +118,14 @@ def draw_curves(
         if panel.y_limits is not None:
             ax.set_ylim(*panel.y_limits)
         if panel.y_log:
-            _set_log_y(ax)
+            # Plain numbers at 1, 2 and 5 of every power of ten.
+            ax.set_yscale("log")
+            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.yaxis.set_major_formatter("{x:,.10g}")
+            ax.yaxis.set_minor_formatter("")
+            ax.tick_params(axis="y", which="minor", color=FAINT)
     _add_legend(figure, axes)
     _finish(figure, path, title, note)
-
-
-def _set_log_y(ax: Any) -> None:
-    """Set a logarithmic scale with plain numbers at 1, 2 and 5 of every power of ten."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    ax.set_yscale("log")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    ax.yaxis.set_minor_formatter(NullFormatter())
-    ax.tick_params(axis="y", which="minor", color=FAINT)
 
 
 def draw_bars(panels: Sequence[Sequence[BarPanel]], path: Path, *, title: str = "", note: str = "") -> None:

@@ -65,15 +65,10 @@ class Tuned:
 
     def report(self) -> str:
         """Return what was chosen, what it is worth, and what the images can show of it."""
-        content, data, settings, chosen = (
-            self.content,
-            self.content["data"],
-            self.content["settings"],
-            self.content["chosen"],
-        )
+        content = self.content
+        data, settings, chosen = content["data"], content["settings"], content["chosen"]
         tokens = " ".join(str(count) for count, _ in groupby([content["dense"]["tokens"], *chosen["counts"]]))
         notes = [f"{content['seconds']:.0f} seconds", *content["notes"]]
-        notes += [f"left out: {reason}" for reason in content["left_out"]]
         if busy := load_warning(content["machine"]):
             notes.append(busy)
         tower = "" if settings["tower"] is None else f", tower={settings['tower']!r}"

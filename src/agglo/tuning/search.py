@@ -118,7 +118,6 @@ class Search:
             "beside": beside,
             "front": list(rows.values()),
             "dense": {"accuracy": subject.accuracy(subject.images.confirmation), "tokens": subject.tokens},
-            "left_out": [reason for space in self.spaces for reason in space.left_out],
             "notes": notes,
             "seconds": self.seconds,
         }

@@ -76,12 +76,11 @@ def schedule_of(curve: str, start: int, last: int, stride: int, amount: float) -
 
 @dataclass(frozen=True)
 class Space:
-    """What is tried of one method, what all candidates have, and what the model refuses, with the reasons."""
+    """What is tried of one method, and what all candidates have."""
 
     method: str
     axes: Mapping[str, Values]
     always: Mapping[str, Any]
-    left_out: Sequence[str] = ()
 
     @property
     def first(self) -> Candidate:
@@ -117,7 +116,6 @@ def space_of(method: str, *, depth: int | None, tries: Callable[[ReductionConfig
     """
     accepted = {*find(method).defaults(), *(each.name for each in fields(ReductionConfig))}
     little = {"keep_rate": 0.9} if depth is None else {"keep_rate": 0.9, "blocks": [max(1, depth // 2)]}
-    left_out: list[str] = []
     always: dict[str, Any] = {}
 
     def fits(value: Mapping[str, Any]) -> bool:
@@ -125,18 +123,16 @@ def space_of(method: str, *, depth: int | None, tries: Callable[[ReductionConfig
             return False
         try:
             tries(ReductionConfig.of(method, **{**always, **value, **little}))
-            return True
-        except (ValueError, UnsupportedModelError) as error:
-            written = ", ".join(f"{name}={given!r}" for name, given in value.items())
-            left_out.append(f"{method}, {written or 'its defaults'}: {error}")
+        except (ValueError, UnsupportedModelError):
             return False
+        return True
 
     if depth is not None and fits(EXACT):
         always.update(EXACT)
     axes = {name: tuple(filter(fits, values)) for name, values in OPTIONS.get(method, {}).items()}
     if depth is not None:
         axes |= {"place": PLACE, **_schedule_axes(depth)}
-    return Space(method, {name: values for name, values in axes.items() if values}, always, left_out)
+    return Space(method, {name: values for name, values in axes.items() if values}, always)
 
 
 def _schedule_axes(depth: int) -> dict[str, Values]:

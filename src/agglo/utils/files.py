@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,14 +72,11 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write everything that a run needs to be resumed; an OSError says whether the file before is intact."""
-
-    def write(unfinished: Path) -> None:
-        # Given a name, torch would write it into the file, and no two files would be equal.
-        with unfinished.open("wb") as file:
-            torch.save(dict(state), file)
-
-    _written(path, write)
+    """Write everything that a run needs to be resumed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Given a name, torch would write it into the file, and no two files would be equal.
+    with replacing(path) as unfinished, unfinished.open("wb") as file:
+        torch.save(dict(state), file)
 
 
 def load_state(path: Path) -> dict[str, Any] | None:
@@ -94,24 +91,12 @@ def load_state(path: Path) -> dict[str, Any] | None:
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write a state dict as safetensors, with metadata; errors are those of `save_state`."""
+    """Write a state dict as safetensors, with metadata."""
     from safetensors.torch import save_file
 
+    path.parent.mkdir(parents=True, exist_ok=True)
     # Tensors that share memory (tied weights) are refused; copies are what a reader would get anyway.
     copies = {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
-
-    def write(unfinished: Path) -> None:
+    with replacing(path) as unfinished:
         # Given an empty dict, safetensors 0.8 writes a header that is no JSON where there are no weights either.
         save_file(copies, unfinished, metadata=dict(about) or None)
-
-    _written(path, write)
-
-
-def _written(path: Path, write: Callable[[Path], Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with replacing(path) as unfinished:
-            write(unfinished)
-    except Exception as error:
-        left = "the one before is intact" if path.exists() else "there was none before"
-        raise OSError(f"checkpoint {str(path)!r} could not be written, {left}: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,6 @@ from agglo.utils.machine import machine, processor
 
 Key = Mapping[str, Any]
 Result = dict[str, Any]
-_LONGEST = 80  # characters of a value that an error message quotes
 
 
 class Journal:
@@ -142,7 +141,12 @@ def require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], 
         now: What is about to be written.
         names: Entries that must agree, dotted for nested ones.
     """
-    differing = [line for name in names for line in _differences(name, _at(before, name), _at(now, name))]
+    then, new, wanted = _flat(before), _flat(now), [f"{name}." for name in names]
+    differing = [
+        f"{name}: {then.get(name)!r:.80} there, {new.get(name)!r:.80} now"
+        for name in {**then, **new}
+        if then.get(name) != new.get(name) and f"{name}.".startswith(tuple(wanted))
+    ]
     if differing:
         raise ValueError(f"{str(path)!r} belongs to another run ({'; '.join(differing)}); write to another place")
 
@@ -152,20 +156,12 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _differences(name: str, before: Any, now: Any) -> Iterator[str]:
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for part in {**before, **now}:
-            yield from _differences(f"{name}.{part}", before.get(part), now.get(part))
-    elif before != now:
-        values = repr(before), repr(now)
-        quoted = max(map(len, values)) <= _LONGEST
-        yield f"{name}: {values[0]} there, {values[1]} now" if quoted else f"other {name}"
-
-
-def _at(content: Any, name: str) -> Any:
-    for part in name.split("."):
-        content = content.get(part) if isinstance(content, Mapping) else None
-    return content
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested entries under one dotted name each."""
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
 
 
 def key_of(key: Key) -> str:

@@ -21,12 +21,6 @@ def test_counts_fall_to_the_fewest(most: int, fewest: int, steps: int) -> None:
     assert counts[0] < most and counts[-1] == fewest and len(counts) <= steps
 
 
-@pytest.mark.parametrize(("fewest", "steps"), [(0, 3), (16, 3), (17, 3), (4, 0)])
-def test_counts_that_do_not_fall_are_refused(fewest: int, steps: int) -> None:
-    with pytest.raises(ValueError, match=f"{steps} steps"):
-        counts_between(16, fewest, steps)
-
-
 def test_an_animation_begins_with_the_image_and_loses_detail(tmp_path: Path) -> None:
     image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     cuts = [Cut(np.minimum(LABELS, k - 1), f"{k}", "a caption of more than one line" * (k == 2)) for k in (8, 4, 2)]

@@ -53,15 +53,6 @@ def test_scores_are_the_threshold() -> None:
     assert not nothing.pixels.any() and nothing.summary == "0 objects"
 
 
-@pytest.mark.parametrize("scale", [1, 3])
-def test_boxes_without_masks_and_any_scale(scale: int) -> None:
-    found = {key: value for key, value in objects().items() if key != "masks"}
-    pixels = draw_detections(black(), found, CLASSES, scale=scale).pixels
-    assert pixels.shape == (90 * scale, 120 * scale, 3)
-    assert pixels[40 * scale, 10 * scale].any() and pixels[40 * scale, 50 * scale].any()
-    assert pixels[60 * scale, 30 * scale].any() and not pixels[40 * scale, 30 * scale].any()
-
-
 @settings(max_examples=30)
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 12), st.integers(0, 10**6))
 def test_anything_can_be_drawn(height: int, width: int, n: int, seed: int) -> None:

@@ -46,12 +46,11 @@ def library_of(model: Any) -> Library | None:
 def own_inputs(model: Any) -> Inputs:
     """Return how images are prepared for a model, by its library's own configuration."""
     model = unwrapped(model)
-    if known_of(model) is None and isinstance(model, ZeroShot):
-        model = model.model
-    known, library = known_of(model), library_of(model)
-    if known is not None:
+    if (known := known_of(model)) is not None:
         return known.inputs
-    if library is None:
+    if isinstance(model, ZeroShot):
+        return own_inputs(model.model)
+    if (library := library_of(model)) is None:
         raise ValueError(
             f"how images are prepared for {type(model).__name__} is not known: give batches that are prepared already"
         )

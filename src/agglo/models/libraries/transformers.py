@@ -157,10 +157,11 @@ def inputs_of(path: str) -> Inputs:
 
     processor = _read("image processor", AutoImageProcessor, path)
     given = processor.to_dict()
-    size, crop = given.get("size") or {}, given.get("crop_size") or {}
+    size: dict[str, Any] = given.get("size") or {}
+    crop: dict[str, Any] = given.get("crop_size") or {}
     short = size.get("shortest_edge")
-    resized = [size.get(side, short) for side in ("height", "width")]
-    final = [crop.get(side) for side in ("height", "width")] if given.get("do_center_crop") else resized
+    resized: list[Any] = [size.get(side, short) for side in ("height", "width")]
+    final: list[Any] = [crop.get(side) for side in ("height", "width")] if given.get("do_center_crop") else resized
     if not given.get("do_resize", True) or None in (*resized, *final):
         kind = type(processor).__name__
         raise ValueError(f"{kind} does not resize images to one size (size={dict(size)}), so batches cannot be made")

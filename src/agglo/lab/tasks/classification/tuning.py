@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,18 +37,12 @@ class FolderSettings:
     dtype: str = "float32"
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A classifier, and what to tune it on.
-
-    Attributes:
-        images: One batch: (N, C, H, W), as bytes, and classes (N,) if the data set's are those of the model.
-        output: Function that returns the logits of such images, or the features of a model without a head.
-    """
+class Prepared(NamedTuple):
+    """A classifier, and what to tune it on."""
 
     model: nn.Module
-    images: list[Any]
-    output: Callable[[nn.Module, Tensor], Tensor]
+    images: list[Any]  # one batch: (N, C, H, W), as bytes, and classes (N,) if the data set's are those of the model
+    output: Callable[[nn.Module, Tensor], Tensor]  # gives logits, or the features of a model without a head
 
 
 def prepare(settings: FolderSettings, *, quiet: bool = False) -> Prepared:
@@ -89,11 +83,7 @@ def tune_on_folder(folder: FolderSettings, *, settings: TuneSettings | None = No
     settings = TuneSettings() if settings is None else settings
     ready = prepare(folder, quiet=settings.quiet)
     objective = "kl" if class_count(ready.model) else "auto"
-    asked: dict[str, Any] = {
-        "objective": objective,
-        "name": folder.model.name,
-        "output": ready.output,
-        "batch_size": folder.batch_size,
-    }
+    asked: dict[str, Any] = {"objective": objective, "output": ready.output, "name": folder.model.name}
+    settings = replace(settings, **asked, batch_size=folder.batch_size)
     with torch_threads(folder.threads):
-        return tune(ready.model, ready.images, settings=replace(settings, **asked), **how)
+        return tune(ready.model, ready.images, settings=settings, **how)
