@@ -15,7 +15,8 @@ from agglo.config import ReductionConfig
 from agglo.drawing.groups import Ints, Pixels, as_pixels, count_groups, stages_of
 from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.lab.playground.settings import Result
-from agglo.lab.tasks.classification.evaluation.figures import dataset_of, prepared, with_class_names
+from agglo.lab.tasks.classification.evaluation.figures import dataset_of, prepared
+from agglo.lab.tasks.classification.evaluation.grid import prompted
 from agglo.methods import Outcome, View
 from agglo.methods.atc import ATC
 from agglo.models.libraries import class_names
@@ -64,7 +65,7 @@ class Classifier:
 
 def open_classifier(spec: ModelSpec, device: str = "cpu") -> Classifier:
     """Open a model as every command names it. Prompts without class names are of ImageNet's classes."""
-    model = build(with_class_names(spec)).to(device)
+    model = build(prompted(spec)).to(device)
     return Classifier(model, class_names(model), dataset_of(spec))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +20,12 @@ from agglo.lab.data.image_files import open_image
 from agglo.lab.drawing.animation import Cut, counts_between, dissolve
 from agglo.lab.evaluation.configs import Configs
 from agglo.lab.tasks.classification.data.transforms import Normalise, evaluation_transform, inputs_for
+from agglo.lab.tasks.classification.evaluation.grid import prompted
 from agglo.methods import Method
 from agglo.models.checkpoints import Checkpoint, load_method, split_method
 from agglo.models.libraries import class_names, split_name
 from agglo.models.opening import ModelSpec, build
 from agglo.models.outputs import features_in
-from agglo.models.zero_shot import imagenet_names
 from agglo.patch import apply, remove, trace
 
 if TYPE_CHECKING:
@@ -42,18 +41,11 @@ def visualize(
     """Draw a sheet with one row for every image file; `every_stage` and `how` as for `draw_configs`."""
     opened = [open_image(path) for path in images]
     checkpoint = None if spec.checkpoint is None else Checkpoint.read(spec.checkpoint)
-    model = build(with_class_names(spec), checkpoint)
+    model = build(prompted(spec), checkpoint)
     inputs, seen = prepared(model, opened, dataset_of(spec))
     how |= {"names": [path.name for path in images], "classes": class_names(model)}
     learned = None if checkpoint is None else checkpoint.method
     return draw_configs(model, inputs, seen, configs, learned=learned, every_stage=every_stage, **how)
-
-
-def with_class_names(spec: ModelSpec) -> ModelSpec:
-    """Return the spec with ImageNet's class names in its prompts, where it has prompts without names."""
-    if spec.prompts is None or spec.prompts.class_names is not None:
-        return spec
-    return replace(spec, prompts=replace(spec.prompts, class_names=tuple(imagenet_names())))
 
 
 def dataset_of(spec: ModelSpec) -> str | None:
@@ -184,7 +176,7 @@ def animate(
         scale: How many times the image is enlarged.
     """
     opened = open_image(image)
-    model: Any = build(with_class_names(spec))
+    model: Any = build(prompted(spec))
     classes = class_names(model)
     inputs, seen = prepared(model, [opened], dataset_of(spec))
     pixels = as_pixels(seen)

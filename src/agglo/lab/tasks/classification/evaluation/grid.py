@@ -177,15 +177,16 @@ def require_same_classes(model: Any, data: ClassificationData) -> None:
         )
 
 
-def prompted(spec: ModelSpec, data: ClassificationData) -> ModelSpec:
-    """Return the spec with class names in its prompts, if it has prompts: those given, or else the data set's."""
+def prompted(spec: ModelSpec, data: ClassificationData | None = None) -> ModelSpec:
+    """Return the spec with class names in its prompts: those given, the data set's, or ImageNet's."""
     if spec.prompts is None:
         return spec
-    names = spec.prompts.class_names
-    if names is None:  # words instead of ImageNet's WordNet ids, and of names with underscores
-        plain = (" ".join(name.replace("_", " ").split()) for name in data.classes)
-        names = tuple(imagenet_names() if data.name == "imagenet" else plain)
-    if len(names) != len(data.classes):
+    if data is None or data.name == "imagenet":  # whose classes are WordNet ids
+        own = tuple(imagenet_names())
+    else:
+        own = tuple(" ".join(name.replace("_", " ").split()) for name in data.classes)
+    names = own if spec.prompts.class_names is None else spec.prompts.class_names
+    if data is not None and len(names) != len(data.classes):
         raise ValueError(f"{len(names)} class names for the {len(data.classes)} classes of {data.name}: one each")
     return replace(spec, prompts=replace(spec.prompts, class_names=names))
 

@@ -126,7 +126,14 @@ def build_models(
     """
     seed_everything(settings.seed, "model")
     checkpoint = starting_weights(settings) if checkpoint is None else checkpoint
-    known, model = _named_model(settings, classes, checkpoint) if given is None else _given_model(given, classes)
+    if given is None:
+        known, model = _named_model(settings, classes, checkpoint)
+    elif applied_modules(given):
+        raise ValueError("this model is reduced already: call agglo.remove(model) first, then say method=")
+    else:
+        known, model = class_count(given) or None, given
+        if known != classes:
+            set_classes(model, classes)
     if settings.head_std is not None and known != classes and (name := head_name(model)) is not None:
         head: Any = model.get_submodule(name)
         nn.init.trunc_normal_(head.weight, std=settings.head_std)
@@ -158,18 +165,6 @@ def _named_model(
         return checkpoint.head_classes, model
     library = library_of(model)
     return library.num_pretrained_classes(model) if settings.pretrained and library is not None else None, model
-
-
-def _given_model(model: nn.Module, classes: int) -> tuple[int | None, nn.Module]:
-    """Return the same for a model object, which gets a new head where its own has other classes."""
-    if applied_modules(model):
-        raise ValueError(
-            "this model is reduced already: call agglo.remove(model) first; method= says how it is trained"
-        )
-    known = class_count(model) or None
-    if known != classes:
-        set_classes(model, classes)
-    return known, model
 
 
 def _teacher(settings: TrainingSettings, model: nn.Module, known: int | None, classes: int) -> nn.Module:
