@@ -33,11 +33,7 @@ _NOT_TOKENS = ("mask_token", "class_pos_emb", "position", "pos_embed", "type_emb
 _NO_TOKENS = ("weight", "bias")  # of a convolution that is itself the embedding
 _NOMINAL_SIDE = 16  # patches, for towers that take every size and name none
 # Classifiers that read no patch, and how many tokens in front they read.
-_READERS = {
-    "ViTForImageClassification": 1,
-    "DeiTForImageClassification": 1,
-    "DeiTForImageClassificationWithTeacher": 2,
-}
+_READERS = {"ViTForImageClassification": 1, "DeiTForImageClassification": 1, "DeiTForImageClassificationWithTeacher": 2}
 # What a layer has, and why it is then not reduced.
 _REFUSED = {
     "temporal_attention": "attends between frames at every position alone, where merged tokens are at no position",
@@ -52,8 +48,9 @@ class TransformersViT(Host):
     may_stay_merged: ClassVar[bool] = True
 
     def recognises(self, module: nn.Module) -> bool:
-        found = loop_of(module) if is_tower(module) else None
-        if found is None:
+        packages = {cls.__module__.split(".")[0] for cls in type(module).__mro__}
+        found = None if packages.isdisjoint(PACKAGES) else loop_of(module)
+        if found is None or embeddings_of(module) is None:
             return False
         try:
             Structure.of(getattr(*found)[0])
@@ -156,13 +153,6 @@ def embeddings_of(module: nn.Module) -> nn.Module | None:
         if any(isinstance(part, _CONVOLUTIONS) for part in child.modules()) or _patch_linears(child):
             return child
     return None
-
-
-def is_tower(module: nn.Module) -> bool:
-    """Return whether a module of transformers is built like a vision tower. Its layers may still be of another kind."""
-    if not any(cls.__module__.split(".")[0] in PACKAGES for cls in type(module).__mro__):
-        return False
-    return loop_of(module) is not None and embeddings_of(module) is not None
 
 
 def tower_of(module: Any) -> Tower:
