@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import agglo
-from agglo.grouping import Grouping
 from agglo.methods import ATC, ToMe
-from agglo.methods.tome import match
 from agglo.plan import Plan
 from tests.support.reductions import view
 
@@ -38,19 +36,6 @@ def test_tome_is_its_definition_in_the_order_of_the_released_code(seed: int, n: 
         left = even[n_merges:] if prefix == 0 else sorted(even[n_merges:])
         assert image[left + odd].tolist() == list(range(n - n_merges))
         assert all(image[leaving] == image[best[leaving]] for leaving in even[:n_merges])
-
-
-@settings(max_examples=30)
-@given(st.integers(0, 9**6), st.integers(1, 12), st.floats(0, 1))
-def test_tome_is_tomesds_matching_where_they_coincide(seed: int, pairs: int, share: float) -> None:
-    """On one row of cells of two, tomesd's destinations are the even tokens, and the odd ones look for them."""
-    merge = pytest.importorskip("tomesd.merge")
-    x = torch.randn(2, 2 * pairs, 6, generator=torch.Generator().manual_seed(seed))
-    n_merges = round(share * pairs)
-    there, back = merge.bipartite_soft_matching_random2d(x, w=2 * pairs, h=1, sx=2, sy=1, r=n_merges, no_rand=True)
-    labels = match(torch.nn.functional.normalize(x, dim=-1), n_merges, first_seeker=1)
-    grouping = Grouping.of(labels, 2 * pairs - n_merges)
-    torch.testing.assert_close(grouping.unmerge(grouping.merge(x)), back(there(x, mode="mean")))
 
 
 def test_tome_counts_are_honest() -> None:
