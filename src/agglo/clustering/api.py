@@ -55,8 +55,7 @@ def cluster(
         spread: k groups over windows "even"ly, in proportion to their tokens, or by "need", closest groups first.
         backend: one of `agglo.clustering.backends()`; None takes the fastest that runs, or what AGGLO_BACKEND names.
         check: look for NaN, infinities, zero vectors (cosine) and negative weights. None checks on the CPU only:
-            elsewhere the look at the result would make the host wait for the device on every call. Unchecked bad values
-            give some k groups (or any number, with a threshold) without meaning.
+            elsewhere the host would wait for the device. Unchecked bad values give some k groups without meaning.
 
     Returns:
         Labels (B, N) or (N,), int64, groups numbered by their first member. With a threshold also the number of
@@ -118,9 +117,7 @@ def linkage(
 
 
 def cut(tree: Tensor, k: int | Sequence[int] | Tensor) -> Tensor:
-    """Return labels (B, N) or (N,) with exactly k groups from a tree of `linkage`: many cuts from one tree.
-
-    Merges are undone from the last one back, never compared by height, so ties cannot change the number of groups.
+    """Return labels (B, N) or (N,) with exactly k groups from a tree of `linkage`, by the order of its merges.
 
     >>> tree = linkage(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]))
     >>> cut(tree, 2), cut(tree, 1)

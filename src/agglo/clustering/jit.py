@@ -1,7 +1,6 @@
 """How the CPU kernels are compiled: without the GIL, and cached on disk where a disk can be written.
 
-The cache goes where Numba puts it (NUMBA_CACHE_DIR names another folder). It relies on private parts of Numba, whose
-versions are bounded in pyproject.toml for that reason.
+The cache goes where Numba puts it and relies on private parts of Numba, whose versions pyproject.toml bounds.
 """
 
 from __future__ import annotations

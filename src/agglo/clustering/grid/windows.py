@@ -73,10 +73,7 @@ def labels(
     threshold: float | None,
     spread: str,
 ) -> Tensor:
-    """Labels (B, N) for k groups in all windows together, divided by `spread`, or for a threshold.
-
-    `find` gives the labels of a backend; other arguments as of `operators.cluster`.
-    """
+    """Labels (B, N) by `labels` of a backend, `find`; other arguments as of `operators.cluster`."""
     batch, n_tokens = data.shape[:2]
     numbers, tokens = zip(*_by_shape(grid, window, data.device), strict=True)
     distances = []

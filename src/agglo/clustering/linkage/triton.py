@@ -116,10 +116,8 @@ def _match(
 ):  # fmt: skip
     """Join all groups that are each other's nearest; a group lives on at its first member.
 
-    Lists the pairs by their first group, the groups that survive, and those whose nearest group has to be found anew.
-    A group next to none of the pairs keeps its nearest: merging brings no group nearer. Should rounding in a sum
-    break that rule and leave a round without pairs, every group is looked at again, after which there is one.
-    Returns how many pairs, survivors and stale groups there are.
+    Lists, and counts, the pairs by their first group, the groups that survive, and those whose nearest group has to be
+    found anew: all next to a pair, or all groups should rounding in a sum have left a round without pairs.
     """
     n_pairs = 0
     for start in range(0, n, LANES):
@@ -252,11 +250,7 @@ def _rounds(
     distances, work, ints, nearest_distance, parent, height, k, threshold, n,
     LINKAGE: tl.constexpr, CUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Average and complete linkage: rounds in which all mutually nearest pairs merge.
-
-    Work in a round is (live groups) x (groups that changed or lost their nearest). A chain that merges one pair per
-    round takes N - 1 rounds, but then little changes in each, and the whole stays near N**2.
-    """
+    """Average and complete linkage: rounds in which all mutually nearest pairs merge."""
     nearest, partner, size, pairs, stale = ints, ints + n, ints + 2 * n, ints + 3 * n, ints + 4 * n
     live, survivors = ints + 5 * n, ints + 6 * n
     for start in range(0, n, LANES):

@@ -181,10 +181,7 @@ def record_merges(distances, target, limit, single, average, work):
 
 
 def record_in_rounds(distances: np.ndarray, target: int, limit: np.int32, average: bool, parts: int, work: Any) -> int:
-    """Record merges of one matrix (N, N) until `target` are certain, the rows of every round spread over threads.
-
-    Returns the merges recorded, as `record_merges`.
-    """
+    """Record merges as `record_merges` until `target` are certain, the rows of every round spread over threads."""
     matrix, odd, recorded = distances.view(np.int32), False, 0
     start(len(matrix), work)
     run(find_nearest, parts, matrix, work)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from agglo.clustering.jit import inner, kernel
-from agglo.clustering.linkage.cpu.keys import FAR, distance_of, first_index_of, key_of, padded, widest
+from agglo.clustering.linkage.cpu.keys import FAR, PER_MERGE, distance_of, first_index_of, key_of, padded
 
 BEYOND = np.int64(2**63 - 1)  # larger than the key of any number
 _BEFORE = np.int64(-(2**63))
@@ -122,16 +122,6 @@ def smallest_quotient(line, counts, own_count, absent, keys):
     return smallest
 
 
-@inner
-def join_lines(x, y, average):
-    if average:
-        for b in range(x.shape[0]):
-            x[b] += y[b]
-    else:
-        for b in range(x.shape[0]):
-            x[b] = max(x[b], y[b])
-
-
 @kernel
 def finish_by_chains(distances, recorded, limit, average, work):
     """Exact heights of the recorded merges, and all that follow within the limit. Returns the merges recorded.
@@ -172,7 +162,9 @@ def finish_by_chains(distances, recorded, limit, average, work):
             work.merges[2, recorded] = work.first[j]
             recorded += 1
             x = work.sums[i * stride : (i + 1) * stride]
-            join_lines(x, work.sums[j * stride : (j + 1) * stride], average)
+            y = work.sums[j * stride : (j + 1) * stride]
+            for p in range(stride):
+                x[p] = x[p] + y[p] if average else max(x[p], y[p])
             for p in range(m):
                 work.sums[p * stride + i] = x[p]
             if average:
@@ -260,23 +252,12 @@ def cut_is_close(last, recorded, target, limit, work):
     """Whether rounding may have decided which merges come first, or which lie within the limit."""
     if work.deepest[0] == 0 or target <= 0:
         return False
-    keys, units = work.merges[0], np.int64(widest(work))
+    keys, units = work.merges[0], np.int64(4 * PER_MERGE * work.deepest[0])  # how far apart keys may be in doubt
     at = np.int64(limit) if limit != FAR else np.int64(last)
     close = 0
     for m in range(recorded):
         close += abs(np.int64(keys[m]) - at) <= units
     return close > (0 if limit != FAR else 1) or np.int64(work.left[0]) - at <= units
-
-
-@inner
-def number_by_first(parent, labels):
-    count = 0
-    for i in range(labels.shape[0]):
-        if parent[i] == i:
-            labels[i] = count
-            count += 1
-        else:
-            labels[i] = labels[parent[i]]
 
 
 @kernel
@@ -290,7 +271,13 @@ def number_groups(distances, recorded, target, limit, average, labels, work):
         for m in range(recorded):
             work.order_keys[0, m] = order_key_of(work.heights[m])
         unite_first(work.order_keys[0], work.order_keys[1], recorded, target, _FINITE, n, work)
-    number_by_first(work.parent, labels)
+    count, parent = 0, work.parent
+    for i in range(n):
+        if parent[i] == i:
+            labels[i] = count
+            count += 1
+        else:
+            labels[i] = labels[parent[i]]
 
 
 @kernel

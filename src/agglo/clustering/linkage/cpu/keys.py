@@ -25,7 +25,7 @@ NEVER = np.int32(-(2**31))  # smaller than any
 MAGNITUDE = np.int32(0x7FFFFFFF)
 _SIGN_TO_MASK = np.int32(31)
 PAD = 32  # keys that a vector loop takes in one step, or several
-_PER_MERGE = np.int32(3)  # units in the last place
+PER_MERGE = np.int32(3)  # units in the last place
 
 
 @inner
@@ -113,16 +113,10 @@ def scatter_into(out, source, indices):
 
 
 @inner
-def widest(work):
-    """How far apart two keys of this image may be in doubt."""
-    return np.int32(4) * _PER_MERGE * work.deepest[0]
-
-
-@inner
 def bound_of(key, i, j, work):
     """A third group nearer than this to i or j leaves it in doubt whether they are each other's nearest."""
     deeper = max(work.depth[i], work.depth[j])
-    units = _PER_MERGE * (work.depth[i] + work.depth[j] + deeper + work.deepest[0])
+    units = PER_MERGE * (work.depth[i] + work.depth[j] + deeper + work.deepest[0])
     return key + units if key < FAR - units else FAR
 
 
@@ -134,20 +128,14 @@ def deepen(target, i, j, work):
 
 
 @inner
-def count_close_present(x, y, gone, bound):
-    count = np.int32(0)
-    for b in range(x.shape[0]):
-        count += np.int32(max(min(x[b], y[b]), gone[b]) <= bound)
-    return count
-
-
-@inner
 def is_certain_pair(n, i, j, work):
     """Whether groups i and j of the square matrix are each other's nearest beyond rounding."""
     stride = padded(n)
     x, y = work.square[i * stride : (i + 1) * stride], work.square[j * stride : (j + 1) * stride]
-    # The two find each other, once in each line.
-    return count_close_present(x, y, work.gone[:stride], bound_of(x[j], i, j, work)) == 2
+    gone, bound, count = work.gone[:stride], bound_of(x[j], i, j, work), np.int32(0)
+    for b in range(x.shape[0]):
+        count += np.int32(max(min(x[b], y[b]), gone[b]) <= bound)
+    return count == 2  # the two find each other, once in each line
 
 
 @inner

@@ -17,10 +17,7 @@ _ZERO, _ONE, _FOUR = np.uint64(0), np.uint64(1), np.uint64(4)
 
 @inner
 def mirror(matrix, work):
-    """Write the upper triangle of keys (N, N) into both halves of work.square, and mark every group as present.
-
-    Returns the smallest key.
-    """
+    """Write the upper triangle of keys (N, N) into both halves of work.square, and return the smallest key."""
     n = matrix.shape[0]
     stride = keys.padded(n)
     smallest = keys.FAR
@@ -122,9 +119,7 @@ def merge_closest_pairs(distances, target, limit, average, work):
     """Merge the closest pair of one matrix (N, N) until `target` merges are recorded, or it is beyond the limit.
 
     A nearest-neighbour key stays a lower bound when that neighbour merges, so a group looks around again only when its
-    bound is the smallest of all. Where that happens too often this gives up, and `chains` must take over.
-
-    Returns the merges recorded.
+    bound is the smallest of all. Where that happens too often, `chains` must take over. Returns the merges recorded.
     """
     n = distances.shape[0]
     stride = keys.padded(n)
@@ -204,7 +199,7 @@ def spanning_tree(distances, work):
         parent[c] = n
     v = np.int32(0)
     for m in range(n - 1):
-        near[v] = keys.NEVER  # nobody is closer, so it never changes again
+        near[v] = keys.NEVER  # none is closer, so it never changes again
         inside[v] = keys.FAR
         reach_from(v, work.square[v * stride : (v + 1) * stride], near, parent)
         smallest = smallest_present(near, inside)

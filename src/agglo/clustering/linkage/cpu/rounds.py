@@ -118,10 +118,7 @@ def plan_round(n, limit, recorded, work):
 
 @kernel
 def write_round(part, parts, matrix, out, n_joined, average, checked, work):
-    """Write this part's rows of the keys (M, M) between the groups after a round, from those (N, N) before it.
-
-    `checked` asks to count, in work.close[part], the old keys that are within the bounds of a merge of this round.
-    """
+    """Write this part's rows of the keys (M, M) after a round, and if `checked`, count old keys close to a merge."""
     n, m = matrix.shape[0], out.shape[0]
     close = 0
     nearest, neighbour = work.nearest[part], work.neighbour[part]
@@ -171,10 +168,7 @@ def write_round(part, parts, matrix, out, n_joined, average, checked, work):
 
 @kernel
 def after_round(m, parts, n_joined, checked, before, recorded, target, limit, work):
-    """Return the merges that count, and whether this was the last round.
-
-    It is if enough merges are certain, or if what is missing must be left to `chains`, as work.in_doubt then says.
-    """
+    """Return the merges that count, and whether no round follows: enough are certain, or work.in_doubt is set."""
     close = 0
     for part in range(parts):
         close += work.close[part]
