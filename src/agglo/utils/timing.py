@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from agglo.patch import remove
 
 T = TypeVar("T")
+R = TypeVar("R")
 CPU = torch.device("cpu")
 
 
@@ -62,27 +63,31 @@ def seconds_per_pass(run: Callable[[], Any], device: torch.device = CPU, passes:
     return taken.seconds / passes
 
 
-def turns(contenders: Sequence[T], repeats: int, *, warm_up: int = 1) -> Iterator[tuple[int, list[T]]]:
-    """Yield the number of each turn, below 0 for a warm-up, and the contenders in the order in which they run.
+def in_turns(contenders: Sequence[T], run: Callable[[T, int], R], repeats: int, *, warm_up: int = 1) -> list[list[R]]:
+    """Return what `run` measures of each contender, one value per repeat.
 
     Every second turn is in the opposite order, so that none always follows the same other.
 
-    >>> list(turns("ab", 2))
-    [(-1, ['a', 'b']), (0, ['a', 'b']), (1, ['b', 'a'])]
+    Args:
+        contenders: Run one after the other in every turn.
+        run: Measures a contender. It also gets the number of the turn, below 0 for a warm-up.
+        repeats: Turns that count.
+        warm_up: Turns before, which do not count.
+
+    >>> order = []
+    >>> in_turns("ab", lambda name, turn: order.append((turn, name)), 2)
+    [[None, None], [None, None]]
+    >>> order
+    [(-1, 'a'), (-1, 'b'), (0, 'a'), (0, 'b'), (1, 'b'), (1, 'a')]
     """
+    found: list[list[R]] = [[] for _ in contenders]
+    order = list(enumerate(contenders))
     for turn in range(-warm_up, repeats):
-        yield turn, list(reversed(contenders)) if turn > 0 and turn % 2 else list(contenders)
-
-
-def seconds_in_turns(runs: Sequence[Callable[[], float]], repeats: int, *, warm_up: int = 1) -> list[list[float]]:
-    """Return the seconds that each function says it took, one value per repeat."""
-    taken: list[list[float]] = [[] for _ in runs]
-    for turn, order in turns(range(len(runs)), repeats, warm_up=warm_up):
-        for number in order:
-            seconds = runs[number]()
+        for number, contender in reversed(order) if turn > 0 and turn % 2 else order:
+            measured = run(contender, turn)
             if turn >= 0:
-                taken[number].append(seconds)
-    return taken
+                found[number].append(measured)
+    return found
 
 
 class Speed(TypedDict):
@@ -112,16 +117,15 @@ def speeds_in_turns(
     was_training = model.training
     model.eval()
 
-    def seconds(way: T, batch: Any) -> float:
+    def speed(batch: Any, way: T, turn: int) -> float:
         apply(way)
-        return timed_pass(model, batch)[0]
+        return len(batch) / timed_pass(model, batch)[0]
 
     speeds: list[list[float]] = [[] for _ in ways]
     try:
         for batch in tree_map(lambda image: image.to(like.device, like.dtype), list(batches)):
-            runs = [partial(seconds, way, batch) for way in ways]
-            for found, taken in zip(speeds, seconds_in_turns(runs, repeats), strict=True):
-                found += [len(batch) / each for each in taken]
+            for found, measured in zip(speeds, in_turns(ways, partial(speed, batch), repeats), strict=True):
+                found += measured
     finally:
         remove(model)
         model.train(was_training)

@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 import torch
 
 from agglo.lab.options import AtLeastOne, option, require_limits
+from agglo.utils import timing
 from agglo.utils.files import require_output, write_json
 from agglo.utils.machine import load_warning, processor
 from agglo.utils.progress import progress
 from agglo.utils.tables import Table
-from agglo.utils.timing import CPU, stopwatch, turns
+from agglo.utils.timing import CPU, stopwatch
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -45,24 +46,15 @@ class TimingOptions:
 def in_turns(
     name: str, contenders: Sequence[C], run: Callable[[C, int], R], repeats: int, *, warm_up: int = 1
 ) -> list[list[R]]:
-    """Return what `run` measures of each contender, one value per repeat. It also gets the repeat, below 0 to warm up.
-
-    Args:
-        name: The benchmark, for the progress bar.
-        contenders: Run one after the other in every repeat, in the opposite order in every second one.
-        run: Measures a contender.
-        repeats: Turns that count.
-        warm_up: Turns before, which do not count.
-    """
-    found: list[list[R]] = [[] for _ in contenders]
+    """Return what `timing.in_turns` does, with a progress bar of that name."""
     with progress(len(contenders) * (repeats + warm_up), f"bench {name}") as advance:
-        for repeat, order in turns(range(len(contenders)), repeats, warm_up=warm_up):
-            for number in order:
-                measured = run(contenders[number], repeat)
-                if repeat >= 0:
-                    found[number].append(measured)
-                advance(f"repeat {repeat + 1}")
-    return found
+
+        def counted(contender: C, repeat: int) -> R:
+            measured = run(contender, repeat)
+            advance(f"repeat {repeat + 1}")
+            return measured
+
+        return timing.in_turns(contenders, counted, repeats, warm_up=warm_up)
 
 
 class PartClock(dict[str, float]):

@@ -26,7 +26,7 @@ from agglo.utils.devices import torch_threads
 from agglo.utils.machine import machine
 from agglo.utils.progress import progress
 from agglo.utils.tables import Column, Table
-from agglo.utils.timing import seconds_in_turns, seconds_per_pass
+from agglo.utils.timing import in_turns, seconds_per_pass
 
 Labels = np.ndarray
 Contestant = Callable[[Tensor, int, str], Labels]
@@ -106,7 +106,9 @@ def measure(distances: Tensor, linkage: str, repeats: int) -> dict[str, Any]:
         for name in CONTESTANTS
     }
     runs = [partial(_seconds, contestant, distances, k, linkage) for contestant in CONTESTANTS.values()]
-    *taken, one_pass = seconds_in_turns([*runs, partial(_seconds, distances.amin, -1)], repeats, warm_up=0)
+    *taken, one_pass = in_turns(
+        [*runs, partial(_seconds, distances.amin, -1)], lambda run, _: run(), repeats, warm_up=0
+    )
     about = {"tokens": "spatial", "batch": batch, "n": n, "keep_rate": 0.5, "linkage": linkage}
     times = {"seconds": dict(zip(CONTESTANTS, taken, strict=True)), "one_pass": one_pass}
     return {**about, **times, "same_partition": same}

@@ -21,7 +21,7 @@ from agglo.methods import Method, View, create, list_methods
 from agglo.utils.devices import torch_threads
 from agglo.utils.machine import machine
 from agglo.utils.tables import Column, Table
-from agglo.utils.timing import median_ratio, seconds_in_turns, seconds_per_pass
+from agglo.utils.timing import in_turns, median_ratio, seconds_per_pass
 
 HEADS = 3
 EQUAL = {"dpc_knn": {"weights": "equal"}}  # learns otherwise
@@ -86,8 +86,7 @@ def run(options: Options) -> None:
     stages = {repr(method): partial(stage, method, view) for method in parameter_free()}
     with torch_threads(options.threads):
         where = machine()
-        runs = [partial(seconds_per_pass, run) for run in stages.values()]
-        taken = seconds_in_turns(runs, options.repeats, warm_up=2)
+        taken = in_turns(list(stages.values()), lambda run, _: seconds_per_pass(run), options.repeats, warm_up=2)
     results = [{"name": n, "milliseconds": [1e3 * s for s in own]} for n, own in zip(stages, taken, strict=True)]
     record = {"machine": where, "settings": {**options.settings(), "target": target}, "results": results}
     record["reference"] = repr(create("tome"))

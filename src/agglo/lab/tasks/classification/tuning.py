@@ -77,13 +77,11 @@ def tune_on_folder(folder: FolderSettings, *, settings: TuneSettings | None = No
 
     Args:
         folder: What is tuned, and on what.
-        settings: As for `agglo.tune`; output, objective, batch size and name are the classifier's.
+        settings: As for `agglo.tune`; output, batch size and name are the classifier's.
         how: Further arguments of `agglo.tune`.
     """
     settings = TuneSettings() if settings is None else settings
     ready = prepare(folder, quiet=settings.quiet)
-    objective = "kl" if class_count(ready.model) else "auto"
-    asked: dict[str, Any] = {"objective": objective, "output": ready.output, "name": folder.model.name}
-    settings = replace(settings, **asked, batch_size=folder.batch_size)
+    settings = replace(settings, output=ready.output, name=folder.model.name, batch_size=folder.batch_size)
     with torch_threads(folder.threads):
         return tune(ready.model, ready.images, settings=settings, **how)
