@@ -83,11 +83,11 @@ CLUSTER: Wrong = {
 }
 SCHEDULES: Mapping[type[agglo.Schedule], Wrong] = {
     agglo.Stages: {"keep_rate": APPLY["keep_rate"], "blocks": LIST, "nested": FLAG, "returning": FLAG},
-    agglo.schedule.Counts: {"left": (*LIST, (0,)), "blocks": LIST},
-    agglo.schedule.Constant: {"t": WHOLE, "start": WHOLE},
-    agglo.schedule.Linear: {"t": WHOLE},
-    agglo.schedule.Geometric: {"keep_rate": (*NUMBER, 0, 1.5), "start": WHOLE},
-    agglo.schedule.PerBlock: {"removed": LIST},
+    agglo.Counts: {"left": (*LIST, (0,)), "blocks": LIST},
+    agglo.Constant: {"t": WHOLE, "start": WHOLE},
+    agglo.Linear: {"t": WHOLE},
+    agglo.Geometric: {"keep_rate": (*NUMBER, 0, 1.5), "start": WHOLE},
+    agglo.PerBlock: {"removed": LIST},
 }
 OURS = [info.name for info in agglo.list_methods() if find(info.name).__module__.startswith("agglo.")]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from agglo.clustering import cluster, linkage
 from agglo.config import ReductionConfig
 from agglo.methods import Method, list_methods, register
-from agglo.schedule import Schedule, Stages
+from agglo.schedule import Constant, Counts, Geometric, Linear, PerBlock, Schedule, Stages
 from agglo.version import __version__
 
 if TYPE_CHECKING:
@@ -26,7 +26,12 @@ _LAZY = {
 }
 
 __all__ = [
+    "Constant",
+    "Counts",
+    "Geometric",
+    "Linear",
     "Method",
+    "PerBlock",
     "ReductionConfig",
     "Schedule",
     "Stages",

@@ -72,7 +72,7 @@ def test_it_finds_garments_and_needs_its_tokens(spec: DetectorSpec) -> None:
     for name, choices in {
         "dense": {"keep_rate": 1.0},
         "atc": {"keep_rate": 0.5},
-        "one token": {"schedule": agglo.schedule.Counts((1,), blocks=(0,))},
+        "one token": {"schedule": agglo.Counts((1,), blocks=(0,))},
     }.items():
         agglo.apply(opened.model, **choices)
         found[name] = evaluate(opened.model, images)

@@ -154,7 +154,7 @@ def test_a_group_gains_the_weighted_mean_of_its_members(prefix: int) -> None:
     torch.manual_seed(0)
     x, gain = torch.randn(2, prefix + 12, 5), torch.randn(2, 12, 5)
     atc = agglo.methods.parse_method("atc")
-    run, block = beginning(atc, x, prefix, schedule=agglo.schedule.Counts((7, 3), blocks=(0, 1)))
+    run, block = beginning(atc, x, prefix, schedule=agglo.Counts((7, 3), blocks=(0, 1)))
     before = [block(0), block(1)][1]
     run.add(torch.nn.functional.pad(gain, (0, 0, prefix, 0)))
     after = [block(2), block(3)][1]
@@ -175,7 +175,7 @@ def test_what_was_dropped_keeps_its_value_and_gains_its_own() -> None:
     torch.manual_seed(0)
     x, first, second = torch.randn(2, 12, 5), torch.randn(2, 12, 5), torch.randn(2, 12, 5)
     drops = agglo.methods.parse_method("random:seed=1")
-    run, block = beginning(drops, x, 0, schedule=agglo.schedule.Counts((7, 3), blocks=(0, 2)), proportional=False)
+    run, block = beginning(drops, x, 0, schedule=agglo.Counts((7, 3), blocks=(0, 2)), proportional=False)
     torch.testing.assert_close(block(0), x)
     run.add(first)
     assert block(1).shape == x.shape
@@ -197,7 +197,7 @@ def test_members_that_were_dropped_together_gain_apart() -> None:
                 return agglo.methods.Outcome(Grouping.of(torch.tensor([[0, 0, 1, 1]]), 2))
             return agglo.methods.Outcome(Grouping.select(torch.tensor([[1]]), 2, weights=view.sizes))
 
-    run, block = beginning(FirstPairs(), x, 0, schedule=agglo.schedule.Counts((2, 1), blocks=(0, 1)))
+    run, block = beginning(FirstPairs(), x, 0, schedule=agglo.Counts((2, 1), blocks=(0, 1)))
     means = [block(0), block(1)][1]
     torch.testing.assert_close(means, x.view(1, 2, 2, 5).mean(dim=2, keepdim=True).expand(1, 2, 2, 5).reshape(1, 4, 5))
     run.add(gain)

@@ -58,7 +58,7 @@ TWINS = {
             "mlp.3": "mlp.fc2", "heads.head": "head",
         },
         {},
-        {"schedule": agglo.schedule.Linear(4), "proportional": False, "linkage": "single", "features": "tokens"},
+        {"schedule": agglo.Linear(4), "proportional": False, "linkage": "single", "features": "tokens"},
     ),
     "open_clip": Twin(
         open_clip,

@@ -53,7 +53,7 @@ def requests() -> dict[str, dict[str, Any]]:
         asked[f"tome_keep{rate}_proportional_on"] = {"method": "tome", **keep}
     asked["dpc_equal_keep0.5"] = {"method": "dpc_knn", "weights": "equal", "keep_rate": 0.5}
     # Where ToMe cannot go to a quarter it goes as far as it can: 98, 61 and 52 tokens.
-    capped = agglo.schedule.Counts((98, 61, 52), (3, 6, 9))
+    capped = agglo.Counts((98, 61, 52), (3, 6, 9))
     asked["tome_keep0.25_proportional_on"] = {"method": "tome", "schedule": capped}
     for name, (t, inflection) in INFLECTIONS.items():
         for switch, proportional in SWITCH.items():

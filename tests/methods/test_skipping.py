@@ -195,8 +195,8 @@ def test_any_schedule_says_how_many_are_processed() -> None:
     assert Plan(rising).targets(EvoViT(), 40, 6) == [None, 10, None, 20, None, 40]
     assert Plan(rising).targets(EvoViT(per_block=True), 40, 6) == [None, 10, 10, 20, 20, None]
     assert Plan(rising).counts(EvoViT(per_block=True), 40, 6) == [40, 10, 10, 20, 20, 40]
-    assert Plan(agglo.schedule.Linear(3)).targets(SViT(), 40, 4) == [34, 30, 28, 28]
-    assert Plan(agglo.schedule.Linear(3)).targets(EvoViT(), 40, 4) == [34, 30, 28, None]
+    assert Plan(agglo.Linear(3)).targets(SViT(), 40, 4) == [34, 30, 28, 28]
+    assert Plan(agglo.Linear(3)).targets(EvoViT(), 40, 4) == [34, 30, 28, None]
     model = agglo.apply(vit(), "evovit", schedule=rising)
     with torch.no_grad(), agglo.trace(model) as trace:
         model(images())

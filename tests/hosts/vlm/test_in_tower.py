@@ -109,11 +109,11 @@ def test_the_class_token_is_handed_on_where_the_configuration_says_so(strategy: 
 
 def test_a_count_by_hand_at_the_layer_that_is_read() -> None:
     """Late in the tower, by the keys of the block that is read, to a number of one's own."""
-    model, processor = applied(VLMS[0], keep_rate=None, schedule=agglo.schedule.Counts((10,), blocks=(6,)))
+    model, processor = applied(VLMS[0], keep_rate=None, schedule=agglo.Counts((10,), blocks=(6,)))
     inputs = VLMS[0].inputs(processor, [[image(1)]])
     assert agglo.image_tokens(model) == 10 == int((inputs["input_ids"] == 4).sum())
     logits(model, inputs)
-    agglo.apply(model, schedule=agglo.schedule.Counts((10,), blocks=(7,)), output="merged")  # after what is read
+    agglo.apply(model, schedule=agglo.Counts((10,), blocks=(7,)), output="merged")  # after what is read
     assert agglo.image_tokens(model) == 64
 
 

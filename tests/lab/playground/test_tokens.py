@@ -143,7 +143,5 @@ def test_a_threshold_leaves_an_easy_image_fewer_tokens_and_its_gflops_are_counte
     config = choose("atc", threshold=0.1)
     easy, hard = (one(classifier, chosen_image(name), config) for name in (EASY, HARD))
     assert easy.counts[-1] < hard.counts[-1]
-    applied = agglo.report(
-        agglo.apply(own_model(), "atc", schedule=agglo.schedule.Counts(easy.counts, blocks=[3, 6, 9]))
-    )
+    applied = agglo.report(agglo.apply(own_model(), "atc", schedule=agglo.Counts(easy.counts, blocks=[3, 6, 9])))
     assert applied is not None and easy.gflops == applied.gflops_after
