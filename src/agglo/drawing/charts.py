@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agglo.drawing.colours import DENSE, FAINT, GRID, INK, LOOKS, in_order, looks, styled
+from agglo.drawing.colours import DENSE, FAINT, GRID, INK, LOOKS, Look, in_order, looks
 
 _RANGE = {"fmt": "none", "ecolor": INK, "elinewidth": 1, "capsize": 2}
 _RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 12, "fillstyle": "none", "color": INK}
@@ -103,7 +103,7 @@ def draw_curves(
             elif curve.ringed:
                 ax.plot(curve.x, curve.y, zorder=4, label=curve.name, **_RING)
             else:
-                how = {"elinewidth": 0.8, "zorder": 3, "label": curve.name, **styled(chosen[curve.name])}
+                how = {"elinewidth": 0.8, "zorder": 3, "label": curve.name, **_styled(chosen[curve.name])}
                 ax.errorbar(curve.x, curve.y, curve.y_error, _whiskers(curve.x, curve.x_range), **how)
         ax.set_xlabel(panel.x_label)
         ax.set_title(panel.title, **_TITLE)
@@ -138,6 +138,10 @@ def draw_bars(panels: Sequence[Sequence[BarPanel]], path: Path, *, title: str = 
     _finish(figure, path, title, note)
 
 
+def _styled(look: Look) -> dict[str, Any]:
+    return {"color": look.colour, "marker": look.marker, "linestyle": look.line, "markersize": 5, "linewidth": 1.4}
+
+
 def _figure(
     rows: int, columns: int, size: tuple[float, float], *, share_y: bool = False, heights: Sequence[float] = ()
 ) -> tuple[Any, Any]:
@@ -167,7 +171,7 @@ def _draw_level(ax: Any, panel: CurvePanel) -> None:
         ax.axhspan(level.y - level.y_error, level.y + level.y_error, color=colour, alpha=0.13, linewidth=0, zorder=0)
     if level.x is not None:
         whiskers = _whiskers([level.x], None if level.x_range is None else [level.x_range])
-        ax.errorbar([level.x], [level.y], xerr=whiskers, elinewidth=0.8, zorder=3, **styled(LOOKS[DENSE]))
+        ax.errorbar([level.x], [level.y], xerr=whiskers, elinewidth=0.8, zorder=3, **_styled(LOOKS[DENSE]))
 
 
 def _add_legend(figure: Any, axes: Any) -> None:

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 DENSE, SLICED, FREE = "dense", "sliced dense", "free"
 GRID, FAINT, INK = "#e8e8e8", "#c9c9c9", "#444444"
@@ -101,8 +100,3 @@ def in_order(names: Iterable[str]) -> list[str]:
     """Return every name once, in the order of LOOKS, so that all charts have one order; other methods come last."""
     order = {method: number for number, method in enumerate(LOOKS)}
     return sorted(dict.fromkeys(names), key=lambda name: order.get(method_of(name) or "", len(order)))
-
-
-def styled(look: Look) -> dict[str, Any]:
-    """Return a look as arguments of matplotlib's plot and errorbar."""
-    return {"color": look.colour, "marker": look.marker, "linestyle": look.line, "markersize": 5, "linewidth": 1.4}

@@ -83,12 +83,16 @@ def test_transformers(tmp_path: Path, kind: str) -> None:
 
 def test_a_processor_that_does_something_else_is_refused(tmp_path: Path) -> None:
     tiny_models.vit_folder(tmp_path)
-    transformers.ConvNextImageProcessor(size={"shortest_edge": SIDE}, crop_pct=0.5).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="ConvNextImageProcessor"):
-        build(ModelSpec(f"hf:{tmp_path}"))
-    transformers.ViTImageProcessor(do_resize=False).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="ViTImageProcessor"):
-        build(ModelSpec(f"hf:{tmp_path}"))
+    size = {"height": SIDE, "width": SIDE}
+    for other in (
+        transformers.ConvNextImageProcessor(size={"shortest_edge": SIDE}, crop_pct=0.5),
+        transformers.EfficientNetImageProcessor(size=size, rescale_offset=True),
+        transformers.ViTImageProcessor(size={"shortest_edge": SIDE}),  # without a crop: images of many sizes
+        transformers.ViTImageProcessor(do_resize=False),
+    ):
+        other.save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match="ImageProcessor"):
+            build(ModelSpec(f"hf:{tmp_path}"))
 
 
 def test_an_object_of_transformers_remembers_the_folder_that_it_came_from(tmp_path: Path) -> None:
