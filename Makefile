@@ -121,6 +121,9 @@ mini-synthesis: $(READY)  ## images, Frechet distances and errors of the embedde
 mini-detection: $(READY)  ## a small detector with every method, off the shelf and fine-tuned (DATA=; hours, goes on when stopped)
 	$(BIN)/agglo reproduce detection --miniature --data $(FASHION)
 
+terrain: $(READY)  ## errors of a real pretrained U-Net of 1024 tokens (ONNX= its file; some minutes)
+	$(BIN)/python -m studies terrain --weights terrain_consistency_unet_difficulty100=$(ONNX)
+
 nuclei: $(READY)  ## a detector of nuclei in 334 microscope images, dense and reduced (DATA=, CHECKPOINT=; half an hour)
 	$(BIN)/python -m studies nuclei --data nuclei=$(DATA) --weights deit_tiny_patch16_224=$(CHECKPOINT)
 

@@ -81,6 +81,7 @@ PAGES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/mini-synthesis.md", "distances", _of("diffusion-fid", MINIATURE)),
     ("docs/mini-synthesis.md", "samples", _of("diffusion-samples", MINIATURE)),
     ("docs/mini-synthesis.md", "options", _of("diffusion-options", MINIATURE)),
+    ("docs/mini-synthesis.md", "terrain", _of("terrain", FULL)),
     ("docs/synthesis.md", "diffusion", _timed(TIMED["diffusion"])),
     ("docs/mini-detection.md", "detection", _of("detection", MINIATURE)),
     ("docs/mini-detection.md", "nuclei", _of("nuclei", FULL)),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from agglo.embedded import classifier as embedded
@@ -31,7 +33,8 @@ from agglo.lab.paper.runner import run
 from agglo.lab.paper.study import Settings
 from agglo.lab.tasks.classification.data import ClassificationData, Files
 from agglo.lab.tasks.synthesis.evaluation.fid import classifier_features
-from studies import diffusion, studies
+from studies import diffusion, studies, terrain
+from tests.support.data import data_path
 from tests.support.diffusion import save_dit_pipeline
 
 pytest.importorskip("diffusers")
@@ -161,3 +164,25 @@ def test_options_from_end_to_end(settings: Settings, monkeypatch: pytest.MonkeyP
     assert len(results["prediction", "pool"]["by_level"]) == 3
     page = (settings.folder(item.name) / "tables.md").read_text()
     assert f"| pool | {100 * results['prediction', 'pool']['error']:.1f} |" in page
+
+
+def test_successive_steps_of_the_terrain_unet() -> None:
+    """Of random weights: clusterings are counted as the options say."""
+    torch.manual_seed(0)
+    model = terrain.Terrain().eval()
+    clean, difficulty = torch.rand(1, 1, 32, 32) - 0.5, torch.tensor([0.5])
+    path = terrain.successive(model, clean, difficulty, [1.0, 0.8, 0.6])
+    cell = terrain.PARTS["successive steps"]["atc-average, shared by the blocks, kept for 5 steps", 0.5]
+    [error], clusterings = terrain.errors_over_steps(model, cell, [path])
+    assert error > 0 and clusterings == 0.5
+
+
+def test_every_weight_of_the_terrain_unet_has_its_own_name() -> None:
+    layers = {key.rpartition(".")[0] for key in terrain.Terrain().state_dict()}
+    names = Counter(terrain.theirs(layer) for layer in layers)
+    assert all(count == (3 if name.endswith("qkv") else 1) for name, count in names.items())
+
+
+def test_the_terrain_unet_is_that_of_its_file() -> None:
+    pytest.importorskip("onnxruntime")
+    terrain.load(data_path("terrain/terrain_consistency_unet_difficulty100.onnx"))  # compares with ONNX Runtime
