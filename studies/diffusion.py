@@ -18,7 +18,7 @@ from agglo.lab.data.fashion_mnist import read_split
 from agglo.lab.paper.classifiers import FASHION, data_need
 from agglo.lab.paper.compare import by_rate, grouped
 from agglo.lab.paper.items.diffusion import OWN, PAPER, Reductions, reductions
-from agglo.lab.paper.study import Result, RunCell, Section, Settings, StudyCell
+from agglo.lab.paper.study import Need, Result, RunCell, Section, Settings, StudyCell
 from agglo.lab.tasks.synthesis.data.requests import fashion_requests
 from agglo.lab.tasks.synthesis.evaluation.grid import GenerationCell, relative_errors
 from agglo.patch import remove
@@ -55,10 +55,11 @@ Parts = Mapping[str, Reductions]  # reductions by the part of the study
 PARTS = {PREDICTION: reductions(COMPARED, KEEP_RATES), SAMPLING: reductions(KEPT, KEEP_RATES)}
 
 
-def _axes(parts: Parts, settings: Settings) -> Iterator[StudyCell]:
+def cells_of(parts: Parts, *needs: Need) -> Iterator[StudyCell]:
+    """Yield the cells of all reductions of all parts."""
     for part, cells in parts.items():
         for method, rate in cells:
-            yield StudyCell({"part": part, "method": method, "keep_rate": rate}, (data_need(FASHION),))
+            yield StudyCell({"part": part, "method": method, "keep_rate": rate}, needs)
 
 
 def _run(parts: Parts, settings: Settings) -> RunCell:
@@ -135,7 +136,7 @@ ITEMS = (
         stands_in="Single predictions on test images of Fashion-MNIST, and whole samplings.",
         full=None,
         miniature=PARTS,
-        axes=_axes,
+        axes=lambda parts, settings: cells_of(parts, data_need(FASHION)),
         run=_run,
         table=_table,
     ),

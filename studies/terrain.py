@@ -7,7 +7,7 @@ an ONNX file. Its U-Net is guided diffusion's, which diffusers has as UNet2DMode
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from agglo.hosts.diffusers import generation
 from agglo.lab.paper.compare import by_rate, grouped
 from agglo.lab.paper.items.diffusion import reductions
-from agglo.lab.paper.study import Need, Result, RunCell, Section, Settings, StudyCell
+from agglo.lab.paper.study import Need, Result, RunCell, Section, Settings
 from agglo.lab.tasks.synthesis.evaluation.grid import GenerationCell, relative_errors
 from agglo.patch import remove
 from agglo.utils.randomness import generator as random_generator
 from studies import study
-from studies.diffusion import COMPARED, KEEP_RATES, Parts, prediction_errors
+from studies.diffusion import COMPARED, KEEP_RATES, Parts, cells_of, prediction_errors
 
 Calls = Sequence[Callable[[], Tensor]]  # predictions of the model at several noise levels
 
@@ -167,12 +167,6 @@ def read(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def _axes(parts: Parts, settings: Settings) -> Iterator[StudyCell]:
-    for part, cells in parts.items():
-        for method, rate in cells:
-            yield StudyCell({"part": part, "method": method, "keep_rate": rate}, NEEDS)
-
-
 @torch.no_grad()
 def _run(parts: Parts, settings: Settings) -> RunCell:
     model = load(settings.weights[WEIGHTS])
@@ -253,7 +247,7 @@ ITEMS = (
         "merging: single calls at three noise levels, and five successive steps with groups kept or shared",
         full=PARTS,
         miniature=None,
-        axes=_axes,
+        axes=lambda parts, settings: cells_of(parts, *NEEDS),
         run=_run,
         table=_table,
     ),
