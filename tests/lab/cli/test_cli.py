@@ -16,7 +16,6 @@ from agglo.lab.bench import model as benchmark_model
 from agglo.lab.cli import main
 from agglo.models.opening import ModelSpec, build
 from agglo.utils.devices import best_device
-from tests.support.data import data_path
 
 pytest.importorskip("timm")
 Image = pytest.importorskip("PIL.Image")
@@ -97,16 +96,6 @@ def test_visualize_warns_about_a_method_that_was_never_trained(
     assert said[1].startswith("agglo: dynamicvit")
     assert said[1].count("\n") == 1 and said[2] == said[3] == said[4] == ""
     assert drawn[2] == drawn[3] != drawn[1], "what the checkpoint learned is drawn, not chance"
-
-
-def test_visualize_real_weights_on_a_real_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    weights = data_path("deit_tiny_patch16_224.safetensors")
-    image = next(data_path("imagenet-val-2k").rglob("*.jpg"))
-    output = tmp_path / "a.webp"
-    arguments = [str(image), "--checkpoint", str(weights), "--threshold", "0.1", "--scale", "1", "-o", str(output)]
-    assert exit_code("visualize", *arguments) == 0
-    assert capsys.readouterr().err == ""
-    assert Image.open(output).width > 4 * 224
 
 
 def test_bench_model_writes_table_json_and_plot(
