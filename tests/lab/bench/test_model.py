@@ -15,6 +15,7 @@ from agglo import schedule
 from agglo.lab.bench import model as benchmark_model
 from agglo.lab.bench.model import Options, describe, measure, plot
 from agglo.lab.evaluation.configs import budget_of
+from agglo.lab.evaluation.grid import Reducible
 from agglo.methods.baselines import Slice
 from agglo.models.opening import ModelSpec, build
 
@@ -115,17 +116,17 @@ def test_free_reduction_is_the_dense_model_on_the_first_tokens() -> None:
 def test_contenders_take_turns_there_and_back_with_dense_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     applied: list[str] = []
     timed: list[str] = []
-    apply = benchmark_model._apply
+    apply = Reducible.apply
 
-    def noting_apply(model: Any, config: Any) -> None:
+    def noting_apply(self: Reducible, config: Any) -> None:
         applied.append("dense" if config is None else config.method)
-        apply(model, config)
+        apply(self, config)
 
     def noting_seconds(*_: Any) -> float:
         timed.append(applied[-1])
         return 1.0
 
-    monkeypatch.setattr(benchmark_model, "_apply", noting_apply)
+    monkeypatch.setattr(Reducible, "apply", noting_apply)
     monkeypatch.setattr(benchmark_model, "_seconds", noting_seconds)
     measure(options(method=["atc"], linkage=None, keep_rate=[0.5]))
     order = ["dense", "free", "atc", "dense"]

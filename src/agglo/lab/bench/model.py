@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -22,6 +22,7 @@ from agglo.drawing.charts import Bar, BarPanel, draw_bars
 from agglo.drawing.colours import FREE, SLICED
 from agglo.lab.bench import conclude, in_turns, noise, noise_line, page, where
 from agglo.lab.evaluation.configs import Configs, budget_of, configs_of
+from agglo.lab.evaluation.grid import GridCell, Reducible
 from agglo.lab.options import (
     IMPORT_HELP,
     SCHEDULE_HELP,
@@ -36,7 +37,6 @@ from agglo.lab.options import (
 from agglo.lab.tasks.classification.data.transforms import inputs_for
 from agglo.methods.baselines import Slice
 from agglo.models.opening import build
-from agglo.patch import apply, remove, report
 from agglo.utils.devices import dtype_named, require_device, torch_threads
 from agglo.utils.files import require_output
 from agglo.utils.machine import machine
@@ -108,47 +108,35 @@ def measure(options: Options) -> dict[str, Any]:
         wanted = inputs_for(model)
         shape = (options.batch_size, len(wanted.mean), *wanted.image_size)
         inputs = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-        found, skipped = _contenders(model, reductions)
+        reducible = Reducible(model, None, "random weights")
+        dense, *reduced = reducible.cells(reductions, dense=True)
+        again = replace(dense, about={**dense.about, "name": "dense again"})
+        able = [cell for cell in reduced if cell.reason is None]
+        skipped = [{**cell.about, "reason": cell.reason} for cell in reduced if cell.reason is not None]
         about = {"machine": machine(device), "settings": options.described(str(device)), "skipped": skipped}
-        # The dense model first and last: only so far apart does it meet the noise that the others meet.
-        dense, again, *reduced = found
         passes: dict[str, int] = {}
 
-        def speed(contender: dict[str, Any], repeat: int) -> float:
-            _apply(model, contender["config"])
-            key = f"{contender['name']} {contender['config']}"
+        def speed(cell: GridCell, repeat: int) -> float:
+            reducible.apply(cell.config)
             if repeat < 0:
                 _seconds(model, inputs, 1)  # fills caches and compiles kernels
-                passes[key] = max(1, math.ceil(_LEAST_SECONDS / _seconds(model, inputs, 1)))
+                passes[cell.title] = max(1, math.ceil(_LEAST_SECONDS / _seconds(model, inputs, 1)))
                 return math.nan
-            return len(inputs) / _seconds(model, inputs, passes[key])
+            return len(inputs) / _seconds(model, inputs, passes[cell.title])
 
-        ordered = [dense, *reduced, again]
-        for contender, speeds in zip(ordered, in_turns("model", ordered, speed, options.repeats), strict=True):
-            contender["images_per_second"] = speeds
-    off = noise(dense["images_per_second"], again["images_per_second"])
-    return {**about, "noise": off, "results": _results(found)}
-
-
-def _results(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what the JSON file holds of each contender; ratios are medians of the ratios within each repeat."""
-    dense = found[0]["images_per_second"]
-    free = {each["config"].budget: each["images_per_second"] for each in found if each["name"] == Slice.name}
+        # The dense model first and last: only so far apart does it meet the noise that the others meet.
+        ordered = [dense, *able, again]
+        timed = in_turns("model", ordered, speed, options.repeats)
+    free = {
+        cell.config: speeds for cell, speeds in zip(ordered, timed, strict=True) if cell.about["name"] == Slice.name
+    }
     results = []
-    for each in found:
-        speeds, config = each["images_per_second"], each["config"]
-        results.append(
-            {
-                **each,
-                "config": None if config is None else config.to_dict(),
-                "median": median(speeds),
-                "min": min(speeds),
-                "max": max(speeds),
-                "to_dense": median_ratio(speeds, dense),
-                "to_free": None if config is None else median_ratio(speeds, free[config.budget]),
-            }
-        )
-    return results
+    for cell, speeds in zip([dense, again, *able], [timed[0], timed[-1], *timed[1:-1]], strict=True):
+        found = {"images_per_second": speeds, "median": median(speeds), "min": min(speeds), "max": max(speeds)}
+        found["to_dense"] = median_ratio(speeds, timed[0])
+        found["to_free"] = None if cell.config is None else median_ratio(speeds, free[_free(cell.config)])
+        results.append({**cell.about, **found})
+    return {**about, "noise": noise(timed[0], timed[-1]), "results": results}
 
 
 def _reductions(options: Options) -> Configs:
@@ -161,62 +149,35 @@ def _reductions(options: Options) -> Configs:
     )
     reductions: dict[ReductionConfig, str] = {}
     for config, name in of_methods.items():
-        budget = {key: value for key, value in config.given().items() if key in BUDGETS}
-        free = ReductionConfig.of(Slice.name, **budget, proportional=False)
-        reductions |= {free: Slice.name, config: name}  # the free one stays where its budget's first was
+        reductions |= {_free(config): Slice.name, config: name}  # the free one stays where its budget's first was
     return reductions
 
 
-def _contenders(model: nn.Module, reductions: Configs) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the dense model twice and every reduction it can take, with token counts; and those it cannot take."""
-    dense, reduced, skipped = [], [], []
-    for config, name in reductions.items():
-        try:
-            apply(model, config)
-        except ValueError as error:
-            if name == Slice.name:
-                raise  # no method could
-            skipped.append({"name": name, "config": config.to_dict(), "reason": str(error)})
-            continue
-        found = report(model)
-        assert found is not None and found.counts is not None
-        reduced.append({"name": name, "config": config, "counts": found.counts, "gflops": found.gflops_after})
-        whole = {"config": None, "counts": [found.n_tokens] * len(found.counts), "gflops": found.gflops_before}
-        dense = [{"name": name, **whole} for name in ("dense", "dense again")]
-    return dense + reduced, skipped
-
-
-def _apply(model: nn.Module, config: ReductionConfig | None) -> None:
-    if config is None:
-        remove(model)
-    else:
-        apply(model, config)
+def _free(config: ReductionConfig) -> ReductionConfig:
+    """Return the free reduction that leaves as many tokens."""
+    budget = {key: value for key, value in config.given().items() if key in BUDGETS}
+    return ReductionConfig.of(Slice.name, **budget, proportional=False)
 
 
 def _seconds(model: nn.Module, inputs: Tensor, passes: int) -> float:
     return seconds_per_pass(lambda: model(inputs), inputs.device, passes)
 
 
-_COLUMNS = [Column(title, left=True) for title in ("budget", "method", "tokens left")]
-_COLUMNS += [Column("GFLOPs", ".2f"), Column("img/s", ".1f"), Column("min", ".1f"), Column("max", ".1f")]
-_COLUMNS += [Column("x dense", ".2f"), Column("of free", ".2f")]
-
-
 def describe(record: Mapping[str, Any]) -> str:
+    forms = {"gflops": ".2f", "median": ".1f", "min": ".1f", "max": ".1f", "to_dense": ".2f", "to_free": ".2f"}
+    columns = [Column(title, left=True) for title in ("budget", "method", "tokens left")]
+    columns += map(Column, ("GFLOPs", "img/s", "min", "max", "x dense", "of free"), forms.values())
+    rows = []
+    for result in record["results"]:
+        tokens = " ".join(str(count) for count, _ in groupby(result["counts"]))
+        rows.append([budget_of(result), result["name"], tokens, *(result[name] for name in forms)])
     skipped = (f"not run: {skip['name']} at {budget_of(skip)}: {skip['reason']}" for skip in record["skipped"])
-    table = Table(_COLUMNS, list(map(_cells, record["results"])))
-    return page(record, _what(record), table, noise_line(record["noise"]), *skipped)
+    return page(record, _what(record), Table(columns, rows), noise_line(record["noise"]), *skipped)
 
 
 def _what(record: Mapping[str, Any]) -> str:
     settings, repeats = record["settings"], len(record["results"][0]["images_per_second"])
     return f"{settings['model']}, batch {settings['batch_size']}, {settings['dtype']}, median of {repeats} repeats"
-
-
-def _cells(result: dict[str, Any]) -> list[Any]:
-    tokens = " ".join(str(count) for count, _ in groupby(result["counts"]))
-    numbers = (result[name] for name in ("gflops", "median", "min", "max", "to_dense", "to_free"))
-    return [budget_of(result), result["name"], tokens, *numbers]
 
 
 def plot(record: dict[str, Any], path: Path) -> None:
