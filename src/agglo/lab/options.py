@@ -64,15 +64,12 @@ def help_texts(settings: type[Any]) -> dict[str, str]:
     return {each.name: text for each in fields(settings) if (text := _metadata(settings, each.name)["help"])}
 
 
-def choices(settings: type[Any]) -> dict[str, tuple[str, ...]]:
-    """Return the accepted words of each setting that is one of a few."""
-    return {name: get_args(hint) for name, hint in get_type_hints(settings).items() if get_origin(hint) is Literal}
-
-
 def require_limits(settings: Any) -> None:
     """Raise ValueError for the first value outside of the limits of its type."""
     for name, hint in _hints(type(settings)).items():
         value = getattr(settings, name)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise ValueError(f"{name}={value!r} is not one of {', '.join(get_args(hint))}")
         for base in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
             if get_origin(base) is Annotated and value is not None:
                 least, most = base.__metadata__[0]
@@ -80,9 +77,6 @@ def require_limits(settings: Any) -> None:
                     raise ValueError(
                         f"{name}={value!r} must be {'in ' if most < math.inf else ''}{_accepted(least, most)}"
                     )
-    for name, words in choices(type(settings)).items():
-        if getattr(settings, name) not in words:
-            raise ValueError(f"{name}={getattr(settings, name)!r} is not one of {', '.join(words)}")
 
 
 def add_options(parser: argparse.ArgumentParser, settings: type[Any]) -> None:
@@ -212,17 +206,9 @@ class ModelOptions:
     def spec(self) -> ModelSpec:
         """Return the model: the embedded classifier, which takes no other option, if none was typed."""
         if self.model is None:
-            for name in (
-                "checkpoint",
-                "pretrained",
-                "image_size",
-                "num_classes",
-                "zero_shot",
-                "class_names",
-                "templates",
-            ):
-                if getattr(self, name, None):
-                    raise ValueError(f"--{name.replace('_', '-')} says nothing without --model")
+            for each in fields(ZeroShotOptions):
+                if getattr(self, each.name, None):
+                    raise ValueError(f"--{each.name.replace('_', '-')} says nothing without --model")
             return EMBEDDED
         size = self.image_size
         if size is not None and len(size) > 2:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 from agglo.config import LastBlock, ReductionConfig
 from agglo.lab.options import (
@@ -19,6 +19,7 @@ from agglo.lab.options import (
     Whole,
     add_options,
     device_or_best,
+    matching,
     option,
     read_options,
     require_plot_name,
@@ -27,6 +28,7 @@ from agglo.methods.base import PLACES
 from agglo.text import parse_options
 from agglo.utils.files import require_output
 
+T = TypeVar("T")
 USAGE_ERROR, INTERRUPTED = 2, 130
 
 
@@ -159,32 +161,22 @@ class GridOptions(ReductionOptions, ExecutionOptions):
         None, "the result by keep rate and speed, as .png, .svg or .pdf", group="output, besides the tables"
     )
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that all grids have; raise a ValueError for files that cannot be written."""
+    def settings(self, kind: type[T], **more: Any) -> T:
+        """Return the settings of a grid, given its own; raise a ValueError for files that cannot be written."""
         if self.plot is not None:
             require_plot_name(self.plot)
         if self.json is not None:
             require_output(self.json)
         if not self.has_budget():
-            self._require_nothing_typed()
-        same = ("data", "images", "batch_size", "workers", "threads", "dtype")
-        return {
-            **{name: getattr(self, name) for name in same},
-            "configs": self.configs(),
-            "dense": not self.no_dense,
-            "device": device_or_best(self.device),
-        }
-
-    def _require_nothing_typed(self) -> None:
-        """Raise a ValueError for options that have no effect without a budget."""
-        if self.no_dense and not self.tuned:
-            raise ValueError(
-                "--no-dense leaves nothing to evaluate without one of --keep-rate, --threshold, --schedule and --tuned"
-            )
-        for name in ("method", "linkage", "features", "blocks", "proportional", "place", "last_block", "method_option"):
-            if getattr(self, name):
-                typed = name.removeprefix("method_").replace("_", "-")
-                raise ValueError(f"--{typed} says nothing without one of --keep-rate, --threshold and --schedule")
+            if self.no_dense and not self.tuned:
+                budgets = "--keep-rate, --threshold, --schedule and --tuned"
+                raise ValueError(f"--no-dense leaves nothing to evaluate without one of {budgets}")
+            for each in fields(ReductionOptions):
+                if each.name not in ("imports", "tuned") and getattr(self, each.name):
+                    typed = each.name.removeprefix("method_").replace("_", "-")
+                    raise ValueError(f"--{typed} says nothing without one of --keep-rate, --threshold and --schedule")
+        own = {"configs": self.configs(), "dense": not self.no_dense, "device": device_or_best(self.device)}
+        return kind(**{**matching(kind, self), **own, **more})
 
     def tell(
         self, report: dict[str, Any], text: Callable[[dict[str, Any]], str], plot: Callable[[dict[str, Any], Path], Any]

@@ -132,9 +132,7 @@ class EvaluateOptions(GridOptions):
 
 
 def run_evaluate(options: EvaluateOptions) -> None:
-    own = ("model", "checkpoint", "dataset", "split", "image_size", "turns", "detections")
-    settings = EvaluationSettings(**{name: getattr(options, name) for name in own}, **options.settings())
-    report = run_grid(Evaluation, settings, options.json)
+    report = run_grid(Evaluation, options.settings(EvaluationSettings), options.json)
     if report["model"]["weights"] == "random":
         print("agglo: weights are random, and so is what was found; give --checkpoint", file=sys.stderr)
     options.tell(report, text, partial(plot, quality=QUALITY))

@@ -81,13 +81,6 @@ class Options(GridOptions, ZeroShotOptions):
 
 
 def run(options: Options) -> None:
-    settings = EvaluationSettings(
-        model=options.trained_spec(),
-        dataset=options.dataset,
-        crop=options.crop_pct,
-        frame=options.frame,
-        cache_gigabytes=options.cache,
-        **options.settings(),
-    )
-    report = evaluate(settings, options.json)
+    own = {"model": options.trained_spec(), "crop": options.crop_pct, "cache_gigabytes": options.cache}
+    report = evaluate(options.settings(EvaluationSettings, **own), options.json)
     options.tell(report, partial(text, quality=QUALITY), partial(plot, quality=QUALITY))

@@ -74,13 +74,9 @@ def run(options: Options) -> None:
     if output.suffix != ".json":
         raise ValueError(f"-o {str(output)!r} must end in .json; a .png and a .txt are written beside it")
     plot = require_plot_name(output.with_suffix(".png"))
-    folder = {
-        **matching(FolderSettings, options),
-        "model": options.trained_spec(),
-        "device": device_or_best(options.device),
-    }
+    own = {"model": options.trained_spec(), "device": device_or_best(options.device)}
     tuned = tune_on_folder(
-        FolderSettings(**folder),
+        FolderSettings(**{**matching(FolderSettings, options), **own}),
         speedup=options.speedup,
         max_drop=options.max_drop,
         gflops=options.gflops,
