@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -74,7 +75,12 @@ def evaluation_transform(inputs: Inputs, *, normalise: bool = True) -> Transform
         crop_mode="squash" if inputs.squash else "center",
         normalize=normalise,
     )
-    return Compose([Mode(inputs), prepare])
+    return Compose([convert(inputs), prepare])
+
+
+def convert(inputs: Inputs) -> Callable[[Any], Any]:
+    """Return the conversion of PIL images to grey or RGB, as the model expects."""
+    return methodcaller("convert", "L" if len(inputs.mean) == 1 else "RGB")
 
 
 @dataclass(frozen=True)
@@ -87,13 +93,3 @@ class Normalise:
     def __call__(self, pixels: Tensor) -> Tensor:
         mean, std = (torch.tensor(values, device=pixels.device).view(-1, 1, 1) for values in (self.mean, self.std))
         return (pixels.float() / 255 - mean) / std
-
-
-class Mode:
-    """Convert a PIL image to grey or RGB, as the model expects."""
-
-    def __init__(self, inputs: Inputs) -> None:
-        self._mode = "L" if len(inputs.mean) == 1 else "RGB"
-
-    def __call__(self, image: Any) -> Any:
-        return image if image.mode == self._mode else image.convert(self._mode)

@@ -31,12 +31,6 @@ def split_name(name: str) -> tuple[Library, str]:
     return TIMM, name
 
 
-def brings_weights(name: str) -> bool:
-    """Return whether a name stands for weights too: a folder, a model on the hub, or one with a tag."""
-    library, rest = split_name(name)
-    return library.brings_weights(rest)
-
-
 def library_of(model: Any) -> Library | None:
     """Return the library whose class a model is or inherits from, or None."""
     packages = {cls.__module__.split(".")[0] for cls in type(unwrapped(model)).__mro__}

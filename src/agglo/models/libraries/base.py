@@ -48,9 +48,11 @@ class ModelSpec:
 
     @property
     def has_random_weights(self) -> bool:
-        from agglo.models.libraries import brings_weights
+        from agglo.models.libraries import split_name
 
-        return self.checkpoint is None and not self.pretrained and (self.from_scratch or not brings_weights(self.name))
+        library, name = split_name(self.name)
+        brings_weights = library.brings_weights(name) and not self.from_scratch
+        return self.checkpoint is None and not self.pretrained and not brings_weights
 
     def classes(self, checkpoint: Checkpoint | None) -> int | None:
         """Return the number of classes that is given, or else the checkpoint's; None is the model's own."""
@@ -83,8 +85,8 @@ class Library(ABC):
         """Build the model of a name without its prefix, with weights; ValueError for what does not fit."""
 
     def brings_weights(self, name: str) -> bool:
-        """Return whether the name stands for weights too."""
-        return False
+        """Return whether the name stands for weights too: a folder, a model on the hub, or one with a tag."""
+        return ":" in name
 
     @abstractmethod
     def inputs(self, model: Any) -> Inputs:
@@ -111,18 +113,6 @@ def remember(model: Any, known: Known) -> Any:
     return model
 
 
-def with_own_head(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state dict with the model's own head and final norm where it lacks them or has others.
-
-    MAE's encoder has none, another number of classes another shape, another pooling another name.
-    """
-    own = model.state_dict()
-    ends = {name for name in (*own, *state) if name.startswith(ENDS)}
-    differs = {name for name in ends if name not in own or name not in state or own[name].shape != state[name].shape}
-    kept = {name: value for name, value in state.items() if name not in differs}
-    return {**kept, **{name: own[name] for name in differs if name in own}}
-
-
 def with_prompts(
     model: nn.Module, tokenizer: Any, spec: ModelSpec, state: Mapping[str, Tensor] | None, inputs: Inputs
 ) -> nn.Module:
@@ -142,8 +132,18 @@ def refuse_options(options: Mapping[str, Any], owner: str) -> None:
 
 
 def load(model: nn.Module, state: Mapping[str, Tensor], spec: ModelSpec) -> None:
-    """Load the weights of a spec's file, which must fit exactly except for a new head."""
-    load_exactly(model, with_own_head(model, state) if spec.new_head else state, str(spec.checkpoint))
+    """Load the weights of a spec's file, which must fit exactly except for a new head.
+
+    With one, the model's own head and final norm stay where the file lacks them or has others: MAE's encoder has none,
+    another number of classes another shape, another pooling another name.
+    """
+    if spec.new_head:
+        own = model.state_dict()
+        ends = {name: value for name, value in own.items() if name.startswith(ENDS)}
+        fitting = {name for name, value in ends.items() if name in state and state[name].shape == value.shape}
+        body = {name: value for name, value in state.items() if name in fitting or not name.startswith(ENDS)}
+        state = {**ends, **body}
+    load_exactly(model, state, str(spec.checkpoint))
 
 
 def require_size(spec: ModelSpec, inputs: Inputs) -> None:
@@ -155,13 +155,8 @@ def require_size(spec: ModelSpec, inputs: Inputs) -> None:
 
 def head_name(model: nn.Module) -> str | None:
     """Return the name of the linear head; None if there is none under a usual name."""
-    for name in HEADS:
-        try:
-            if isinstance(model.get_submodule(name), nn.Linear):
-                return name
-        except AttributeError:
-            continue
-    return None
+    modules = dict(model.named_modules())
+    return next((name for name in HEADS if isinstance(modules.get(name), nn.Linear)), None)
 
 
 def class_count(model: Any) -> int:

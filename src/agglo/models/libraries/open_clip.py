@@ -54,9 +54,6 @@ class OpenClip(Library):
             load_exactly(model.visual, tower, str(spec.checkpoint))
         return remember(model.visual, Known(inputs))
 
-    def brings_weights(self, name: str) -> bool:
-        return ":" in name
-
     def inputs(self, model: Any) -> Inputs:
         visual = getattr(model, "visual", model)
         config = getattr(visual, "preprocess_cfg", None)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from agglo.checks import choice
 from agglo.embedded import FASHION_CLASSES
@@ -29,7 +28,12 @@ class Timm(Library):
             others = "; hf-hub:NAME and local-dir:PATH; of other libraries torchvision:NAME, open_clip:NAME and hf:PATH"
             choice("timm's model", name, timm.list_models(), also=others)
         state = None if checkpoint is None else checkpoint.model
-        options = {} if state is None or spec.new_head else _options_of(state)
+        options: dict[str, Any] = {}
+        if state is not None and not spec.new_head:
+            if "head.weight" in state and state["head.weight"].ndim == 2:
+                options["num_classes"] = len(state["head.weight"])
+            if "fc_norm.weight" in state and "norm.weight" not in state:
+                options["global_pool"] = "avg"  # patches are averaged
         if spec.num_classes is not None:
             options["num_classes"] = spec.num_classes
         options.update(spec.options)
@@ -39,9 +43,6 @@ class Timm(Library):
         if spec.image_size is not None:
             _resize(model, spec.image_size)
         return model
-
-    def brings_weights(self, name: str) -> bool:
-        return name.startswith(OWN_SPELLINGS)
 
     def inputs(self, model: Any) -> Inputs:
         from timm.data import resolve_data_config
@@ -74,16 +75,6 @@ class Timm(Library):
 
     def num_pretrained_classes(self, model: Any) -> int | None:
         return int(model.pretrained_cfg["num_classes"])
-
-
-def _options_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the options of a vision transformer with these weights: classes, and whether patches are averaged."""
-    options: dict[str, Any] = {}
-    if "head.weight" in state and state["head.weight"].ndim == 2:
-        options["num_classes"] = len(state["head.weight"])
-    if "fc_norm.weight" in state and "norm.weight" not in state:
-        options["global_pool"] = "avg"
-    return options
 
 
 def _resize(model: Any, image_size: tuple[int, int]) -> None:

@@ -36,41 +36,24 @@ class Torchvision(Library):
         choice("torchvision's classifier", name, models.list_models(module=models))
         published = models.get_model_weights(name)
         weights = published[choice(f"{name}: weights", tag, published.__members__)] if tag else published.DEFAULT
-        inputs = _inputs_of(weights)
+        preset = weights.transforms()
+        side, resized = preset.crop_size[0], preset.resize_size[0]
+        how = preset.interpolation.value
+        inputs = Inputs((side, side), tuple(preset.mean), tuple(preset.std), how, crop_of(side, resized))
         require_size(spec, inputs)
-        model = _built(name, weights, spec, checkpoint)
+        options: dict[str, Any] = {"weights": weights if spec.takes_own_weights else None}
+        if not spec.takes_own_weights and name.startswith("vit_"):
+            options["image_size"] = side
+        if not spec.takes_own_weights and (classes := spec.classes(checkpoint)) is not None:
+            options["num_classes"] = classes
+        model: nn.Module = models.get_model(name, **options)
+        if checkpoint is not None:
+            load(model, checkpoint.model, spec)
+        if spec.num_classes is not None and spec.num_classes != class_count(model):
+            set_classes(model, spec.num_classes)
         categories = tuple(weights.meta["categories"])
         return remember(model, Known(inputs, categories, len(categories) if spec.takes_own_weights else None))
-
-    def brings_weights(self, name: str) -> bool:
-        return ":" in name
 
     def inputs(self, model: Any) -> Inputs:
         side = int(getattr(model, "image_size", 224))  # an object does not say which weights it has
         return Inputs((side, side), _MEAN, _STD, "bilinear")
-
-
-def _built(name: str, weights: Any, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
-    from torchvision import models
-
-    if spec.takes_own_weights:
-        model: nn.Module = models.get_model(name, weights=weights)
-    else:
-        options = {"image_size": _inputs_of(weights).image_size[0]} if name.startswith("vit_") else {}
-        if (classes := spec.classes(checkpoint)) is not None:
-            options["num_classes"] = classes
-        model = models.get_model(name, weights=None, **options)
-    if checkpoint is not None:
-        load(model, checkpoint.model, spec)
-    if spec.num_classes is not None and spec.num_classes != class_count(model):
-        set_classes(model, spec.num_classes)
-    return model
-
-
-def _inputs_of(weights: Any) -> Inputs:
-    """Return what the transform of the weights does."""
-    preset = weights.transforms()
-    side, resized = preset.crop_size[0], preset.resize_size[0]
-    return Inputs(
-        (side, side), tuple(preset.mean), tuple(preset.std), preset.interpolation.value, crop_of(side, resized)
-    )

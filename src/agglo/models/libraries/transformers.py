@@ -66,10 +66,6 @@ class Transformers(Library):
         side = int(size if isinstance(size, int) else size[0])
         return Inputs((side, side), (0.5,) * 3, (0.5,) * 3, "bilinear", crop=1.0, squash=True)
 
-    def class_names(self, model: Any) -> list[str] | None:
-        names = _label_names(model.config)
-        return None if names is None else list(names)
-
 
 def _read(part: str, kind: Any, path: str) -> Any:
     """Return a part of a folder or of a model on the hub; ValueError if there is none."""
@@ -110,8 +106,7 @@ def _with_weights(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoin
             state = {key.removeprefix(_TOWER): value for key, value in of_tower.items()}
     if state is not None:
         load(model, state, spec)
-    found: nn.Module = model
-    return found
+    return model  # type: ignore[no-any-return]
 
 
 def _published(kind: Any, name: str, config: Any, spec: ModelSpec) -> Any:

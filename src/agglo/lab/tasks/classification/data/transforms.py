@@ -10,7 +10,7 @@ from torch import nn
 
 from agglo.checks import choice
 from agglo.lab.tasks.classification.data import Augmentation, dataset_named
-from agglo.models.inputs import Inputs, Mode, Normalise, Transform, evaluation_transform
+from agglo.models.inputs import Inputs, Normalise, Transform, convert, evaluation_transform
 from agglo.models.libraries import TIMM, library_of, own_inputs
 
 __all__ = ["FRAMES", "STUDY", "Inputs", "Normalise", "evaluation_transform", "inputs_for", "train_transform"]
@@ -73,7 +73,7 @@ def train_transform(inputs: Inputs, augmentation: Augmentation) -> Transform:
             whole.append(transforms.RandomCrop(inputs.image_size, padding=augmentation.shift))
         frame.transforms[:1] = whole
     cutout = [Cutout()] if augmentation.cutout else []
-    steps = [Mode(inputs), *frame.transforms, *cutout, *colours.transforms, *final.transforms]
+    steps = [convert(inputs), *frame.transforms, *cutout, *colours.transforms, *final.transforms]
     transform: Transform = transforms.Compose(steps)
     return transform
 
