@@ -35,11 +35,9 @@ from agglo.hosts.common.swap import (
     uninstall,
 )
 from agglo.hosts.registry import applied_modules, applied_towers, find_tower
-from agglo.hosts.vlm import applying as vlm
-from agglo.hosts.vlm.applying import image_tokens
 from agglo.hosts.vlm.families import find_vlm
-from agglo.hosts.vlm.processors import AdaptedProcessor, adapt_processor, restored
-from agglo.hosts.vlm.reduction import VLMReduction, reduced_vlms, vlm_reduction_of
+from agglo.hosts.vlm.processors import AdaptedProcessor, adapt_processor, image_tokens, restored
+from agglo.hosts.vlm.reduction import VLMReduction, late_reduction, reduced_vlms, tower_reduction, vlm_reduction_of
 from agglo.methods import Method, ModelShape
 from agglo.methods.base import Varies, square
 from agglo.plan import Plan
@@ -114,7 +112,7 @@ def apply(
     if tower is not None:
         raise ValueError(f"tower={tower!r} has no effect: output={config.output!r} lets the tower run whole")
     module, family = find_vlm(whole, config.output)
-    reduction = vlm.late_reduction(module, family, config, chosen)
+    reduction = late_reduction(module, family, config, chosen)
     with CHANGING:
         require_no_override(module, family.mixin)
         for former in applied_modules(whole):
@@ -175,7 +173,7 @@ def _apply_to_tower(
     shape = _shape_of(plan, method, layout)  # an impossible request raises here, before anything changes
     further: list[tuple[nn.Module, type[ReducedModule], Setting]] = []
     if found_vlm is not None:
-        plan, reduction = vlm.tower_reduction(*found_vlm, layout, plan, config, method, host)
+        plan, reduction = tower_reduction(*found_vlm, layout, plan, config, method, host)
         further.append((found_vlm[0], found_vlm[1].mixin, reduction))
     if method.reads_grid and (grid_forwarding := host.grid_forwarding(module)) is not None:
         further.append((module, *grid_forwarding))

@@ -1,4 +1,4 @@
-"""Processors that write as many placeholders as a reduced model gives tokens."""
+"""Prompts of a reduced vision-language model: how many tokens an image takes, and processors that write as many."""
 
 from __future__ import annotations
 
@@ -8,10 +8,39 @@ from typing import Any
 
 from torch import nn
 
+from agglo.checks import number
 from agglo.hosts.common.swap import ReducedModule, reduced_class
 from agglo.hosts.vlm.families import FAMILIES, Family, find_vlm
-from agglo.hosts.vlm.reduction import VLMReduction, vlm_reduction_of
+from agglo.hosts.vlm.reduction import VLMReduction, reduced_vlms, vlm_reduction_of
 from agglo.methods import Grid
+
+
+def image_tokens(model: nn.Module, dense: int | None = None) -> int:
+    """Return how many tokens an image takes in the prompt of a reduced vision-language model.
+
+    Args:
+        model: The reduced model. Where it cuts an image into tiles, the number is that of one tile.
+        dense: How many it takes without reduction, for models whose images differ in size (Qwen-VL).
+
+    >>> from transformers import LlavaConfig, LlavaForConditionalGeneration
+    >>> small = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> vision = {"model_type": "clip_vision_model", "image_size": 64, "patch_size": 8, **small}
+    >>> config = LlavaConfig(vision_config=vision, text_config={"model_type": "llama", "vocab_size": 99, **small})
+    >>> model = LlavaForConditionalGeneration(config)
+    >>> model = agglo.apply(model, keep_rate=0.25, output="merged_late")
+    >>> agglo.image_tokens(model)  # of 64
+    16
+    """
+    found = reduced_vlms(model)
+    if not found:
+        raise ValueError(f"{type(model).__name__} is not reduced: call agglo.apply(model, ..., output='merged') first")
+    reduction = vlm_reduction_of(found[0])
+    assert reduction is not None
+    if dense is not None:
+        dense = number("dense", dense, whole=True, minimum=1)
+    if None not in (dense, reduction.dense) and dense != reduction.dense:
+        raise ValueError(f"dense={dense!r}: every image of this model takes {reduction.dense} tokens without reduction")
+    return reduction.count(dense)
 
 
 class AdaptedProcessor(ReducedModule):

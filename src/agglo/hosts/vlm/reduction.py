@@ -1,23 +1,28 @@
-"""The overrides of a vision-language model that is given fewer tokens, and how many tokens an image then takes."""
+"""What `agglo.apply` puts into a vision-language model that is given fewer tokens, and the overrides that do it."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.config import ReductionConfig
-from agglo.hosts.common.swap import ReducedModule, Setting, begins_pass, original_class
+from agglo.hosts.common.base import Host, Layout
+from agglo.hosts.common.swap import ReducedModule, Setting, UnsupportedModelError, begins_pass, original_class
 from agglo.methods import Grid, Method, View
 from agglo.methods.base import square
+from agglo.methods.baselines import Pooling
 from agglo.plan import Plan
 from agglo.tracing import Step, traces_of
+
+if TYPE_CHECKING:
+    from agglo.hosts.vlm.families import Family
 
 
 class SmallerImages(NamedTuple):
@@ -99,6 +104,70 @@ def vlm_reduction_of(module: nn.Module) -> VLMReduction | None:
 def reduced_vlms(model: nn.Module) -> list[nn.Module]:
     """Return the modules of a model that are given fewer tokens now."""
     return [module for module in model.modules() if vlm_reduction_of(module) is not None]
+
+
+def late_reduction(model: nn.Module, family: Family, config: ReductionConfig, method: Method) -> VLMReduction:
+    """Return the reduction of a model whose tower runs whole.
+
+    The connector's outputs are merged once, or the image is made smaller.
+    """
+    rate = config.keep_rate
+    schedule = config.schedule if rate is None else method.schedule(rate, None)
+    plan = Plan(schedule, config.threshold, proportional=False)
+    _require_known_count(method, plan)
+    shrink = family.shrink(model) if config.output == "smaller_image" else None
+    by, each = _at_connector(method) if shrink is None else Pooling(), family.side(model) ** 2
+    return VLMReduction(config, family.dense(model), plan, 1, None, by, None, each, shrink)
+
+
+def tower_reduction(
+    model: nn.Module, family: Family, layout: Layout, plan: Plan, config: ReductionConfig, method: Method, host: Host
+) -> tuple[Plan, VLMReduction]:
+    """Return the plan of the tower, and the reduction of a model whose tower runs reduced.
+
+    The tower's groups pass a pointwise connector; the outputs of others are merged to the same fraction.
+    """
+    _require_known_count(method, plan)
+    dense = family.dense(model)
+    if not family.pointwise:
+        by, each = _at_connector(method), family.side(model) ** 2
+        return plan, VLMReduction(config, dense, plan, layout.depth, None, by, method, each)
+    if not host.may_stay_merged:
+        raise UnsupportedModelError(
+            f"the tower of this {type(model).__name__}, none of transformers' own, cannot hand on merged tokens: use "
+            "output='merged_late'"
+        )
+    plan = replace(plan, merged=True, read_blocks=family.read_blocks(model, layout.depth))
+    left = plan.counts(method, layout.patches, layout.depth, layout.grid)[max(plan.read_blocks)]
+    handed_on = layout.prefix + left - family.left_out(model)
+    return plan, VLMReduction(config, dense, plan, layout.depth, handed_on)
+
+
+def _at_connector(method: Method) -> Method:
+    """Return the method as it merges the connector's outputs: by the tokens themselves, since there are no keys.
+
+    Raises:
+        ValueError: The method cannot.
+    """
+    if isinstance(method, nn.Module):
+        raise ValueError(f"{method.name} learns for the tower's tokens, and this model merges the connector's")
+    if method.needs_class_attention or method.needs_attention_received:
+        raise ValueError(f"{method.name} needs attention weights, and there are none after the connector")
+    if method.kind not in ("merges hard", "prunes"):
+        raise ValueError(f"{method.name} {method.kind}; the connector's outputs can be merged hard or pruned")
+    options = method.options()
+    return type(method)(**{**options, "features": "tokens"} if "features" in options else options)
+
+
+def _require_known_count(method: Method, plan: Plan) -> None:
+    """Raise ValueError unless every image keeps the same number of tokens, known before it is seen."""
+    if plan.schedule is None:
+        raise ValueError(
+            f"threshold={plan.threshold!r} leaves another number of tokens of every image, and a prompt needs to know "
+            "it: give keep_rate or schedule"
+        )
+    if method.varies != "no" or method.tokens_return != "never":
+        raise ValueError(f"{method.name} leaves a number of tokens that is not known beforehand, and a prompt needs it")
 
 
 class MergedImage(NamedTuple):
