@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from agglo.lab.tasks.detection.model.heads import Assignment, HeadSettings, Objects, RoIHeads, level_of, paste
+from agglo.lab.tasks.detection.model.heads import Assignment, HeadSettings, RoIHeads, level_of, paste
 from tests.lab.tasks.detection.model.references import difference, moved, roi_align, suppress
 
 STRIDES = (4, 8, 16, 32)
@@ -66,34 +66,37 @@ def test_losses_are_those_of_mmdetection() -> None:
     for mask, (x1, y1, x2, y2) in zip(masks, objects.int().tolist(), strict=True):
         mask[y1 : (y1 + y2) // 2 + 1, x1:x2] = 1
     targets = [
-        Objects(objects[:3], torch.tensor([0, 2, 1]), masks[:3]),
-        Objects(objects[3:], torch.tensor([2]), masks[3:]),
-        Objects(objects[:0], torch.zeros(0, dtype=torch.int64), masks[:0]),
+        {"boxes": objects[part], "labels": labels, "masks": masks[part]}
+        for part, labels in (
+            (slice(3), torch.tensor([0, 2, 1])),
+            (slice(3, 4), torch.tensor([2])),
+            (slice(0), torch.zeros(0, dtype=torch.int64)),
+        )
     ]
-    near = [target.boxes + 0.4 * torch.randn(len(target.boxes), 4) for target in targets]
+    near = [target["boxes"] + 0.4 * torch.randn(len(target["boxes"]), 4) for target in targets]
     proposals = [torch.cat([near[i], some_boxes(8, 10 + i)]) for i in range(3)]
     found = module.losses(maps, proposals, targets)
 
     cls = l1 = mask_loss = 0.0
     seen = positives = 0
     for i, target in enumerate(targets):
-        candidates = torch.cat([target.boxes, proposals[i]])
+        candidates = torch.cat([target["boxes"], proposals[i]])
         logits, changes = module.box(module.pool([m[i : i + 1] for m in maps], [candidates], 7))
         squares = module.mask(module.pool([m[i : i + 1] for m in maps], [candidates], 14))
-        table = box_iou(candidates, target.boxes)
+        table = box_iou(candidates, target["boxes"])
         for c, box in enumerate(candidates):
             # All thresholds are one half and no two objects overlap that much: the best one decides.
-            best = int(table[c].argmax()) if len(target.boxes) and table[c].max() >= 0.5 else None
-            label = 3 if best is None else int(target.labels[best])
+            best = int(table[c].argmax()) if len(target["boxes"]) and table[c].max() >= 0.5 else None
+            label = 3 if best is None else int(target["labels"][best])
             cls -= float(logits[c].log_softmax(0)[label])
             seen += 1
             if best is None:
                 continue
             positives += 1
-            wanted = difference(target.boxes[best].tolist(), box.tolist(), (0.1, 0.1, 0.2, 0.2))
+            wanted = difference(target["boxes"][best].tolist(), box.tolist(), (0.1, 0.1, 0.2, 0.2))
             l1 += float((changes[c, label] - torch.tensor(wanted)).abs().sum())
             inside = box.clamp(min=0).minimum(torch.tensor([96.0, 64, 96, 64])).tolist()
-            share = roi_align(target.masks[best][None].float(), inside, 28, 1)[0]
+            share = roi_align(target["masks"][best][None].float(), inside, 28, 1)[0]
             mask_loss += float(F.binary_cross_entropy_with_logits(squares[c, label], (share >= 0.5).float()))
     assert 8 <= positives < seen
     assert float(found["loss_cls"]) == pytest.approx(cls / seen, rel=1e-4)

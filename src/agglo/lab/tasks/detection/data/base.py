@@ -82,19 +82,11 @@ def collate(batch: Sequence[tuple[Any, Target]]) -> tuple[list[Any], list[Target
     return list(images), list(targets)
 
 
-def to_rle(segmentation: Any, height: int, width: int) -> dict[str, Any]:
-    """Return polygons, which are united, or a run-length encoding (RLE), packed or not, as one packed RLE."""
-    if isinstance(segmentation, list):
-        return dict(rle.merge(rle.frPyObjects(segmentation, height, width)))
-    packed = not isinstance(segmentation["counts"], list)
-    return dict(segmentation if packed else rle.frPyObjects(segmentation, height, width))
-
-
 def decode(segmentations: Sequence[Any], height: int, width: int) -> Mask:
-    """Return masks (n, height, width) of 0 and 1."""
+    """Return masks (n, height, width) of 0 and 1, of polygons, which are united, or of RLEs, packed or not."""
     if not segmentations:
         return np.zeros((0, height, width), np.uint8)
-    stacked = rle.decode([to_rle(one, height, width) for one in segmentations])
+    stacked = rle.decode([rle.segmToRle(one, width, height) for one in segmentations])
     return np.ascontiguousarray(np.moveaxis(stacked, -1, 0))
 
 
@@ -108,5 +100,5 @@ def encode(masks: NDArray[Any]) -> list[dict[str, Any]]:
 
 def box_and_area(segmentation: Any, height: int, width: int) -> dict[str, Any]:
     """Return the box (x, y, width, height) around a segmentation, and its number of pixels, by COCO's names."""
-    packed = to_rle(segmentation, height, width)
+    packed = rle.segmToRle(segmentation, width, height)
     return {"bbox": [float(value) for value in rle.toBbox(packed)], "area": float(rle.area(packed))}

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,29 +105,25 @@ def _read(path: Path, folder: Path) -> tuple[list[Entry], list[Entry], list[Entr
         missing = [entry["file_name"] for entry in images.values() if not (folder / entry["file_name"]).is_file()]
         problems = [f"{str(folder / name)!r} is missing" for name in missing]
         for entry in content["annotations"]:
-            if entry["image_id"] not in images or entry["category_id"] not in names:
-                problem: str | None = f"of category {entry['category_id']}: the file must list both"
-            else:
-                problem = _problem(entry, images[entry["image_id"]])
-            if problem:
+            if problem := _problem(entry, images, names):
                 problems.append(f"annotation {entry['id']} of image {entry['image_id']} {problem}")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{str(path)!r} is no COCO instances file: {type(error).__name__} {error}") from error
     if problems:
         raise ValueError(f"{str(path)!r}: {listed(problems)}")
-    annotations = []
     for entry in content["annotations"]:
-        entry = {**entry, "iscrowd": int(bool(entry.get("iscrowd", 0)))}
+        entry["iscrowd"] = int(bool(entry.get("iscrowd")))
         if "bbox" not in entry or "area" not in entry:
             image = images[entry["image_id"]]
-            entry = box_and_area(entry["segmentation"], image["height"], image["width"]) | entry
-        annotations.append(entry)
-    return categories, list(images.values()), annotations
+            entry.update(box_and_area(entry["segmentation"], image["height"], image["width"]) | entry)
+    return categories, list(images.values()), content["annotations"]
 
 
-def _problem(entry: Entry, image: Entry) -> str | None:
-    """Return what is wrong with the box or the mask of an annotation; None if nothing is."""
-    box: Any = entry.get("bbox", [0.0] * 4)
+def _problem(entry: Entry, images: Mapping[int, Entry], categories: Container[int]) -> str | None:
+    """Return what is wrong with an annotation; None if nothing is."""
+    if entry["image_id"] not in images or entry["category_id"] not in categories:
+        return f"of category {entry['category_id']}: the file must list both"
+    image, box = images[entry["image_id"]], entry.get("bbox", [0.0] * 4)
     segmentation: Any = entry.get("segmentation")
     if len(box) != 4 or not all(map(math.isfinite, box)):
         return f"has the box {box}; accepted: x, y, width, height"

@@ -116,7 +116,7 @@ class Scenes(DetectionData):
         image = Image.fromarray(scene.pixels).convert("RGB")
         if not self.annotated:
             return image, {"image_id": self.image_ids[index], "original_size": size}
-        boxes = [(x.start, y.start, x.stop, y.stop) for y, x in map(_around, scene.masks)]
+        boxes: Any = [Image.fromarray(mask).getbbox() for mask in scene.masks]
         return image, target_of(boxes, scene.labels, scene.masks, self.image_ids[index], size)
 
     @cached_property
@@ -140,12 +140,6 @@ class Scenes(DetectionData):
         return found.hexdigest()[:16]
 
 
-def _around(mask: NDArray[Any]) -> tuple[slice, slice]:
-    """Return the rows and columns that a mask spans."""
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
-
-
 def _resized(garment: NDArray[np.uint8], side: int) -> tuple[Grey, Inside]:
     """Resize a garment without the black around it; returns its pixels, and which of them are cloth."""
     padded = Image.fromarray(np.pad(garment, _PAD))
@@ -162,9 +156,8 @@ def _resized(garment: NDArray[np.uint8], side: int) -> tuple[Grey, Inside]:
         for values in (share, grey * share)
     )
     inside = weight >= 0.5
-    if not inside.any():
-        return weight, inside
-    tight = _around(inside)
+    left, top, right, bottom = Image.fromarray(inside).getbbox() or (0, 0, side, side)
+    tight = slice(top, bottom), slice(left, right)
     return (weighted / np.maximum(weight, 0.5))[tight], inside[tight]
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models.detection.transform import resize_boxes
 from torchvision.ops import batched_nms, box_convert, box_iou, clip_boxes_to_image, roi_align
 
 from agglo.checks import choice
@@ -125,20 +126,6 @@ def level_anchors(
     return (torch.stack([x, y, x, y], dim=-1)[:, :, None] + around_zero).flatten(0, 2)
 
 
-def anchors_inside(anchors: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return which anchors (n,) bool are centred inside an image of size (height, width)."""
-    x, y = box_convert(anchors, "xyxy", "cxcywh")[:, :2].round().unbind(1)  # centres lie on whole pixels
-    return (x < size[1]) & (y < size[0])
-
-
-class Sample(NamedTuple):
-    """Indices of the candidates of one image that a loss sees, and the object of each positive one."""
-
-    positive: Tensor
-    negative: Tensor
-    objects: Tensor
-
-
 def match(candidates: Tensor, objects: Tensor, rules: Assignment) -> Tensor:
     """Return the object (n,) among (m, 4) that each candidate box (n, 4) stands for, or BACKGROUND, or NEITHER.
 
@@ -156,11 +143,11 @@ def match(candidates: Tensor, objects: Tensor, rules: Assignment) -> Tensor:
     return torch.where(claimed_by >= 0, claimed_by, matched)
 
 
-def sample(matched: Tensor, rules: Assignment) -> Sample:
-    """Draw from matched candidates (n,) positives up to their share, and negatives for the rest."""
+def sample(matched: Tensor, rules: Assignment) -> tuple[Tensor, Tensor]:
+    """Draw from matched candidates (n,) indices of positives up to their share, and of negatives for the rest."""
     positive = _draw((matched >= 0).nonzero()[:, 0], int(rules.samples * rules.positive_share))
     negative = _draw((matched == BACKGROUND).nonzero()[:, 0], rules.samples - len(positive))
-    return Sample(positive, negative, matched[positive])
+    return positive, negative
 
 
 def _draw(indices: Tensor, at_most: int) -> Tensor:
@@ -214,15 +201,16 @@ class RPN(nn.Module):
         logits, deltas = (torch.cat(parts, dim=1) for parts in zip(*(level[1:] for level in levels), strict=True))
         entropy, distance, count = logits.new_zeros(()), logits.new_zeros(()), 0
         with full_precision(anchors.device):
+            x, y = box_convert(anchors, "xyxy", "cxcywh")[:, :2].round().unbind(1)  # centres lie on whole pixels
             for i, boxes in enumerate(objects):
-                inside = anchors_inside(anchors, padded[i])
+                inside = (x < padded[i][1]) & (y < padded[i][0])
                 matched = torch.full((len(anchors),), NEITHER, device=anchors.device)
                 matched[inside] = match(anchors[inside], boxes, rules)
-                positive, negative, stands_for = sample(matched, rules)
+                positive, negative = sample(matched, rules)
                 seen = torch.cat([positive, negative])
                 is_object = (matched[seen] >= 0).float()
                 entropy = entropy + F.binary_cross_entropy_with_logits(logits[i, seen], is_object, reduction="sum")
-                wanted = encode(boxes[stands_for], anchors[positive])
+                wanted = encode(boxes[matched[positive]], anchors[positive])
                 distance = distance + F.l1_loss(deltas[i, positive], wanted, reduction="sum")
                 # MMDetection counts at least one of each kind per image.
                 count += max(len(positive), 1) + max(len(negative), 1)
@@ -248,14 +236,6 @@ class RPN(nn.Module):
             with full_precision(box.device):
                 found.append(box[batched_nms(box, score, number_of, settings.iou)[: settings.kept]])
         return found
-
-
-class Objects(NamedTuple):
-    """The objects of one image: boxes (n, 4) float32, labels (n,) int64, masks (n, h, w) of 0 and 1."""
-
-    boxes: Tensor
-    labels: Tensor
-    masks: Tensor
 
 
 def level_of(boxes: Tensor, finest_scale: float, levels: int) -> Tensor:
@@ -332,24 +312,28 @@ class RoIHeads(nn.Module):
         return pooled.to(pyramid[0].dtype)
 
     def losses(
-        self, pyramid: Sequence[Tensor], proposals: Sequence[Tensor], targets: Sequence[Objects]
+        self, pyramid: Sequence[Tensor], proposals: Sequence[Tensor], targets: Sequence[Mapping[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """Return cross entropy of classes and masks, and L1 of boxes, over sampled proposals (n, 4) of each image."""
+        """Return cross entropy of classes and masks, and L1 of boxes, over sampled proposals (n, 4) of each image.
+
+        targets: Boxes (m, 4) float32, labels (m,) int64 and masks (m, h, w) of 0 and 1 of each image.
+        """
         rules, deviations, side = self.settings.box_assignment, self.settings.box_deviations, self.settings.mask_pool
         seen, positives, labels, wanted, wanted_masks = ([] for _ in range(5))
         with full_precision(pyramid[0].device):
             for boxes, target in zip(proposals, targets, strict=True):
                 # Each object is a candidate of its own: there is something to learn before proposals are any good.
-                own = torch.arange(len(target.boxes), device=boxes.device)
-                matched = torch.cat([own, match(boxes, target.boxes, rules)])
-                boxes = torch.cat([target.boxes, boxes])
-                positive, negative, objects = sample(matched, rules)
+                own = torch.arange(len(target["boxes"]), device=boxes.device)
+                matched = torch.cat([own, match(boxes, target["boxes"], rules)])
+                boxes = torch.cat([target["boxes"], boxes])
+                positive, negative = sample(matched, rules)
+                objects = matched[positive]
                 background = torch.full_like(negative, self.n_classes)
                 seen.append(torch.cat([boxes[positive], boxes[negative]]))
                 positives.append(boxes[positive])
-                labels.append(torch.cat([target.labels[objects], background]))
-                wanted.append(encode(target.boxes[objects], boxes[positive], deviations))
-                wanted_masks.append(targets_in_boxes(target.masks, objects, boxes[positive], 2 * side))
+                labels.append(torch.cat([target["labels"][objects], background]))
+                wanted.append(encode(target["boxes"][objects], boxes[positive], deviations))
+                wanted_masks.append(targets_in_boxes(target["masks"], objects, boxes[positive], 2 * side))
         logits, deltas = self.box(self.pool(pyramid, seen, self.settings.box_pool))
         masks = self.mask(self.pool(pyramid, positives, side))
         with full_precision(logits.device):
@@ -377,16 +361,12 @@ class RoIHeads(nn.Module):
         with full_precision(logits.device):
             parts = zip(logits.split(counts), deltas.split(counts), proposals, sizes, original, strict=True)
             found = [self._best(*part) for part in parts]
-        read = [boxes * _scales(boxes, old, new) for (boxes, *_), old, new in zip(found, original, sizes, strict=True)]
+        read = [resize_boxes(boxes, old, new) for (boxes, *_), old, new in zip(found, original, sizes, strict=True)]
         squares = self.mask(self.pool(pyramid, read, self.settings.mask_pool)).sigmoid().split(list(map(len, read)))
         results = []
         for (boxes, scores, labels), square, size in zip(found, squares, original, strict=True):
-            masks = paste(
-                square[torch.arange(len(labels), device=labels.device), labels],
-                boxes,
-                size,
-                self.settings.mask_threshold,
-            )
+            of_class = square[torch.arange(len(labels), device=labels.device), labels]
+            masks = paste(of_class, boxes, size, self.settings.mask_threshold)
             results.append({"boxes": boxes, "scores": scores, "labels": labels, "masks": masks})
         return results
 
@@ -394,17 +374,10 @@ class RoIHeads(nn.Module):
         """Return boxes (k, 4), scores (k,) and labels (k,) of one image; suppression is per class, after scaling."""
         scores = logits.softmax(dim=1)[:, : self.n_classes]
         boxes = decode(deltas, proposals[:, None], size, self.settings.box_deviations)
-        boxes = boxes * _scales(boxes, size, original)
         box, label = (scores > self.settings.score_threshold).nonzero(as_tuple=True)
-        boxes, scores = boxes[box, label], scores[box, label]
+        boxes, scores = resize_boxes(boxes[box, label], size, original), scores[box, label]
         best = batched_nms(boxes, scores, label, self.settings.suppression_iou)[: self.settings.detections]
         return boxes[best], scores[best], label[best]
-
-
-def _scales(like: Tensor, old: Size, new: Size) -> Tensor:
-    """Return what the coordinates of a box are multiplied by (4,) from one image size to another."""
-    y, x = new[0] / old[0], new[1] / old[1]
-    return like.new_tensor([x, y, x, y])
 
 
 def targets_in_boxes(masks: Tensor, objects: Tensor, boxes: Tensor, side: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from agglo.lab.tasks.detection.model.heads import RPN, HeadSettings, Objects, RoIHeads, Size
+from agglo.lab.tasks.detection.model.heads import RPN, HeadSettings, RoIHeads, Size
 
 
 class FPN(nn.Module):
@@ -85,20 +85,20 @@ class Detector(nn.Module):
             proposals = self.rpn.proposals(levels, sizes, self.settings.test_proposals)
             return self.roi.detect(pyramid, proposals, sizes, original_sizes or sizes)
         objects = checked(targets, images, self.n_classes)
-        losses = self.rpn.losses(levels, padded, [target.boxes for target in objects])
+        losses = self.rpn.losses(levels, padded, [target["boxes"] for target in objects])
         proposals = self.rpn.proposals(levels, sizes, self.settings.training_proposals)
         return losses | self.roi.losses(pyramid, proposals, objects)
 
 
-def checked(targets: Sequence[Mapping[str, Any]], images: Sequence[Tensor], n_classes: int) -> list[Objects]:
+def checked(targets: Sequence[Mapping[str, Any]], images: Sequence[Tensor], n_classes: int) -> list[Any]:
     """Return the targets of images (3, h, w) on their device; ValueError names the first wrong one."""
     found = []
     for i, (target, image) in enumerate(zip(targets, images, strict=True)):
-        boxes, labels, masks = (target[name].to(image.device) for name in Objects._fields)
+        boxes, labels, masks = (target[name].to(image.device) for name in ("boxes", "labels", "masks"))
         n, size = len(boxes), tuple(image.shape[-2:])
         fits = boxes.shape == (n, 4) and labels.shape == (n,) and masks.shape == (n, *size)
         if not fits or ((labels < 0) | (labels >= n_classes)).any() or not (boxes[:, 2:] > boxes[:, :2]).all():
             labels_wanted = f"labels (n,) from 0 to {n_classes - 1}"
             raise ValueError(f"target {i}: accepted are boxes (n, 4) with an area, {labels_wanted}, masks (n, *{size})")
-        found.append(Objects(boxes.float(), labels.long(), masks))
+        found.append({"boxes": boxes.float(), "labels": labels.long(), "masks": masks})
     return found
