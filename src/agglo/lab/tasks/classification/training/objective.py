@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -44,6 +43,8 @@ class Objective:
             )
         if (mixup or cutmix) and settings.batch_size % 2:
             raise ValueError(f"batch_size={settings.batch_size} must be even with mixup or cutmix")
+        if teacher is not None and not isinstance(getattr(model, "norm", None), nn.Module):
+            raise ValueError(f"distill=true needs a model whose last norm is called `norm`, not {type(model).__name__}")
         self.model, self.teacher = model, teacher
         self.mixup: Any = None
         self.criterion: Any = nn.CrossEntropyLoss(label_smoothing=smoothing)
@@ -59,7 +60,10 @@ class Objective:
         """Return the loss of forward(inputs), where `forward` is the model, perhaps wrapped by Accelerate."""
         if self.mixup is not None:
             inputs, targets = self.mixup(inputs, targets)
-        with trace_if_reduced(self.model) as record, _final_tokens(self.teacher and self.model) as tokens:
+        tokens: list[Tensor] = []  # (B, T, C) after the last norm
+        norm: Any = getattr(self.model, "norm", None)
+        watched = self.teacher and norm.register_forward_hook(lambda _module, _inputs, output: tokens.append(output))
+        with trace_if_reduced(self.model) as record, watched or nullcontext():
             logits = logits_in(forward(inputs)).float()
         loss: Tensor = self.criterion(logits, targets)
         if (extra := method_loss(record)) is not None:
@@ -68,33 +72,15 @@ class Objective:
             loss = loss + self._distillation(self.teacher, record, inputs, logits, tokens[0])
         return loss
 
-    def _distillation(
-        self, teacher: nn.Module, record: Trace, inputs: Tensor, logits: Tensor, tokens: Tensor
-    ) -> Tensor:
+    def _distillation(self, teacher: Any, record: Trace, inputs: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
         from agglo.methods.dynamic_vit import distillation_loss
 
         policy = record.steps[-1].outcome.policy
         if policy is None:
             raise ValueError("distill=true goes with methods that mask tokens in training (dynamicvit)")
-        with torch.no_grad(), _final_tokens(teacher) as teacher_tokens:
-            teacher_logits = logits_in(teacher(inputs))
+        with torch.no_grad():
+            teacher_tokens = teacher.forward_features(inputs)
+            teacher_logits = teacher.forward_head(teacher_tokens)
         prefix: Any = self.model.num_prefix_tokens
-        patches = (part[:, prefix:] for part in (tokens, teacher_tokens[0], policy))
+        patches = (part[:, prefix:] for part in (tokens, teacher_tokens, policy))
         return distillation_loss(logits, teacher_logits, *patches)
-
-
-@contextmanager
-def _final_tokens(model: nn.Module | None) -> Iterator[list[Tensor]]:
-    """Yield a list that holds the tokens (B, T, C) after the last norm once the model has run; None gives none."""
-    seen: list[Tensor] = []
-    if model is None:
-        yield seen
-        return
-    norm: Any = getattr(model, "norm", None)
-    if not isinstance(norm, nn.Module):
-        raise ValueError(f"distill=true needs a model whose last norm is called `norm`, not {type(model).__name__}")
-    handle = norm.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
-    try:
-        yield seen
-    finally:
-        handle.remove()

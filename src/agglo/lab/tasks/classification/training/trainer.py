@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,7 @@ def finetune(
 
     A `model` is trained instead of the one that settings name.
     """
-
-    def prepare(accelerator: Any, share: Share) -> TrainingTask:
-        return Classification(settings, data, accelerator, share, model)
-
+    prepare = partial(Classification, settings, data, given=model)
     return train(settings, data, output, prepare, may_differ=MAY_DIFFER, name="finetune", cpu=cpu)
 
 
@@ -69,7 +67,7 @@ class Classification(TrainingTask):
         self.settings, self.accelerator = settings, accelerator
         self.train, validation = open_splits(settings, data)
         classes, multi_label = len(self.train.classes), self.train.multi_label
-        checkpoint = starting_weights(settings)
+        checkpoint = None if settings.checkpoint is None else Checkpoint.read(Path(settings.checkpoint))
         self.model, teacher = build_models(settings, classes, checkpoint, given)
         # The method's weights apart: other methods start from the same model.
         parts = zip(("weights", "weights of the method"), split_method(self.model.state_dict()), strict=True)
@@ -112,22 +110,33 @@ class Classification(TrainingTask):
         return {**self.start, "training images": self.train.fingerprint()}
 
 
-def starting_weights(settings: TrainingSettings) -> Checkpoint | None:
-    return None if settings.checkpoint is None else Checkpoint.read(Path(settings.checkpoint))
-
-
 def build_models(
     settings: TrainingSettings, classes: int, checkpoint: Checkpoint | None = None, given: nn.Module | None = None
 ) -> tuple[nn.Module, nn.Module | None]:
     """Return the model to train, reduced as settings say, and its dense teacher if it has one.
 
-    `classes` is the number of classes of the data, `checkpoint` the `starting_weights` if they were read already, and
-    `given` a model that is trained instead of the one that settings name.
+    `classes` is the number of classes of the data, `checkpoint` what the settings' file holds if it was read already,
+    and `given` a model that is trained instead of the one that settings name.
     """
     seed_everything(settings.seed, "model")
-    checkpoint = starting_weights(settings) if checkpoint is None else checkpoint
+    pool = {} if settings.global_pool is None else {"global_pool": settings.global_pool}
+    known: int | None  # classes of the starting weights; None without a head
     if given is None:
-        known, model = _named_model(settings, classes, checkpoint)
+        drop = {"patch_drop_rate": max(settings.patch_drop_rates)} if any(settings.patch_drop_rates) else {}
+        spec = ModelSpec(
+            settings.model,
+            None if settings.checkpoint is None else Path(settings.checkpoint),
+            settings.pretrained,
+            num_classes=classes,
+            options={"drop_path_rate": settings.drop_path, **drop, **pool},
+            new_head=True,
+            from_scratch=settings.from_scratch,
+        )
+        if checkpoint is None and spec.checkpoint is not None:
+            checkpoint = Checkpoint.read(spec.checkpoint)
+        model = build(spec, checkpoint)
+        library = library_of(model) if settings.pretrained else None
+        known = checkpoint.head_classes if checkpoint else library and library.num_pretrained_classes(model)
     elif applied_modules(given):
         raise ValueError("this model is reduced already: call agglo.remove(model) first, then say method=")
     else:
@@ -137,52 +146,21 @@ def build_models(
     if settings.head_std is not None and known != classes and (name := head_name(model)) is not None:
         head: Any = model.get_submodule(name)
         nn.init.trunc_normal_(head.weight, std=settings.head_std)
-    teacher = _teacher(settings, model, known, classes) if settings.distill else None
-    if settings.config is not None:
-        apply(model, settings.config)
-        if checkpoint is not None and checkpoint.method:
-            load_method(model, checkpoint.method, f"checkpoint={checkpoint.source!r}")
-    return model, teacher
-
-
-def _named_model(
-    settings: TrainingSettings, classes: int, checkpoint: Checkpoint | None
-) -> tuple[int | None, nn.Module]:
-    """Return the number of classes that the starting weights know, None without a head, and the model with them."""
-    pool = {} if settings.global_pool is None else {"global_pool": settings.global_pool}
-    drop = {"patch_drop_rate": max(settings.patch_drop_rates)} if any(settings.patch_drop_rates) else {}
-    spec = ModelSpec(
-        settings.model,
-        None if settings.checkpoint is None else Path(settings.checkpoint),
-        settings.pretrained,
-        num_classes=classes,
-        options={"drop_path_rate": settings.drop_path, **drop, **pool},
-        new_head=True,
-        from_scratch=settings.from_scratch,
-    )
-    model = build(spec, checkpoint)
-    if checkpoint is not None:
-        return checkpoint.head_classes, model
-    library = library_of(model)
-    return library.num_pretrained_classes(model) if settings.pretrained and library is not None else None, model
-
-
-def _teacher(settings: TrainingSettings, model: nn.Module, known: int | None, classes: int) -> nn.Module:
-    """Return a dense teacher from the weights that settings name, or a copy of the model before training.
-
-    `known` is the number of classes of the starting weights, `classes` that of the data.
-    """
-    if settings.teacher is not None:
-        pool = {} if settings.global_pool is None else {"global_pool": settings.global_pool}
+    teacher = None
+    if settings.distill and settings.teacher is not None:
         teacher = build(ModelSpec(settings.model, Path(settings.teacher), num_classes=classes, options=pool))
-    elif known == classes:
-        teacher = deepcopy(model)
-    else:
+    elif settings.distill and known != classes:
         raise ValueError(
             f"distill=true needs a teacher that knows the {classes} classes of the data; the starting weights "
             f"know {known or 'none'}: give teacher=F, the dense model trained on this data"
         )
-    return teacher.eval().requires_grad_(False)
+    elif settings.distill:
+        teacher = deepcopy(model)
+    if settings.config is not None:
+        apply(model, settings.config)
+        if checkpoint is not None and checkpoint.method:
+            load_method(model, checkpoint.method, f"checkpoint={checkpoint.source!r}")
+    return model, teacher and teacher.eval().requires_grad_(False)
 
 
 def open_splits(settings: TrainingSettings, root: Path) -> tuple[ClassificationData, ClassificationData]:
