@@ -59,7 +59,7 @@ def test_what_cannot_run_says_why() -> None:
     assert "tomesd cannot go from 8 x 8 tokens to 13" in lines[0]
     assert len(lines) == sum(not row["calls"] for row in record["rows"]) > 2
     assert next(row for row in record["rows"] if row["name"] == "tomesd, cells of 4 x 4")["calls"]
-    assert "tomesd, cells of 4 x 4" not in {each.name for each in contenders([0.26], 64)}
+    assert "tomesd, cells of 4 x 4" not in {each["name"] for each in contenders([0.26], 64)}
 
 
 def test_statistics() -> None:

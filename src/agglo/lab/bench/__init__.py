@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from agglo.lab.options import AtLeastOne, option, require_limits
 from agglo.utils import timing
@@ -55,6 +57,16 @@ def in_turns(
             return measured
 
         return timing.in_turns(contenders, counted, repeats, warm_up=warm_up)
+
+
+def smooth_images(
+    batch: int, channels: int, height: int, width: int, *, every: int = 64, noise: float = 0.1, seed: int = 0
+) -> Tensor:
+    """Return images (B, C, H, W) of random values on every so many pixels, bicubic in between, plus white noise."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randn(batch, channels, max(2, height // every), max(2, width // every), generator=generator)
+    smooth = F.interpolate(coarse, size=(height, width), mode="bicubic")
+    return smooth + noise * torch.randn(smooth.shape, generator=generator)
 
 
 class PartClock(dict[str, float]):

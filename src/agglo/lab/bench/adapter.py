@@ -18,11 +18,9 @@ from statistics import median
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from agglo.config import ReductionConfig
-from agglo.lab.bench import PartClock, TimingOptions, conclude, in_turns, page
+from agglo.lab.bench import PartClock, TimingOptions, conclude, in_turns, page, smooth_images
 from agglo.lab.evaluation.configs import configs_of
 from agglo.lab.options import AtLeastOne, option
 from agglo.patch import apply, remove, report
@@ -44,14 +42,6 @@ class Options(TimingOptions):
     method: Sequence[str] = option(("atc", "tome"), "by name, or as text such as atc:linkage=single", metavar="M")
     keep_rate: Sequence[float] = option((0.9, 0.7, 0.5), "fraction of patch tokens that stays", metavar="R")
     repeats: AtLeastOne = 3
-
-
-def smooth_images(batch: int, height: int, width: int) -> Tensor:
-    """Return smooth random images (B, 3, H, W) with a little noise."""
-    generator = torch.Generator().manual_seed(0)
-    coarse = torch.randn(batch, 3, max(2, height // 64), max(2, width // 64), generator=generator)
-    smooth = F.interpolate(coarse, size=(height, width), mode="bicubic", align_corners=False)
-    return smooth + 0.1 * torch.randn(smooth.shape, generator=generator)
 
 
 def backbone(size: str, image: Sequence[int], parts: PartClock) -> Any:
@@ -76,7 +66,7 @@ def run(options: Options) -> None:
     with torch_threads(options.threads):
         where = machine()
         adapter = backbone(options.size, options.image, parts)
-        images = smooth_images(options.batch_size, *options.image)
+        images = smooth_images(options.batch_size, 3, *options.image)
 
         def seconds(config: ReductionConfig | None, repeat: int) -> dict[str, float]:
             remove(adapter)

@@ -14,13 +14,12 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from agglo.clustering import cluster
 from agglo.clustering.api import LINKAGES
 from agglo.clustering.distances import pairwise
-from agglo.lab.bench import TimingOptions, conclude, page
+from agglo.lab.bench import TimingOptions, conclude, page, smooth_images
 from agglo.lab.options import AtLeastOne, option
 from agglo.utils.devices import torch_threads
 from agglo.utils.machine import machine
@@ -42,18 +41,12 @@ class Options(TimingOptions):
 
 
 def spatial_tokens(batch: int, n: int, dim: int = 64, seed: int = 0) -> Tensor:
-    """Return tokens (B, N, D) that resemble their neighbours on a square grid, as those of an image do.
-
-    A field of normal noise at a quarter of the resolution, smoothed by bicubic interpolation, plus 0.3 of fresh noise.
-    """
-    generator = torch.Generator().manual_seed(seed)
+    """Return tokens (B, N, D) that resemble their neighbours on a square grid, as those of an image do."""
     side = round(n**0.5)
     if side * side != n:
         raise ValueError(f"n={n} must be a square number: tokens lie on a square grid")
-    coarse = torch.randn(batch, dim, max(side // 4, 2), max(side // 4, 2), generator=generator)
-    smooth = torch.nn.functional.interpolate(coarse, size=(side, side), mode="bicubic")
-    noise = torch.randn(smooth.shape, generator=generator)
-    return (smooth + 0.3 * noise).flatten(2).transpose(1, 2).contiguous()
+    fields = smooth_images(batch, dim, side, side, every=4, noise=0.3, seed=seed)
+    return fields.flatten(2).transpose(1, 2).contiguous()
 
 
 def by_agglo(distances: Tensor, k: int, linkage: str) -> Labels:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby
 from statistics import mean, median
@@ -79,44 +79,16 @@ class Options(TimingOptions):
         return self.size // PIXELS
 
 
-@dataclass
-class Contender:
-    """A row of the table: a copy of the model that shares its weights, dense or reduced by agglo or tomesd."""
-
-    name: str
-    keep_rate: float | None = None
-    library: Literal["agglo", "tomesd"] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    cannot: str | None = None  # why it does not run
-    model: Any = None
-
-    def prepare(self, model: Any, clock: PartClock) -> None:
-        """Reduce a copy of the model; ValueError if that is impossible."""
-        tensors = [*model.parameters(), *model.buffers()]
-        self.model = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
-        if self.library == "tomesd":
-            _apply_tomesd(self)
-        elif self.library == "agglo":
-            patch.apply(self.model, ReductionConfig.of(**{"keep_rate": self.keep_rate, **self.options}))
-            method = self.model.agglo_applied.method
-            vars(method)["reduce"] = clock.timed(method.reduce, "clustering")
-
-    def row(self, calls: Sequence[Record]) -> Record:
-        """Return what the JSON file holds. keeps: whether steps differ in cost, since groupings are kept."""
-        own = {"name": self.name, "keep_rate": self.keep_rate, "options": dict(self.options)}
-        return {**own, "keeps": "every" in self.options, "cannot": self.cannot, "calls": calls}
-
-
-def contenders(keep_rates: Sequence[float], side: int) -> list[Contender]:
+def contenders(keep_rates: Sequence[float], side: int) -> list[Record]:
     """Return the dense model, every option at the first keep rate, and those that matter most at further ones."""
-    found = [Contender(DENSE)]
     window = side // 4
     kept, windows = f"kept for {STEPS} steps", f"windows of {window}"
+    found: list[tuple[str, float | None, dict[str, Any]]] = [(DENSE, None, {})]
     for keep_rate in dict.fromkeys(keep_rates):
         ratio = {"ratio": round(1 - keep_rate, 9)}
-        found.append(Contender(TOMESD, keep_rate, "tomesd", ratio))
+        found.append((TOMESD, keep_rate, ratio))
         if asked_for(side * side, keep_rate) <= (side // 2) ** 2:  # where cells of 2 x 2 can do no more
-            found.append(Contender(f"{TOMESD}, cells of 4 x 4", keep_rate, "tomesd", {**ratio, "sx": 4, "sy": 4}))
+            found.append((f"{TOMESD}, cells of 4 x 4", keep_rate, {**ratio, "sx": 4, "sy": 4}))
         ours: dict[str, dict[str, Any]] = {
             "atc, paper": {"features": "tokens", "proportional": False},
             "atc": {},
@@ -131,25 +103,37 @@ def contenders(keep_rates: Sequence[float], side: int) -> list[Contender]:
                 f"atc, {windows}, by need": {"window": window, "spread": "need"},
                 "atc, neighbours only": {"connectivity": "grid"},
             }
-        found += [Contender(name, keep_rate, "agglo", options) for name, options in ours.items()]
-    return found
+        found += [(name, keep_rate, options) for name, options in ours.items()]
+    # keeps: whether steps differ in cost, since groupings are kept.
+    return [{"name": n, "keep_rate": rate, "options": own, "keeps": "every" in own} for n, rate, own in found]
 
 
-def _apply_tomesd(contender: Contender) -> None:
+def prepared(model: Any, row: Record, clock: PartClock) -> Any:
+    """Return a copy of the model that shares its weights, reduced as a row says; ValueError if that is impossible."""
+    copied = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    if row["name"].startswith(TOMESD):
+        _apply_tomesd(copied, row["keep_rate"], row["options"])
+    elif row["keep_rate"] is not None:
+        patch.apply(copied, ReductionConfig.of(**{"keep_rate": row["keep_rate"], **row["options"]}))
+        method = copied.agglo_applied.method
+        vars(method)["reduce"] = clock.timed(method.reduce, "clustering")
+    return copied
+
+
+def _apply_tomesd(model: Any, keep_rate: float, options: Mapping[str, Any]) -> None:
     """Apply tomesd; ValueError where it would silently merge fewer tokens than it is asked to."""
     if find_spec("tomesd") is None:
         raise ValueError("tomesd is not installed")
     import tomesd
 
-    assert contender.keep_rate is not None
-    side, cell = contender.model.config.sample_size, contender.options.get("sx", 2)
-    target, fewest = asked_for(side * side, contender.keep_rate), (side // cell) ** 2
+    side, cell = model.config.sample_size, options.get("sx", 2)
+    target, fewest = asked_for(side * side, keep_rate), (side // cell) ** 2
     if target < fewest:
         raise ValueError(
             f"tomesd cannot go from {side} x {side} tokens to {target}: one stays in each cell of {cell} x {cell}, "
             f"{fewest} in all"
         )
-    tomesd.apply_patch(contender.model, **contender.options)
+    tomesd.apply_patch(model, **options)
 
 
 def random_unet(architecture: str, side: int) -> Any:
@@ -189,23 +173,24 @@ def measure(options: Options) -> Record:
     timesteps = torch.linspace(980, 20, n_calls).long()
     samples = DDIMScheduler(**_NOISE).add_noise(*(x.expand(n_calls, *x.shape) for x in (clean, noise)), timesteps)
 
-    def call(contender: Contender, turn: int) -> Record:
+    def call(reduced: Any, turn: int) -> Record:
         clock.clear()
         timestep = int(timesteps[turn])
         with stopwatch(device) as taken:  # by position: tomesd's hook looks for the sample there
-            contender.model(samples[turn].to(device, dtype), timestep, encoder_hidden_states=text)
+            reduced(samples[turn].to(device, dtype), timestep, encoder_hidden_states=text)
         about = {"repeat": turn // STEPS, "step": turn % STEPS, "timestep": timestep}
         return {**about, "seconds": taken.seconds, "clustering": clock.get("clustering", 0.0)}
 
-    rows = contenders(options.keep_rates, side)
-    for contender in rows:
+    rows = [{**row, "cannot": None, "calls": []} for row in contenders(options.keep_rates, side)]
+    models = []
+    for row in rows:
         try:
-            contender.prepare(model, clock)
+            reduced = prepared(model, row, clock)
             with generation():
-                call(contender, 0)  # compiles kernels
+                call(reduced, 0)  # compiles kernels
+            models.append(reduced)
         except ValueError as error:
-            contender.cannot = str(error)
-    able = [contender for contender in rows if contender.cannot is None]
+            row["cannot"] = str(error)
     with ExitStack() as stack:
         if find_spec("tomesd") is not None:  # its matching is a function of its module
             from tomesd import merge
@@ -213,8 +198,10 @@ def measure(options: Options) -> Record:
             name = "bipartite_soft_matching_random2d"
             stack.enter_context(mock.patch.object(merge, name, clock.timed(getattr(merge, name), "clustering")))
         stack.enter_context(generation())  # one for all: after STEPS of them kept groupings are too old
-        calls = dict(zip((id(c) for c in able), in_turns("diffusion", able, call, n_calls, warm_up=0), strict=True))
-    return {**header, "rows": [contender.row(calls.get(id(contender), [])) for contender in rows]}
+        calls = in_turns("diffusion", models, call, n_calls, warm_up=0)
+    for row, own in zip((row for row in rows if row["cannot"] is None), calls, strict=True):
+        row["calls"] = own
+    return {**header, "rows": rows}
 
 
 _COLUMNS = {
@@ -233,21 +220,20 @@ def summaries(record: Record) -> list[Record]:
     """Return the numbers of each row, by the names of the table's columns; without those that make no sense."""
     dense = next(row for row in record["rows"] if row["name"] == DENSE)
     tomesd = {row["keep_rate"]: row for row in record["rows"] if row["name"] == TOMESD and row["calls"]}
-    shown = [row for row in record["rows"] if row["name"] == DENSE or row["keep_rate"] is not None]
-    return [_summary(row, dense, tomesd.get(row["keep_rate"])) for row in shown]
-
-
-def _summary(row: Record, dense: Record, tomesd: Record | None) -> Record:
-    found: Record = {"name": row["name"], "keep_rate": row["keep_rate"]}
-    if not row["calls"]:
-        return {**found, "seconds": CANNOT}
-    seconds = [call["seconds"] for call in row["calls"]]
-    found |= {"seconds": _per_step(row, "seconds"), "least": min(seconds), "most": max(seconds)}
-    found["to_dense"] = _ratio(row, dense)
-    if tomesd is not None:
-        found["to_tomesd"] = _ratio(row, tomesd)
-    if row["keep_rate"] is not None:
-        found["clustering"] = _per_step(row, "clustering")
+    found = []
+    for row in record["rows"]:
+        if row["keep_rate"] is None and row is not dense:  # in records of old
+            continue
+        one: Record = {"name": row["name"], "keep_rate": row["keep_rate"], "seconds": CANNOT}
+        if row["calls"]:
+            seconds = [call["seconds"] for call in row["calls"]]
+            one |= {"seconds": _per_step(row, "seconds"), "least": min(seconds), "most": max(seconds)}
+            one["to_dense"] = _ratio(row, dense)
+            if row["keep_rate"] in tomesd:
+                one["to_tomesd"] = _ratio(row, tomesd[row["keep_rate"]])
+            if row["keep_rate"] is not None:
+                one["clustering"] = _per_step(row, "clustering")
+        found.append(one)
     return found
 
 

@@ -19,18 +19,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from agglo.config import ReductionConfig
-from agglo.lab.bench import TimingOptions, conclude, in_turns, noise, noise_line, page
-from agglo.lab.bench.adapter import smooth_images
+from agglo.lab.bench import TimingOptions, conclude, in_turns, noise, noise_line, page, smooth_images
+from agglo.lab.evaluation.grid import Reducible
 from agglo.lab.options import AtLeastOne, option
-from agglo.patch import apply, image_tokens, remove
+from agglo.patch import image_tokens
 from agglo.schedule import Counts, default_blocks
 from agglo.utils.devices import dtype_named, require_device, torch_threads
 from agglo.utils.machine import machine
@@ -86,27 +86,12 @@ class Options(TimingOptions):
             )
 
 
-@dataclass
-class Contender:
-    """One way to fewer tokens.
-
-    Attributes:
-        config: None leaves the model as it is.
-        pixels, prompt: Arguments of `get_image_features` and of `generate`.
-    """
+class Contender(NamedTuple):
+    """One way to fewer tokens; without a config the model stays as it is."""
 
     name: str
     kept: float = 1.0
     config: ReductionConfig | None = None
-    n_tokens: int = 0
-    pixels: dict[str, Tensor] = field(default_factory=dict)
-    prompt: dict[str, Tensor] = field(default_factory=dict)
-
-    def apply(self, model: Any) -> None:
-        if self.config is None:
-            remove(model)
-        else:
-            apply(model, self.config)
 
 
 def build(name: str) -> Any:
@@ -126,15 +111,21 @@ def run(options: Options) -> None:
         on = machine(device)
         model = build(options.model).to(device, dtype)
         ways = contenders(model.config.vision_config, options.keep)
+        reducible = Reducible(model, None, "random weights")
+        prompts = {}
         for contender in ways:
-            prepare(contender, model, options)
+            reducible.apply(contender.config)
+            prompts[contender.name, contender.kept] = prompt(model, contender.config, options)
+        n_images, side = options.batch_size * options.images, model.config.vision_config.image_size
+        pixels = smooth_images(n_images, 3, side, side).to(device, dtype)
 
         @torch.inference_mode()
         def seconds(contender: Contender, repeat: int) -> dict[str, float]:
-            contender.apply(model)
+            reducible.apply(contender.config)
             with stopwatch(device, clock) as tower:
-                encoded = model.model.get_image_features(**contender.pixels, return_dict=True)
-            given = {**contender.prompt, "mm_encoder_outputs": {"image": encoded}}
+                encoded = model.model.get_image_features(pixel_values=pixels, return_dict=True)
+            ids = prompts[contender.name, contender.kept]
+            given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_encoder_outputs": {"image": encoded}}
             with stopwatch(device, clock) as prefill:
                 model.generate(**given, max_new_tokens=1, do_sample=False, eos_token_id=None)
             both = tower.seconds + prefill.seconds
@@ -142,18 +133,20 @@ def run(options: Options) -> None:
 
         passes = in_turns("vlm", ways, seconds, options.repeats)
     by_part = [{part: [each[part] for each in own] for part in PARTS} for own in passes]
-    results = [
-        {
-            "name": contender.name,
-            "kept": contender.kept,
-            "image_tokens": contender.n_tokens,
-            "prompt_tokens": int(contender.prompt["input_ids"].shape[1]),
-            "seconds": own,
-            "median": {part: median(own[part]) for part in PARTS},
-            "to_dense": {part: median_ratio(by_part[0][part], own[part]) for part in PARTS},
-        }
-        for contender, own in zip(ways, by_part, strict=True)
-    ]
+    results = []
+    for contender, own in zip(ways, by_part, strict=True):
+        ids = prompts[contender.name, contender.kept][0]
+        results.append(
+            {
+                "name": contender.name,
+                "kept": contender.kept,
+                "image_tokens": int((ids == IMAGE_TOKEN).sum()) // options.images,
+                "prompt_tokens": len(ids),
+                "seconds": own,
+                "median": {part: median(own[part]) for part in PARTS},
+                "to_dense": {part: median_ratio(by_part[0][part], own[part]) for part in PARTS},
+            }
+        )
     record = {"machine": on, "settings": options.settings(), "results": results}
     conclude(record, describe(record), options.json)
 
@@ -175,17 +168,14 @@ def contenders(vision: Any, kept: Sequence[float]) -> list[Contender]:
     return [*found, Contender("dense again")]
 
 
-def prepare(contender: Contender, model: Any, options: Options) -> None:
-    """Give a contender its images, and prompts of so many words with the images in the middle."""
-    contender.apply(model)
-    side, batch, middle = model.config.vision_config.image_size, options.batch_size, options.words // 2
-    dense = (side // model.config.vision_config.patch_size) ** 2
-    contender.n_tokens = dense if contender.config is None else image_tokens(model, dense)
+def prompt(model: Any, config: ReductionConfig | None, options: Options) -> Tensor:
+    """Return prompts (B, N) of so many words, with as many tokens of the images in the middle as the model has now."""
+    vision, batch, middle = model.config.vision_config, options.batch_size, options.words // 2
+    dense = (vision.image_size // vision.patch_size) ** 2
+    n_tokens = dense if config is None else image_tokens(model, dense)
     words = torch.randint(_FIRST_WORD, 4096, (batch, options.words), generator=torch.Generator().manual_seed(0))
-    image = torch.tensor([[START_TOKEN, *[IMAGE_TOKEN] * contender.n_tokens]]).expand(batch, -1)
-    ids = torch.cat([words[:, :middle], *[image] * options.images, words[:, middle:]], dim=1).to(model.device)
-    contender.prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    contender.pixels = {"pixel_values": smooth_images(batch * options.images, side, side).to(model.device, model.dtype)}
+    image = torch.tensor([[START_TOKEN, *[IMAGE_TOKEN] * n_tokens]]).expand(batch, -1)
+    return torch.cat([words[:, :middle], *[image] * options.images, words[:, middle:]], dim=1).to(model.device)
 
 
 def describe(record: Mapping[str, Any]) -> str:
