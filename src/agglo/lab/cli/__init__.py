@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.lab.cli.arguments import INTERRUPTED, USAGE_ERROR, Parser
@@ -75,13 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code: 0, or 2 for anything the person who typed it can mend."""
     try:
         chosen = parser().parse_args(arguments)
-        with _own_warnings_in_one_line():
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_show_warning, warnings.showwarning)
             if imported := getattr(chosen, "imports", []):
                 from agglo.methods import import_modules
 
                 import_modules(imported)
             code = chosen.run(chosen) or 0
-            _leave_other_processes()
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()  # without which torch warns at exit
             return code
     except KeyboardInterrupt:
         print("agglo: interrupted", file=sys.stderr)
@@ -93,27 +96,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
 
 
-def _leave_other_processes() -> None:
-    """Destroy the process group, without which torch warns at exit."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
-
-
-@contextmanager
-def _own_warnings_in_one_line() -> Iterator[None]:
-    """Show warnings of this package without the source line that Python adds."""
-    with warnings.catch_warnings():
-        usual = warnings.showwarning
-
-        def show(message: Any, category: Any, filename: str, *rest: Any) -> None:
-            if _PACKAGE in Path(filename).parents:
-                print(f"agglo: {message}", file=sys.stderr)
-            else:
-                usual(message, category, filename, *rest)
-
-        warnings.showwarning = show  # type: ignore[assignment]
-        yield
+def _show_warning(usual: Callable[..., None], message: Any, category: Any, filename: str, *rest: Any) -> None:
+    """Show a warning of this package without the source line that Python adds."""
+    if _PACKAGE in Path(filename).parents:
+        print(f"agglo: {message}", file=sys.stderr)
+    else:
+        usual(message, category, filename, *rest)
 
 
 def _one_line(error: Exception) -> str:

@@ -42,8 +42,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *, load: Callable[[], ModuleType] | None = None, **settings: Any) -> None:
-        formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(**{"allow_abbrev": False, "formatter_class": formatter, **settings})
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
         self._load = load
 
     def parse_known_args(self, *arguments: Any, **keywords: Any) -> Any:

@@ -103,23 +103,21 @@ def run(options: Options) -> None:
 
 def _requests(options: Options) -> list[Request]:
     embedded = options.model == "embedded"
-    chosen: dict[str, Any] = {"seed": options.seed}
     if options.prompts is not None:
         if embedded or options.classes:
             raise ValueError("--prompts are for pipelines, and go without --classes; the embedded model has classes")
-        return wanted.prompt_requests(options.prompts, options.per_class, **chosen)
+        return wanted.prompt_requests(options.prompts, options.per_class, seed=options.seed)
     if embedded == options.imagenet:
         raise ValueError(
             "--imagenet is for pipelines" if embedded else "say what to generate: --imagenet, or --prompts F"
         )
     make = wanted.fashion_requests if embedded else wanted.imagenet_requests
-    return make(options.per_class, classes=options.classes, **chosen)
+    return make(options.per_class, classes=options.classes, seed=options.seed)
 
 
 def _generator(options: Options, device: str) -> Generator:
-    named = ("steps", "guidance")
-    given: dict[str, Any] = {name: getattr(options, name) for name in named if getattr(options, name) is not None}
-    given |= {"device": require_device(device), "dtype": dtype_named(options.dtype)}
+    given: dict[str, Any] = {"device": require_device(device), "dtype": dtype_named(options.dtype)}
+    given |= {name: value for name in ("steps", "guidance") if (value := getattr(options, name)) is not None}
     if options.model == "embedded":
         for name in ("scheduler", "size"):
             if getattr(options, name) is not None:
@@ -127,5 +125,4 @@ def _generator(options: Options, device: str) -> Generator:
         return EmbeddedGenerator(weights=options.weights, **given)
     if options.weights is not None:
         raise ValueError(f"--weights {options.weights} is for the embedded model; a pipeline brings its own")
-    size = None if options.size is None else (options.size[0], options.size[1])
-    return PipelineGenerator(options.model, size=size, scheduler=options.scheduler, **given)
+    return PipelineGenerator(options.model, size=options.size, scheduler=options.scheduler, **given)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from agglo.lab.cli.arguments import INTERRUPTED
-from agglo.lab.options import AtLeastOne, ModelOptions, Whole, ZeroShotOptions, option
+from agglo.lab.options import AtLeastOne, ModelOptions, Whole, ZeroShotOptions, matching, option
 
 EXAMPLES = """\
 examples:
@@ -40,8 +40,10 @@ class Options(ZeroShotOptions):
     model: str | None = option(None, f"{ModelOptions.MODEL_HELP} (default: the one in agglo)", group=ModelOptions.GROUP)
     pipeline: str | None = option(None, "a pipeline of diffusers (default: the generator in agglo)", metavar="DIR")
     steps: AtLeastOne | None = option(None, "of denoising (default: 25, of a pipeline 50)")
-    detector: str = option("embedded", "the folder of a run of agglo detect train, or its weights", metavar="D")
-    tuned: Sequence[Path] = option((), "results of agglo tune")
+    detector_name: str = option(
+        "embedded", "the folder of a run of agglo detect train, or its weights", flags=("--detector",), metavar="D"
+    )
+    tuned_files: Sequence[Path] = option((), "results of agglo tune", flags=("--tuned",))
     device: str = option("cpu", "cpu, cuda, mps, ...", metavar="D")
     host: str = option("127.0.0.1", "address to listen at", metavar="H", group="where")
     port: Whole = option(7860, "0 is any that is free", metavar="P", group="where")
@@ -53,14 +55,7 @@ def run(options: Options) -> None:
     from agglo.lab.playground.models import Models
     from agglo.lab.playground.serving import serve
 
-    models = Models(
-        spec=options.trained_spec(),
-        pipeline=options.pipeline,
-        steps=options.steps,
-        detector_name=options.detector,
-        tuned_files=options.tuned,
-        device=options.device,
-    )
+    models = Models(**{**matching(Models, options), "spec": options.trained_spec()})
     models.open_first()
     with suppress(KeyboardInterrupt):  # uvicorn ends either so or by returning
         serve(models, options.host, options.port)

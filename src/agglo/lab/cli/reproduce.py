@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agglo.lab.options import AtLeastOne, device_or_best, option
+from agglo.lab.options import AtLeastOne, device_or_best, matching, option
 from agglo.lab.paper.output import read_results, write_output
 from agglo.lab.paper.paths import find_data, find_weights
 from agglo.lab.paper.registry import GPU_HOURS, benchmarks, item_named, items, overview
@@ -69,16 +69,12 @@ def run_items(options: Options, items: Sequence[Study], one: Study | None) -> No
         if not one.is_offered(mini):
             raise ValueError(f"item={options.item!r} is there {'without' if mini else 'with'} --miniature only")
     is_measured = not (options.item is None or mini or options.redraw)
-    settings = Settings(
-        miniature=mini,
-        data=find_data(options.data, chosen, miniature=mini),
-        weights=find_weights(options.weights, chosen, miniature=mini),
-        output=options.output,
-        runs=options.runs,
-        seeds=options.seeds,
-        batch_size=options.batch_size,
-        device=device_or_best(options.device) if is_measured else "cpu",
-    )
+    found = {
+        "data": find_data(options.data, chosen, miniature=mini),
+        "weights": find_weights(options.weights, chosen, miniature=mini),
+        "device": device_or_best(options.device) if is_measured else "cpu",
+    }
+    settings = Settings(**{**matching(Settings, options), **found})
     if options.item is None:
         print(f"{overview(chosen, options.output, settings).text()}\n\n{GPU_HOURS}")
         return
