@@ -13,7 +13,7 @@ from agglo.config import ReductionConfig
 from agglo.drawing.groups import Pixels, count_groups, patch_labels
 from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.lab.drawing.detections import LEAST_SCORE
-from agglo.lab.playground.settings import Result
+from agglo.lab.playground.settings import Result, dense_size
 from agglo.lab.tasks.detection.data.transforms import transforms_for
 from agglo.lab.tasks.detection.evaluation.figures import groups_on_grid
 from agglo.lab.tasks.detection.specs import Opened
@@ -66,16 +66,11 @@ def detect(opened: Opened, image: Image, config: ReductionConfig, score: float =
         return {name: values[kept].cpu().numpy() for name, values in objects.items()}
 
     try:
-        apply(model, "atc", keep_rate=1.0)
-        whole = report(model)
-        assert whole is not None
-        remove(model)
+        tokens, gflops = dense_size(model)
         seconds, objects = timed_pass(run, inputs)
-        dense = Found(config=None, seconds=seconds, gflops=whole.gflops_before, objects=confident(objects))
+        dense = Found(config=None, seconds=seconds, gflops=gflops, objects=confident(objects))
         try:
-            apply(model, config)
-            applied = report(model)
-            assert applied is not None
+            applied: Any = report(apply(model, config))
             seconds, objects = timed_pass(run, inputs)
             # Watching takes time too: not of the pass that is timed, since the dense model runs unwatched as well.
             with torch.inference_mode(), trace(model) as record:
@@ -97,5 +92,4 @@ def detect(opened: Opened, image: Image, config: ReductionConfig, score: float =
             )
     finally:
         remove(model)
-    classes = opened.spec.class_names
-    return Detected(np.asarray(image), classes, whole.n_tokens, dense, reduced)
+    return Detected(np.asarray(image), opened.spec.class_names, tokens, dense, reduced)

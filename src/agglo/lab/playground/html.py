@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from numpy.typing import NDArray
 
 from agglo.drawing.groups import Ints, Pixels, count_groups, draw_groups, enlarged, fill, grid_of, tokens
 from agglo.lab.drawing.detections import draw_detections
@@ -95,7 +94,11 @@ class Dendrogram:
     def __init__(self, tree: Tree, pixels: Pixels) -> None:
         merges = tree.merges.numpy()
         n_leaves = len(merges) + 1
-        self.step, order = self.width / n_leaves, leaf_order(merges)
+        self.step = self.width / n_leaves
+        members = [[leaf] for leaf in range(n_leaves)]
+        for first, second, *_ in merges:
+            members.append(members[int(first)] + members[int(second)])
+        order = members[-1]  # of the leaves from left to right, so that no lines cross
         self._highest = max([merge[2] for merge in merges], default=0.0) or 1.0
         x, y = np.zeros(n_leaves + len(merges)), np.full(n_leaves + len(merges), self.floor)
         x[order] = (np.arange(n_leaves) + 0.5) * self.step
@@ -120,15 +123,3 @@ class Dendrogram:
 
     def _y(self, height: float) -> float:
         return round(float(self.floor - (max(height, 0.0) / self._highest) ** 0.5 * (self.floor - self.top)), 1)
-
-
-def leaf_order(merges: NDArray[np.float64]) -> list[int]:
-    """Return the leaves from left to right so that no lines cross.
-
-    >>> leaf_order(np.array([[0, 2, 0.1, 2], [1, 3, 0.5, 3]]))
-    [1, 0, 2]
-    """
-    members = [[leaf] for leaf in range(len(merges) + 1)]
-    for first, second, *_ in merges:
-        members.append(members[int(first)] + members[int(second)])
-    return members[-1]

@@ -54,22 +54,17 @@ def scenes() -> dict[str, Image]:
 
 
 def chosen_image(value: str) -> Image:
-    """Return what a visitor chose: an example such as "example:boot", or the image in a data URL.
+    """Return what a visitor chose: an example such as "example:boot", or the image in a data URL, RGB and upright.
 
     Raises:
         ValueError: It is neither, or the image is too large. The message names nothing of the server.
     """
+    from PIL import Image, ImageOps
+
     if value.startswith(PREFIX):
         known = {**scenes(), **garments()}
         return known[choice("example", value.removeprefix(PREFIX), known)]
-    return _decoded(value)
-
-
-def _decoded(url: str) -> Image:
-    """Return the image in a data URL, RGB and upright; its size is read before any of its pixels."""
-    from PIL import Image, ImageOps
-
-    head, mark, body = url.partition(";base64,")
+    head, mark, body = value.partition(";base64,")
     if not head.startswith("data:") or not mark:
         raise ValueError("No image came with the request; choose one of the examples or a file.")
     if len(body) > MOST_BYTES * 4 // 3 + 4:
@@ -78,7 +73,7 @@ def _decoded(url: str) -> Image:
         image = Image.open(io.BytesIO(base64.b64decode(body, validate=True)), formats=FORMATS)
     except Exception:  # decoders fail in many ways, and their messages may name things of the server
         raise ValueError(f"This is no image, or too large a one; {LIMITS}.") from None
-    width, height = image.size
+    width, height = image.size  # which is known before any of its pixels are read
     if width * height > MOST_PIXELS or max(image.size) > MOST_ASPECT * min(image.size):
         raise ValueError(f"The image has {width} x {height} pixels; {LIMITS}.")
     try:

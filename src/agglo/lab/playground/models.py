@@ -26,7 +26,6 @@ from agglo.models.opening import ModelSpec
 from agglo.utils.devices import require_device
 
 T = TypeVar("T")
-_STEPS, _STEPS_OF_PIPELINE = 25, 50
 _TUNED_DETECTOR = "agglo_fashion_detector"  # what results of `agglo tune` call the embedded detector
 
 
@@ -81,11 +80,10 @@ class Models:
 
     def tuned_for(self, tab: str) -> list[tuple[str, str]]:
         """Return the results of `agglo tune` for the model of a tab, as choices of a menu: name, and config as text."""
-        own_detector = self.detector_name != embedded.DETECTOR
         model = {
             "tokens": self.spec.name,
             "synthesis": self.pipeline or embedded_generator.NAME,
-            "detection": self.detector_name if own_detector else _TUNED_DETECTOR,
+            "detection": _TUNED_DETECTOR if self.detector_name == embedded.DETECTOR else self.detector_name,
         }[tab]
         # Names are compared as paths: a folder may be typed with a slash at its end or without.
         return [
@@ -123,9 +121,8 @@ class Models:
         return classifier
 
     def _open_generator(self) -> Generator:
-        if self.pipeline is None:
-            return EmbeddedGenerator(device=self.device, steps=self.steps or _STEPS)
-        return PipelineGenerator(self.pipeline, device=self.device, steps=self.steps or _STEPS_OF_PIPELINE)
+        given: dict[str, Any] = {"device": self.device, **({} if self.steps is None else {"steps": self.steps})}
+        return EmbeddedGenerator(**given) if self.pipeline is None else PipelineGenerator(self.pipeline, **given)
 
     def _open_detector(self) -> Opened:
         opened = open_detector(self.detector_name)

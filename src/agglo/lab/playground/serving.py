@@ -18,7 +18,6 @@ import torch
 
 from agglo.lab.playground.models import Models
 
-LOOPBACK = "127.0.0.1"
 _ROUTES = re.compile(
     r"/|/config/?|/theme\.css|/favicon\.ico|/robots\.txt|/manifest\.json|/(?:assets|static|svelte)/(?!.*\.\.).*"
     r"|/gradio_api/(?:info|startup-events|app_id|cancel|reset|queue/(?:join|data|status)|heartbeat/[\w-]+)/?"
@@ -45,7 +44,7 @@ def application(models: Models, host: str) -> Any:
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     # So that no site can point its own name at this machine (DNS rebinding).
-    names = {"localhost", LOOPBACK, "::1", host} if is_loopback(host) else None
+    names = {"localhost", "127.0.0.1", "::1", host} if is_loopback(host) else None
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Any) -> Any:

@@ -10,6 +10,7 @@ from agglo.drawing.groups import Ints
 from agglo.lab.evaluation.configs import row_name
 from agglo.methods import list_methods
 from agglo.methods.registry import find
+from agglo.patch import apply, remove, report
 
 
 def methods() -> list[str]:
@@ -47,6 +48,13 @@ def python_line(config: ReductionConfig | None) -> str:
         return "agglo.remove(model)"
     given = [f"{name}={value!r}" for name, value in config.to_dict().items() if name not in ("version", "method")]
     return f"agglo.apply(model, {', '.join([repr(config.method), *given])})"
+
+
+def dense_size(model: Any) -> tuple[int, float]:
+    """Return the patch tokens and GFLOPs of a dense model. It is dense afterwards."""
+    found: Any = report(apply(model, "atc", keep_rate=1.0))
+    remove(model)
+    return found.n_tokens, found.gflops_before
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +13,7 @@ from agglo.clustering import linkage
 from agglo.config import ReductionConfig
 from agglo.drawing.groups import Ints, Pixels, as_pixels, count_groups, stages_of
 from agglo.hosts.common.swap import UnsupportedModelError
-from agglo.lab.playground.settings import Result
+from agglo.lab.playground.settings import Result, dense_size
 from agglo.lab.tasks.classification.evaluation.figures import dataset_of, prepared
 from agglo.lab.tasks.classification.evaluation.grid import prompted
 from agglo.methods import Outcome, View
@@ -39,15 +38,6 @@ class Classifier:
     model: nn.Module  # takes inputs (B, C, H, W) and returns logits, or an output that holds them
     classes: Sequence[str] | None  # None for a model without a head
     dataset: str | None  # whose images the model is made for, which decides how an image is cropped; None is any
-
-    @cached_property
-    def size(self) -> tuple[int, float]:
-        """Patch tokens and GFLOPs of the dense model. The model is dense afterwards."""
-        apply(self.model, "atc", keep_rate=1.0)
-        found = report(self.model)
-        remove(self.model)
-        assert found is not None
-        return found.n_tokens, found.gflops_before
 
     def prepare(self, image: Image) -> tuple[Tensor, Tensor]:
         """Return an image as the model takes it, (1, C, H, W), and what it sees of it, (1, 3, H, W) bytes."""
@@ -107,7 +97,7 @@ def compare(classifier: Classifier, image: Image, configs: Sequence[ReductionCon
     """Run the dense model and every reduction of it on one image. The model is dense afterwards."""
     inputs, seen = classifier.prepare(image)
     pixels = as_pixels(seen)
-    tokens, gflops = classifier.size
+    tokens, gflops = dense_size(classifier.model)
     try:
         seconds, output = timed_pass(classifier.model, inputs)
         dense = Classified(config=None, seconds=seconds, gflops=gflops, top=classifier.top(output))
@@ -156,13 +146,12 @@ def _reduced(
     return side, Tree(merges.cpu(), counts[0], min(stages), how, isinstance(method, ATC))
 
 
-def _gflops(model: Any, config: ReductionConfig, stages: dict[int, Ints], counts: list[int]) -> float | None:
+def _gflops(model: Any, config: ReductionConfig, stages: dict[int, Ints], counts: list[int]) -> float:
     """Return the GFLOPs of the pass.
 
     What a threshold leaves is known after it: a schedule of the same counts costs the same.
     """
-    found = report(model)
-    if found is not None and found.gflops_after is None and stages:
-        apply(model, config.method, schedule=Counts(counts, blocks=list(stages)))
-        found = report(model)
-    return None if found is None else found.gflops_after or found.gflops_before
+    found: Any = report(model)
+    if found.gflops_after is None and stages:
+        found = report(apply(model, config.method, schedule=Counts(counts, blocks=list(stages))))
+    return found.gflops_after or found.gflops_before

@@ -1,8 +1,6 @@
 // Lights up the group of a patch in every figure of groups within one component. Runs as its js_on_load.
 let lit = null; // [row, column] as fractions of the image, so that grids of any size agree
 
-const figuresOf = () => [...element.querySelectorAll("figure.groups")];
-
 // rows, columns: of all patches. down, across: how many lie over the image, if a padded grid reaches beyond it.
 const gridOf = figure => Object.fromEntries(
   ["rows", "columns", "down", "across"].map(name => [name, Number(figure.dataset[name])]));
@@ -42,7 +40,7 @@ function outline(members, rows, columns) {
 function light() {
   const said = [];
   let leaves = null;
-  for (const figure of figuresOf()) {
+  for (const figure of element.querySelectorAll("figure.groups")) {
     const { rows, columns } = gridOf(figure);
     const labels = figure.dataset.labels.split(",").map(Number);
     const svg = figure.querySelector("svg");

@@ -4,10 +4,6 @@ const tell = text => {
   if (place) place.textContent = text;
 };
 
-function choose(value) {
-  props.value = value; // which is a change, and told
-}
-
 const read = blob => new Promise((done, fail) => {
   const reader = new FileReader();
   reader.onload = () => done(reader.result);
@@ -34,12 +30,12 @@ async function take(file) {
     try { blob = await shrunk(file); } catch (error) { blob = file; }
   }
   if (blob.size > props.most) { tell(props.too_large); return; }
-  choose(await read(blob));
+  props.value = await read(blob); // which is a change, and told
 }
 
 element.addEventListener("click", event => {
   const button = event.target.closest("[data-pick]");
-  if (button) choose(button.dataset.pick);
+  if (button) props.value = button.dataset.pick;
 });
 element.addEventListener("change", async event => {
   if (event.target.type !== "file") return;
