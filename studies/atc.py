@@ -105,9 +105,9 @@ def _places_axes(subject: Subject, settings: Settings) -> Iterator[StudyCell]:
 
 def _run_places(subject: Subject, settings: Settings) -> RunCell:
     chosen = FolderSettings(subject.spec(settings), subject.root(settings), images=_IMAGES, device=settings.device)
-    ready = prepare(chosen)
-    images = split(ready.images, batch_size=chosen.batch_size)
-    tuned = TunedSubject(ready.model, images, TuneSettings(output=ready.output))
+    model, batches, output = prepare(chosen)
+    images = split(batches, batch_size=chosen.batch_size)
+    tuned = TunedSubject(model, images, TuneSettings(output=output))
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
         method, options = next(way for way in WAYS if _about(about["level"], *way) == about)

@@ -6,7 +6,6 @@ when it stops), and what the kernel would load and store in each is added up. An
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import dataclass
 
@@ -15,6 +14,8 @@ import numpy as np
 from agglo.clustering.linkage.triton import Launch, launch_for
 from agglo.utils.tables import Column, Table
 
+SIDE = 14  # tokens along each side of an image
+BATCH, IMAGES = 320, 64  # of a batch, and to count rounds on
 BYTES_PER_SECOND = 1.555e12  # A100 40 GB, memory
 MULTIPROCESSORS = 108
 PROGRAMS_PER_MULTIPROCESSOR = 4  # of 4 warps with 128 registers per thread
@@ -106,19 +107,13 @@ def play_rounds(distances: np.ndarray, linkage: str, k: int) -> Work:
     return finish(work, n, width, launch)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--side", type=int, default=14, help="tokens along each side of an image")
-    parser.add_argument("--batch", type=int, default=320)
-    parser.add_argument("--images", type=int, default=64, help="how many to count rounds on")
-
-
-def run(arguments: argparse.Namespace) -> None:
-    n = arguments.side**2
+def main() -> None:
+    n = SIDE**2
     generator = np.random.default_rng(0)
-    images = [cosine_distances(correlated_tokens(arguments.side, 64, generator)) for _ in range(arguments.images)]
+    images = [cosine_distances(correlated_tokens(SIDE, 64, generator)) for _ in range(IMAGES)]
     fitting = MULTIPROCESSORS * max(PROGRAMS_PER_MULTIPROCESSOR * 4 // launch_for(n).num_warps, 1)
-    waves = math.ceil(arguments.batch / fitting)
-    print(f"B={arguments.batch}, N={n}, {arguments.images} images, {waves} wave(s) of up to {fitting} programs\n")
+    waves = math.ceil(BATCH / fitting)
+    print(f"B={BATCH}, N={n}, {IMAGES} images, {waves} wave(s) of up to {fitting} programs\n")
     columns = [Column("linkage", left=True), Column("keep"), Column("rounds (min, median, max)")]
     columns += [Column("MB per item", ".2f"), Column("GB per batch", ".2f"), Column("memory ms", ".2f")]
     columns += [Column("steps"), Column("latency ms", ".2f")]
@@ -131,13 +126,11 @@ def run(arguments: argparse.Namespace) -> None:
             counted = "none" if linkage == "single" else f"{min(rounds)}, {np.median(rounds):.0f}, {max(rounds)}"
             traffic = float(np.mean([work.traffic for work in done]))
             slowest = max(work.steps for work in done)
-            of_batch = traffic * arguments.batch
+            of_batch = traffic * BATCH
             memory, latency = of_batch / BYTES_PER_SECOND * 1e3, slowest * CYCLES_PER_STEP / CLOCK * waves * 1e3
             rows.append([linkage, keep, counted, traffic / 1e6, of_batch / 1e9, memory, slowest, latency])
     print(Table(columns, rows).markdown())
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    run(parser.parse_args())
+    main()

@@ -14,6 +14,7 @@ from typing import Any
 from agglo.config import ReductionConfig
 from agglo.lab.bench import where
 from agglo.lab.bench.diffusion import summaries
+from agglo.lab.paper.compare import grouped
 from agglo.text import format_call
 from agglo.utils.tables import CANNOT, Column, Table
 from agglo.utils.timing import median_ratio
@@ -24,10 +25,11 @@ RATES = (0.9, 0.7, 0.5, 0.25)
 ATC = ("atc average", "atc complete", "atc single")
 OFF_THE_SHELF = ("off-the-shelf/record.json", "better-atc/record.json")
 MINIATURE = {"off the shelf": "miniature/off-the-shelf/record.json", "fine-tuned": "miniature/fine-tuned/record.json"}
+_VARIED = ("=", ",", "as released")  # in names of methods with options
 SYNTHESIS = "miniature/diffusion-options/record.json"
 
 Result = dict[str, Any]
-Scores = Mapping[str, Mapping[float | None, float]]  # name -> keep rate -> score; dense under None
+Scores = Mapping[tuple[str, float | None], float]  # by name and keep rate; dense under None
 
 
 def record(name: str) -> dict[str, Any]:
@@ -41,11 +43,6 @@ def record(name: str) -> dict[str, Any]:
 def results(*names: str) -> list[Result]:
     """Return what was measured, without what could not run."""
     return [result for name in names for result in record(name)["results"] if "cannot" not in result]
-
-
-def _is_as_published(method: str) -> bool:
-    """Whether a method is named without options, so as its authors have it."""
-    return "=" not in method and "," not in method and "as released" not in method and method != "one token"
 
 
 def budgets() -> str:
@@ -86,9 +83,9 @@ def tasks() -> str:
     """Return the best method of every task at each keep rate, and ATC and ToMe."""
     rows = []
     for title, scores, lower_is_better in _tasks():
-        dense = scores.get("dense", {}).get(None)
+        dense = scores.get(("dense", None))
         for rate in RATES:
-            here = {name: by_rate[rate] for name, by_rate in scores.items() if rate in by_rate}
+            here = {name: score for (name, other), score in scores.items() if other == rate}
             if not here:
                 continue
             best = (min if lower_is_better else max)(here, key=lambda name, here=here: here[name])
@@ -113,31 +110,23 @@ def _tasks() -> Iterable[tuple[str, Scores, bool]]:
     nuclei = [one for one in results("nuclei/record.json") if one["part"] == "reduced"]
     yield "nuclei, off the shelf, box AP", _scores(nuclei, "box_AP"), False
     predictions = [one for one in results(SYNTHESIS) if one["part"] == "prediction"]
-    errors = [{**one, "method": _spelt(one["method"]), "percent": 100 * one["error"]} for one in predictions]
+    spelt = {name.replace(" ", "-"): name for name in ATC}  # other studies write ATC's linkages with a space
+    errors = [{**p, "method": spelt.get(p["method"], p["method"]), "percent": 100 * p["error"]} for p in predictions]
     yield "embedded generator, error of a prediction in %", _scores(errors, "percent"), True
-
-
-def _spelt(method: str) -> str:
-    """Return the name that other studies give to a method of the synthesis in miniature."""
-    plain = method.replace("-", " ")
-    return plain if plain in ATC else method
 
 
 def _of_finished_seeds(found: list[Result]) -> list[Result]:
     """Leave out seeds of which some methods are missing, which would not compare like with like."""
-    seeds = {one.get("seed") for one in found}
-    by_seed = {seed: [one for one in found if one.get("seed") == seed] for seed in seeds}
-    most = max(map(len, by_seed.values()))
-    return [one for results_ in by_seed.values() if len(results_) == most for one in results_]
+    by_seed = grouped(found, "seed").values()
+    most = max(map(len, by_seed))
+    return [one for of_seed in by_seed if len(of_seed) == most for one in of_seed]
 
 
 def _scores(found: Iterable[Result], score: str) -> Scores:
-    """Return the mean over seeds by name and keep rate, of methods as published."""
-    values: dict[str, dict[float | None, list[float]]] = {}
-    for one in found:
-        if score in one and _is_as_published(one["method"]):
-            values.setdefault(one["method"], {}).setdefault(one["keep_rate"], []).append(one[score])
-    return {name: {rate: mean(of_rate) for rate, of_rate in rates.items()} for name, rates in values.items()}
+    """Return the mean over seeds by name and keep rate, of methods without options, so as their authors have them."""
+    plain = [one for one in found if score in one and not any(part in one["method"] for part in _VARIED)]
+    groups = grouped([one for one in plain if one["method"] != "one token"], "method", "keep_rate")
+    return {key: mean(one[score] for one in here) for key, here in groups.items()}
 
 
 def speeds() -> str:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 
 from agglo.lab.paper.output import MARKDOWN, pages_of, read_results, replace_between_marks, tables_of
-from agglo.lab.paper.registry import BENCHMARKS, GPU_HOURS, Benchmark, benchmarks, described, items, overview
+from agglo.lab.paper.registry import GPU_HOURS, benchmarks, described, items, overview
 from agglo.lab.paper.study import Settings, Study
 from studies import studies
 from tools import choosing, ready_made
@@ -23,9 +24,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 FULL, MINIATURE = Settings(output=RESULTS), Settings(output=RESULTS, miniature=True)
 
-
 ALL = {**items(), **studies()}
-TIMED = {benchmark.name: benchmark for benchmark in BENCHMARKS}
 
 
 def _of(name: str, settings: Settings) -> Callable[[], str]:
@@ -37,12 +36,9 @@ def _listed(listed: Mapping[str, Study]) -> str:
     return f"{overview(every, RESULTS).markdown()}\n\n{GPU_HOURS}\n\n{described(every).markdown()}"
 
 
-def _timed(benchmark: Benchmark) -> Callable[[], str]:
-    def text() -> str:
-        record = choosing.record(f"bench/{benchmark.name}.json")
-        return f"`make bench-{benchmark.name}`: {benchmark.load().describe(record)}"
-
-    return text
+def _timed(name: str) -> Callable[[], str]:
+    describe = import_module(f"agglo.lab.bench.{name}").describe
+    return lambda: f"`make bench-{name}`: {describe(choosing.record(f'bench/{name}.json'))}"
 
 
 MORE = (
@@ -71,8 +67,8 @@ PAGES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/reproduce.md", "difference", _of("difference", FULL)),
     ("docs/off-the-shelf.md", "accuracy", _of("off-the-shelf", FULL)),
     ("docs/off-the-shelf.md", "better", _of("better-atc", FULL)),
-    ("docs/off-the-shelf.md", "speed", _timed(TIMED["model"])),
-    ("docs/off-the-shelf.md", "one stage", _timed(TIMED["methods"])),
+    ("docs/off-the-shelf.md", "speed", _timed("model")),
+    ("docs/off-the-shelf.md", "one stage", _timed("methods")),
     ("docs/mini-study.md", "off the shelf", _of("off-the-shelf", MINIATURE)),
     ("docs/mini-study.md", "fine-tuned", _of("fine-tuned", MINIATURE)),
     ("docs/mini-study.md", "rank", _of("rank", MINIATURE)),
@@ -82,27 +78,27 @@ PAGES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/mini-synthesis.md", "samples", _of("diffusion-samples", MINIATURE)),
     ("docs/mini-synthesis.md", "options", _of("diffusion-options", MINIATURE)),
     ("docs/mini-synthesis.md", "terrain", _of("terrain", FULL)),
-    ("docs/synthesis.md", "diffusion", _timed(TIMED["diffusion"])),
+    ("docs/synthesis.md", "diffusion", _timed("diffusion")),
     ("docs/mini-detection.md", "detection", _of("detection", MINIATURE)),
     ("docs/mini-detection.md", "nuclei", _of("nuclei", FULL)),
-    ("docs/clustering.md", "peers", _timed(TIMED["clustering"])),
+    ("docs/clustering.md", "peers", _timed("clustering")),
     ("docs/tune.md", "ready-made", ready_made.summary),
     ("docs/tune.md", "places", _of("places", FULL)),
     ("docs/choosing.md", "budgets", choosing.budgets),
     ("docs/choosing.md", "tasks", choosing.tasks),
     ("docs/choosing.md", "speeds", choosing.speeds),
-    ("docs/vlm.md", "vlm", _timed(TIMED["vlm"])),
+    ("docs/vlm.md", "vlm", _timed("vlm")),
     ("README.md", "numbers", choosing.readme),
 )
 
 
-def pages() -> Iterator[tuple[Path, str]]:
-    """Yield every page with the text that it should have."""
+def pages() -> dict[Path, str]:
+    """Return every page with the text that it should have."""
     texts: dict[Path, str] = {}
     for page, name, text in PAGES:
         path = ROOT / page
         texts[path] = replace_between_marks(texts.get(path) or path.read_text(encoding="utf-8"), name, text())
-    yield from texts.items()
+    return texts
 
 
 def tables_in_results() -> Iterator[tuple[Path, str]]:
@@ -121,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     is_check = parser.parse_args().check
-    stale = [(path, text) for path, text in (*pages(), *tables_in_results()) if path.read_text("utf-8") != text]
+    stale = [(path, text) for path, text in (*pages().items(), *tables_in_results()) if path.read_text("utf-8") != text]
     if is_check and stale:
         names = "\n".join(str(path.relative_to(ROOT)) for path, _ in stale)
         raise SystemExit(f"{names}\nthese differ from the records: make pages writes them")
