@@ -22,7 +22,7 @@ from agglo.lab.evaluation.grid import Reducible
 from agglo.lab.evaluation.report import plot, sampling_error
 from agglo.lab.options import EMBEDDED
 from agglo.lab.tasks.classification.data import open_split
-from agglo.lab.tasks.classification.data.transforms import Normalise, evaluation_transform, inputs_for
+from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
 from agglo.lab.tasks.classification.evaluation.figures import draw_configs
 from agglo.lab.tasks.classification.evaluation.grid import QUALITY, EvaluationSettings, run
 from agglo.models.opening import build
@@ -57,7 +57,7 @@ def show(output: Path, *, images: int | None = None) -> dict[str, Any]:
     split = open_split("fashion-mnist", IMAGES, "val", transform=evaluation_transform(wanted, normalise=False))
     count = min(_TIMED_BATCH, report["data"]["images"])
     seen = torch.stack([torch.as_tensor(split[len(split) * index // count][0]) for index in range(count)])
-    inputs = Normalise(wanted.mean, wanted.std)(seen)
+    inputs = wanted.normalise(seen)
     # Speeds of the cells were measured one after the other; those that can be compared are measured in turns.
     done = [result for result in report["results"] if "cannot" not in result]
     timed = [None if each["config"] is None else ReductionConfig.from_dict(each["config"]) for each in done]

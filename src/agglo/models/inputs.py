@@ -45,6 +45,11 @@ class Inputs:
         if len(self.mean) not in (1, 3) or len(self.mean) != len(self.std):
             raise ValueError(f"mean={self.mean} and std={self.std} must both have 1 value (grey) or 3 (RGB)")
 
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Turn bytes (B, C, H, W) on any device into what `evaluation_transform` gives with normalise=True."""
+        mean, std = (torch.tensor(values, device=pixels.device).view(-1, 1, 1) for values in (self.mean, self.std))
+        return (pixels.float() / 255 - mean) / std
+
 
 def crop_of(side: int, resized: int) -> float:
     """Return `Inputs.crop` for an image that is resized to so many pixels and cropped to `side` of them.
@@ -62,7 +67,7 @@ def crop_of(side: int, resized: int) -> float:
 
 
 def evaluation_transform(inputs: Inputs, *, normalise: bool = True) -> Transform:
-    """Return resize, centre crop and normalisation; normalise=False leaves pixels as bytes, for `Normalise`."""
+    """Return resize, centre crop and normalisation; normalise=False leaves pixels as bytes, for `Inputs.normalise`."""
     from timm.data import create_transform
     from torchvision.transforms import Compose
 
@@ -81,15 +86,3 @@ def evaluation_transform(inputs: Inputs, *, normalise: bool = True) -> Transform
 def convert(inputs: Inputs) -> Callable[[Any], Any]:
     """Return the conversion of PIL images to grey or RGB, as the model expects."""
     return methodcaller("convert", "L" if len(inputs.mean) == 1 else "RGB")
-
-
-@dataclass(frozen=True)
-class Normalise:
-    """Turn bytes (B, C, H, W) on any device into what `evaluation_transform` gives with normalise=True."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def __call__(self, pixels: Tensor) -> Tensor:
-        mean, std = (torch.tensor(values, device=pixels.device).view(-1, 1, 1) for values in (self.mean, self.std))
-        return (pixels.float() / 255 - mean) / std

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
-from agglo.lab.tasks.classification.data.transforms import Normalise
 from agglo.lab.training.batches import ImageBatches, MemoryBatches, Share, epoch_order, shifted
+from agglo.models.inputs import Inputs
 from agglo.utils.randomness import derived_seed
 
 
@@ -60,8 +60,8 @@ def test_shifted_is_a_crop_of_the_padded_image(pad: int, seed: int) -> None:
 def memory(share: Share, **options: Any) -> MemoryBatches:
     draws = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (20, 1, 6, 6), generator=draws, dtype=torch.uint8)
-
-    settings: dict[str, Any] = {"prepare": Normalise((0.5,), (0.25,)), "seed": 3, "shift": 2, "flip": 0.5}
+    prepare = Inputs((6, 6), (0.5,), (0.25,)).normalise
+    settings: dict[str, Any] = {"prepare": prepare, "seed": 3, "shift": 2, "flip": 0.5}
     return MemoryBatches(images, torch.arange(20), share, **{**settings, **options})
 
 

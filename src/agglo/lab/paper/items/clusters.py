@@ -90,7 +90,7 @@ def _find(root: Path, part: str) -> Path:
 
 def _draw_embedded(sheet: Sheet, configs: Configs) -> tuple[Any, list[str]]:
     """Draw images that come with agglo, which the model takes as they are, and return their names too."""
-    from agglo.lab.tasks.classification.data.transforms import Normalise, inputs_for
+    from agglo.lab.tasks.classification.data.transforms import inputs_for
     from agglo.lab.tasks.classification.evaluation.figures import class_names, draw_configs
 
     images, labels = read_split(embedded.IMAGES, "val")
@@ -99,7 +99,7 @@ def _draw_embedded(sheet: Sheet, configs: Configs) -> tuple[Any, list[str]]:
     wanted = inputs_for(model, FASHION)
     pixels = torch.from_numpy(images[numbers])[:, None]
     names = [f"{number}, {CLASSES[int(labels[number])]}" for number in numbers]
-    inputs = Normalise(wanted.mean, wanted.std)(pixels)
+    inputs = wanted.normalise(pixels)
     how: dict[str, Any] = {"classes": class_names(model), "scale": 8, "every_stage": sheet.every_stage}
     return draw_configs(model, inputs, pixels.expand(-1, 3, -1, -1), configs, names=names, **how), names
 

@@ -55,7 +55,7 @@ def evaluate(
     ['images', 'images_per_second', 'top1']
     """
     from agglo.lab.tasks.classification.data import detect, open_split
-    from agglo.lab.tasks.classification.data.transforms import Normalise, evaluation_transform, inputs_for
+    from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
     from agglo.lab.tasks.classification.evaluation import grid
     from agglo.models.opening import ModelSpec, build
     from agglo.utils.progress import progress
@@ -70,7 +70,7 @@ def evaluate(
         grid.require_same_classes(built, opened)
         inputs = inputs_for(built, name, frame)
         opened.transform = evaluation_transform(inputs, normalise=False)
-        prepare = Normalise(inputs.mean, inputs.std)
+        prepare = inputs.normalise
         loader = DataLoader(grid.spread(opened, images), batch_size, num_workers=workers)
     elif images is not None or dataset is not None or frame is not None:
         raise ValueError("images, dataset and frame go with a folder; batches are taken as they are")

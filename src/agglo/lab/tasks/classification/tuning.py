@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from agglo.lab.tasks.classification.data import detect, open_split
-from agglo.lab.tasks.classification.data.transforms import Normalise, evaluation_transform, inputs_for
+from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
 from agglo.lab.tasks.classification.evaluation.grid import prompted, spread
 from agglo.models.libraries import class_count
 from agglo.models.opening import ModelSpec, build
 from agglo.models.outputs import features_in
 from agglo.tuning import Tuned, TuneSettings, tune
+from agglo.tuning.settings import Output
 from agglo.utils.devices import dtype_named, require_device, torch_threads
 from agglo.utils.progress import progress
 
@@ -37,16 +37,13 @@ class FolderSettings:
     dtype: str = "float32"
 
 
-class Prepared(NamedTuple):
-    """A classifier, and what to tune it on."""
+def prepare(settings: FolderSettings, *, quiet: bool = False) -> tuple[nn.Module, list[Any], Output]:
+    """Build the model and read the images.
 
-    model: nn.Module
-    images: list[Any]  # one batch: (N, C, H, W), as bytes, and classes (N,) if the data set's are those of the model
-    output: Callable[[nn.Module, Tensor], Tensor]  # gives logits, or the features of a model without a head
-
-
-def prepare(settings: FolderSettings, *, quiet: bool = False) -> Prepared:
-    """Build the model and read the images."""
+    Returns:
+        The model; one batch of images (N, C, H, W), as bytes, with classes (N,) if the data set's are those of the
+        model; and the function that gives logits, or the features of a model without a head.
+    """
     dtype, device = dtype_named(settings.dtype), require_device(settings.device)
     name = detect(settings.data) if settings.dataset is None else settings.dataset
     data = open_split(name, settings.data, "val")
@@ -63,13 +60,12 @@ def prepare(settings: FolderSettings, *, quiet: bool = False) -> Prepared:
             advance(f"{len(images)} images")
     pixels, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
     known = not data.multi_label and len(data.classes) == class_count(model)
-    normalise = Normalise(wanted.mean, wanted.std)
 
     def output(model: nn.Module, images: Tensor) -> Tensor:
         # Bytes until here: they take a quarter of the memory.
-        return features_in(model(normalise(images).to(dtype)))
+        return features_in(model(wanted.normalise(images).to(dtype)))
 
-    return Prepared(model.to(device, dtype), [(pixels, targets)] if known else [pixels], output)
+    return model.to(device, dtype), [(pixels, targets)] if known else [pixels], output
 
 
 def tune_on_folder(folder: FolderSettings, *, settings: TuneSettings | None = None, **how: Any) -> Tuned:
@@ -81,7 +77,7 @@ def tune_on_folder(folder: FolderSettings, *, settings: TuneSettings | None = No
         how: Further arguments of `agglo.tune`.
     """
     settings = TuneSettings() if settings is None else settings
-    ready = prepare(folder, quiet=settings.quiet)
-    settings = replace(settings, output=ready.output, name=folder.model.name, batch_size=folder.batch_size)
+    model, images, output = prepare(folder, quiet=settings.quiet)
+    settings = replace(settings, output=output, name=folder.model.name, batch_size=folder.batch_size)
     with torch_threads(folder.threads):
-        return tune(ready.model, ready.images, settings=settings, **how)
+        return tune(model, images, settings=settings, **how)

@@ -120,7 +120,7 @@ def test_class_folders(tmp_path: Path) -> None:
     assert not val.multi_label and val[0][0].size == (12, 10) and val[0][0].mode == "RGB"
     assert detect(tmp_path) == "folder"
     # The split itself may be given, and is what is evaluated.
-    assert targets(open_split("folder", tmp_path / "val", "test")) == [0, 1, 1]
+    assert targets(open_split("folder", tmp_path / "val", "val")) == [0, 1, 1]
     require_refusal("has no folder 'train'", "folder", tmp_path / "val", "train")
     (tmp_path / "val" / "empty").mkdir()
     with pytest.raises(OSError, match="empty"):
@@ -140,7 +140,7 @@ def test_some_of_imagenets_classes_keep_their_numbers(tmp_path: Path) -> None:
 
 
 def test_nabirds(birds: Path) -> None:
-    train, test = open_split("nabirds", birds, "train"), open_split("nabirds", birds, "test")
+    train, test = open_split("nabirds", birds, "train"), open_split("nabirds", birds, "val")
     assert train.classes == test.classes == ["Loon", "Small Grebe", "Wood Duck (Female)"]
     assert targets(train) == [2, 1] and targets(test) == [2, 0]
     assert brightness(train) == [0, 150] and brightness(test) == [50, 100]
@@ -166,7 +166,7 @@ def test_nuswide(nuswide: Path) -> None:
 
 
 def test_fashion_mnist(clothes: Path, tmp_path: Path) -> None:
-    train, test = open_split("fashion-mnist", clothes, "train"), open_split("fashion-mnist", clothes, "test")
+    train, test = open_split("fashion-mnist", clothes, "train"), open_split("fashion-mnist", clothes, "val")
     assert targets(train) == [2, 3, 4, 5, 6] and targets(test) == [2, 3, 4]
     assert train[0][0].mode == "L" and train[0][0].size == (28, 28) and len(train.classes) == 10
     expected = np.random.default_rng(0).integers(0, 256, (5, 28, 28))

@@ -15,7 +15,6 @@ from agglo.lab.tasks.classification.data.transforms import (
     Augmentation,
     Cutout,
     Inputs,
-    Normalise,
     evaluation_transform,
     inputs_for,
     train_transform,
@@ -50,7 +49,7 @@ def test_evaluation_resizes_to_256_and_crops_224() -> None:
     torch.testing.assert_close(evaluation_transform(INPUTS)(photograph()), normalised(expected), atol=1e-5, rtol=0)
     pixels = evaluation_transform(INPUTS, normalise=False)(photograph())
     assert pixels.dtype == torch.uint8
-    torch.testing.assert_close(Normalise(MEAN, STD)(pixels[None])[0], evaluation_transform(INPUTS)(photograph()))
+    torch.testing.assert_close(INPUTS.normalise(pixels[None])[0], evaluation_transform(INPUTS)(photograph()))
 
 
 def test_several_labels_are_evaluated_on_the_whole_squashed_image() -> None:

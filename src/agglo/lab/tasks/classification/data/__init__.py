@@ -23,7 +23,6 @@ from agglo.lab.options import Amount, Fraction, option
 
 __all__ = ["Augmentation", "ClassificationData", "DataSet", "Files", "detect", "open_split", "register"]
 
-_SPLITS = {"train": "train", "val": "val", "test": "val"}
 _SAMPLED = 256  # images whose content a fingerprint reads
 
 
@@ -139,16 +138,16 @@ def open_split(
     Args:
         name: One of `dataset_names()`.
         root: Folder of the data set.
-        split: "train", or "val" (also called "test") to evaluate on.
+        split: "train", or "val" to evaluate on.
         transform: Applied to every image.
 
     Raises:
         ValueError: A file is missing. An unreadable image raises BadImageError when it is asked for.
     """
     dataset = dataset_named(name)
-    choice("split", split, _SPLITS)
+    choice("split", split, ("train", "val"))
     _require_folder(root)
-    data = dataset.read(root, _SPLITS[split])
+    data = dataset.read(root, split)
     data.name, data.transform = name, transform
     if not len(data):
         raise ValueError(f"{name}: split {split!r} of {str(root)!r} holds no images")

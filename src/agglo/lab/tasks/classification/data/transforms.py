@@ -10,10 +10,10 @@ from torch import nn
 
 from agglo.checks import choice
 from agglo.lab.tasks.classification.data import Augmentation, dataset_named
-from agglo.models.inputs import Inputs, Normalise, Transform, convert, evaluation_transform
+from agglo.models.inputs import Inputs, Transform, convert, evaluation_transform
 from agglo.models.libraries import TIMM, library_of, own_inputs
 
-__all__ = ["FRAMES", "STUDY", "Inputs", "Normalise", "evaluation_transform", "inputs_for", "train_transform"]
+__all__ = ["FRAMES", "STUDY", "Inputs", "evaluation_transform", "inputs_for", "train_transform"]
 
 STUDY, MODEL = FRAMES = ("study", "model")
 
@@ -84,12 +84,7 @@ class Cutout:
     def __call__(self, image: Any) -> Any:
         width, height = image.size
         x, y = random.randrange(width), random.randrange(height)
-        box = (
-            max(x - width // 4, 0),
-            max(y - height // 4, 0),
-            min(x + width // 4, width),
-            min(y + height // 4, height),
-        )
+        box = (x - width // 4, y - height // 4, x + width // 4, y + height // 4)
         colour = tuple(random.randrange(256) for _ in image.getbands())
         image = image.copy()
         image.paste(colour[0] if len(colour) == 1 else colour, box)

@@ -19,7 +19,7 @@ from agglo.hosts.registry import find_tower
 from agglo.lab.data.image_files import open_image
 from agglo.lab.drawing.animation import Cut, counts_between, dissolve
 from agglo.lab.evaluation.configs import Configs
-from agglo.lab.tasks.classification.data.transforms import Normalise, evaluation_transform, inputs_for
+from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
 from agglo.lab.tasks.classification.evaluation.grid import prompted
 from agglo.methods import Method
 from agglo.models.checkpoints import Checkpoint, load_method, split_method
@@ -59,7 +59,7 @@ def prepared(model: Any, images: Sequence[Image], dataset: str | None = None) ->
     prepare = evaluation_transform(wanted, normalise=False)
     # Pixels stay bytes until they are normalised, as in an evaluation: the model sees the same numbers.
     pixels = torch.stack([torch.as_tensor(prepare(image)) for image in images])
-    return Normalise(wanted.mean, wanted.std)(pixels), pixels.expand(-1, 3, -1, -1)
+    return wanted.normalise(pixels), pixels.expand(-1, 3, -1, -1)
 
 
 def draw_configs(

@@ -18,7 +18,7 @@ from agglo.lab.evaluation.configs import Configs
 from agglo.lab.evaluation.grid import EvaluationGrid, GridCell, Reducible, about_data, run_grid
 from agglo.lab.evaluation.report import Quality
 from agglo.lab.tasks.classification.data import ClassificationData, detect, open_split
-from agglo.lab.tasks.classification.data.transforms import Normalise, evaluation_transform, inputs_for
+from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
 from agglo.models.checkpoints import Checkpoint, fingerprint
 from agglo.models.libraries import class_count
 from agglo.models.opening import ModelSpec, build
@@ -137,7 +137,7 @@ class Evaluation(EvaluationGrid):
             self.model,
             self._loader(),
             accelerator=self.accelerator,
-            prepare=Normalise(self.inputs.mean, self.inputs.std),
+            prepare=self.inputs.normalise,
             advance=lambda images: advance(cell.title),
         )
 

@@ -19,7 +19,6 @@ from agglo.lab.tasks.classification.data import ClassificationData, open_split
 from agglo.lab.tasks.classification.data.transforms import (
     STUDY,
     Inputs,
-    Normalise,
     evaluation_transform,
     inputs_for,
     train_transform,
@@ -179,8 +178,8 @@ def training_data(settings: TrainingSettings, data: ClassificationData, model: n
     inputs = inputs_for(model, settings.dataset, STUDY)
     seed, repeats = settings.seed, settings.repeated_augmentation if share.processes > 1 else 1
     if settings.in_memory:
-        normalise, shift = Normalise(inputs.mean, inputs.std), settings.shift or 0
-        return MemoryBatches(*in_memory(data, inputs), share, normalise, seed, repeats, shift, settings.flip)
+        how = inputs.normalise, seed, repeats, settings.shift or 0, settings.flip
+        return MemoryBatches(*in_memory(data, inputs), share, *how)
     data.transform = train_transform(inputs, settings)
     return ImageBatches(data, share, seed, repeats, settings.workers)
 
@@ -191,7 +190,7 @@ def validation_loader(settings: TrainingSettings, split: ClassificationData, mod
     data: Any = split
     if settings.in_memory:
         images, targets = in_memory(data, inputs)
-        data = TensorDataset(Normalise(inputs.mean, inputs.std)(images), targets)
+        data = TensorDataset(inputs.normalise(images), targets)
     else:
         data.transform = evaluation_transform(inputs)
     return DataLoader(data, settings.evaluation_batch_size, num_workers=settings.workers)
