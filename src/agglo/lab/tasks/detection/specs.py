@@ -168,7 +168,7 @@ def vit_adapter(
         load_vit(detector.backbone.vit, state, str(weights))
     elif _PUBLISHED in state:
         load_exactly(detector, published.from_published(state, detector.state_dict()), str(weights))
-        if published.has_encoder_layers(state):
+        if any(published.ENCODER_LAYER in name for name in state):
             for module in detector.backbone.vit.blocks.modules():
                 if isinstance(module, nn.LayerNorm):
                     module.eps = published.ENCODER_LAYER_EPS

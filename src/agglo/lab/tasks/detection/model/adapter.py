@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, resample_abs_pos_embed
 from torch import Tensor, nn
+from torchvision.ops import Conv2dNormActivation
 
 from agglo.hosts.common.blocks import checkpointed, directly
 from agglo.hosts.common.swap import ReducedModule, UnsupportedModelError
@@ -48,15 +49,13 @@ class SpatialPrior(nn.Module):
         super().__init__()
         first, pooling = _STEM_STRIDES[stride]
         self.stem = nn.Sequential(
-            *_convolution(3, width, first),
-            *_convolution(width, width, 1),
-            *_convolution(width, width, 1),
+            *Conv2dNormActivation(3, width, stride=first),
+            *Conv2dNormActivation(width, width),
+            *Conv2dNormActivation(width, width),
             nn.MaxPool2d(3, pooling, padding=1),
         )
         widths = (width, 2 * width, 4 * width, 4 * width)
-        self.stages = nn.ModuleList(
-            nn.Sequential(*_convolution(before, after, 2)) for before, after in pairwise(widths)
-        )
+        self.stages = nn.ModuleList(Conv2dNormActivation(*pair, stride=2) for pair in pairwise(widths))
         self.projections = nn.ModuleList(nn.Conv2d(each, out_width, 1) for each in widths)
 
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -64,11 +63,6 @@ class SpatialPrior(nn.Module):
         for stage in self.stages:
             maps.append(stage(maps[-1]))
         return [projection(each) for projection, each in zip(self.projections, maps, strict=True)]
-
-
-def _convolution(width_in: int, width_out: int, stride: int) -> list[nn.Module]:
-    convolution = nn.Conv2d(width_in, width_out, 3, stride, padding=1, bias=False)
-    return [convolution, nn.BatchNorm2d(width_out), nn.ReLU(inplace=True)]
 
 
 class DeformableAttention(nn.Module):

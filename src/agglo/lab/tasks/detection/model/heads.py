@@ -2,7 +2,8 @@
 
 Boxes are (x1, y1, x2, y2), as MMDetection defines them. A delta (dx, dy, dw, dh) moves the centre of a reference box by
 (dx, dy) times its width and height, and scales its width and height by (exp dw, exp dh); all four are divided by
-`deviations` in training. torchvision's Matcher and sampler differ from `match` and `sample`: there each object gets its
+`deviations` in training. What layers give is cast to float32, so that under autocast boxes do not move by pixels and
+losses do not overflow. torchvision's Matcher and sampler differ from `match` and `sample`: there each object gets its
 best candidate however bad, and the sample depends on the device.
 """
 
@@ -85,11 +86,6 @@ def head_settings(options: Mapping[str, Any]) -> HeadSettings:
             value = replace(getattr(HeadSettings, name), **value)
         values[name] = tuple(value) if isinstance(value, list) else value
     return HeadSettings(**values)
-
-
-def full_precision(device: torch.device) -> torch.autocast:
-    """Switch autocast off: half precision moves boxes by pixels and makes losses overflow."""
-    return torch.autocast(device.type, enabled=False)
 
 
 def encode(boxes: Tensor, references: Tensor, deviations: Sequence[float] = NO_DEVIATIONS) -> Tensor:
@@ -200,20 +196,19 @@ class RPN(nn.Module):
         anchors = torch.cat([level.anchors for level in levels])
         logits, deltas = (torch.cat(parts, dim=1) for parts in zip(*(level[1:] for level in levels), strict=True))
         entropy, distance, count = logits.new_zeros(()), logits.new_zeros(()), 0
-        with full_precision(anchors.device):
-            x, y = box_convert(anchors, "xyxy", "cxcywh")[:, :2].round().unbind(1)  # centres lie on whole pixels
-            for i, boxes in enumerate(objects):
-                inside = (x < padded[i][1]) & (y < padded[i][0])
-                matched = torch.full((len(anchors),), NEITHER, device=anchors.device)
-                matched[inside] = match(anchors[inside], boxes, rules)
-                positive, negative = sample(matched, rules)
-                seen = torch.cat([positive, negative])
-                is_object = (matched[seen] >= 0).float()
-                entropy = entropy + F.binary_cross_entropy_with_logits(logits[i, seen], is_object, reduction="sum")
-                wanted = encode(boxes[matched[positive]], anchors[positive])
-                distance = distance + F.l1_loss(deltas[i, positive], wanted, reduction="sum")
-                # MMDetection counts at least one of each kind per image.
-                count += max(len(positive), 1) + max(len(negative), 1)
+        x, y = box_convert(anchors, "xyxy", "cxcywh")[:, :2].round().unbind(1)  # centres lie on whole pixels
+        for i, boxes in enumerate(objects):
+            inside = (x < padded[i][1]) & (y < padded[i][0])
+            matched = torch.full((len(anchors),), NEITHER, device=anchors.device)
+            matched[inside] = match(anchors[inside], boxes, rules)
+            positive, negative = sample(matched, rules)
+            seen = torch.cat([positive, negative])
+            is_object = (matched[seen] >= 0).float()
+            entropy = entropy + F.binary_cross_entropy_with_logits(logits[i, seen], is_object, reduction="sum")
+            wanted = encode(boxes[matched[positive]], anchors[positive])
+            distance = distance + F.l1_loss(deltas[i, positive], wanted, reduction="sum")
+            # MMDetection counts at least one of each kind per image.
+            count += max(len(positive), 1) + max(len(negative), 1)
         return {"loss_rpn_cls": entropy / count, "loss_rpn_bbox": distance / count}
 
     @torch.no_grad()
@@ -233,8 +228,7 @@ class RPN(nn.Module):
             box, score, number_of = (torch.cat(part) for part in zip(*parts, strict=True))
             has_area = (box[:, 2:] > box[:, :2]).all(dim=1)
             box, score, number_of = box[has_area], score[has_area], number_of[has_area]
-            with full_precision(box.device):
-                found.append(box[batched_nms(box, score, number_of, settings.iou)[: settings.kept]])
+            found.append(box[batched_nms(box, score, number_of, settings.iou)[: settings.kept]])
         return found
 
 
@@ -305,10 +299,9 @@ class RoIHeads(nn.Module):
         rois = torch.cat([torch.cat([torch.full_like(b[:, :1], i), b], dim=1) for i, b in enumerate(boxes)])
         level = level_of(rois[:, 1:], self.settings.finest_scale, len(self.strides))
         pooled = rois.new_zeros(len(rois), pyramid[0].shape[1], side, side)
-        with full_precision(rois.device):
-            for number, (features, stride) in enumerate(zip(pyramid, self.strides, strict=False)):
-                here = level == number
-                pooled[here] = roi_align(features.float(), rois[here], side, 1 / stride, sampling_ratio=0, aligned=True)
+        for number, (features, stride) in enumerate(zip(pyramid, self.strides, strict=False)):
+            here = level == number
+            pooled[here] = roi_align(features.float(), rois[here], side, 1 / stride, sampling_ratio=0, aligned=True)
         return pooled.to(pyramid[0].dtype)
 
     def losses(
@@ -320,33 +313,31 @@ class RoIHeads(nn.Module):
         """
         rules, deviations, side = self.settings.box_assignment, self.settings.box_deviations, self.settings.mask_pool
         seen, positives, labels, wanted, wanted_masks = ([] for _ in range(5))
-        with full_precision(pyramid[0].device):
-            for boxes, target in zip(proposals, targets, strict=True):
-                # Each object is a candidate of its own: there is something to learn before proposals are any good.
-                own = torch.arange(len(target["boxes"]), device=boxes.device)
-                matched = torch.cat([own, match(boxes, target["boxes"], rules)])
-                boxes = torch.cat([target["boxes"], boxes])
-                positive, negative = sample(matched, rules)
-                objects = matched[positive]
-                background = torch.full_like(negative, self.n_classes)
-                seen.append(torch.cat([boxes[positive], boxes[negative]]))
-                positives.append(boxes[positive])
-                labels.append(torch.cat([target["labels"][objects], background]))
-                wanted.append(encode(target["boxes"][objects], boxes[positive], deviations))
-                wanted_masks.append(targets_in_boxes(target["masks"], objects, boxes[positive], 2 * side))
+        for boxes, target in zip(proposals, targets, strict=True):
+            # Each object is a candidate of its own: there is something to learn before proposals are any good.
+            own = torch.arange(len(target["boxes"]), device=boxes.device)
+            matched = torch.cat([own, match(boxes, target["boxes"], rules)])
+            boxes = torch.cat([target["boxes"], boxes])
+            positive, negative = sample(matched, rules)
+            objects = matched[positive]
+            background = torch.full_like(negative, self.n_classes)
+            seen.append(torch.cat([boxes[positive], boxes[negative]]))
+            positives.append(boxes[positive])
+            labels.append(torch.cat([target["labels"][objects], background]))
+            wanted.append(encode(target["boxes"][objects], boxes[positive], deviations))
+            wanted_masks.append(targets_in_boxes(target["masks"], objects, boxes[positive], 2 * side))
         logits, deltas = self.box(self.pool(pyramid, seen, self.settings.box_pool))
         masks = self.mask(self.pool(pyramid, positives, side))
-        with full_precision(logits.device):
-            label, count = torch.cat(labels), max(len(logits), 1)
-            [positive] = (label < self.n_classes).nonzero(as_tuple=True)
-            of_class = label[positive]
-            masks = masks[torch.arange(len(masks), device=masks.device), of_class]
-            mask_loss = F.binary_cross_entropy_with_logits(masks, torch.cat(wanted_masks), reduction="sum")
-            return {
-                "loss_cls": F.cross_entropy(logits, label, reduction="sum") / count,
-                "loss_bbox": F.l1_loss(deltas[positive, of_class], torch.cat(wanted), reduction="sum") / count,
-                "loss_mask": mask_loss / max(masks.numel(), 1),
-            }
+        label, count = torch.cat(labels), max(len(logits), 1)
+        [positive] = (label < self.n_classes).nonzero(as_tuple=True)
+        of_class = label[positive]
+        masks = masks[torch.arange(len(masks), device=masks.device), of_class]
+        mask_loss = F.binary_cross_entropy_with_logits(masks, torch.cat(wanted_masks), reduction="sum")
+        return {
+            "loss_cls": F.cross_entropy(logits, label, reduction="sum") / count,
+            "loss_bbox": F.l1_loss(deltas[positive, of_class], torch.cat(wanted), reduction="sum") / count,
+            "loss_mask": mask_loss / max(masks.numel(), 1),
+        }
 
     @torch.no_grad()
     def detect(
@@ -358,9 +349,8 @@ class RoIHeads(nn.Module):
         """
         logits, deltas = self.box(self.pool(pyramid, proposals, self.settings.box_pool))
         counts = [len(boxes) for boxes in proposals]
-        with full_precision(logits.device):
-            parts = zip(logits.split(counts), deltas.split(counts), proposals, sizes, original, strict=True)
-            found = [self._best(*part) for part in parts]
+        parts = zip(logits.split(counts), deltas.split(counts), proposals, sizes, original, strict=True)
+        found = [self._best(*part) for part in parts]
         read = [resize_boxes(boxes, old, new) for (boxes, *_), old, new in zip(found, original, sizes, strict=True)]
         squares = self.mask(self.pool(pyramid, read, self.settings.mask_pool)).sigmoid().split(list(map(len, read)))
         results = []

@@ -8,7 +8,7 @@ carry a class token, a last norm and a head that nothing uses.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -17,22 +17,14 @@ ENCODER_LAYER_EPS = 1e-5  # of SViT's layer norms; DeiT's have 1e-6
 _POSITIONS = "backbone.pos_embed"
 _UNUSED = re.compile(r"^backbone\.((norm|fc_norm|head)\.(weight|bias)|cls_token)$")
 
-_Replacement = str | Callable[[re.Match[str]], str]
-
-
-def _shifted(text: str, by: int) -> Callable[[re.Match[str]], str]:
-    """Replace by `text`, with the number that was found, shifted, in place of #."""
-    return lambda found: text.replace("#", str(int(found[1]) + by))
-
-
 # Ours to theirs, in order: every rule that is found applies.
-_RULES: tuple[tuple[str, _Replacement], ...] = (
+_RULES = (
     (r"^backbone\.vit\.", "backbone."),
     (r"^backbone\.level_embedding$", "backbone.level_embed"),
     (r"^backbone\.prior\.stem\.", "backbone.spm.stem."),
-    (r"^backbone\.prior\.stages\.(\d)\.", _shifted("backbone.spm.conv#.", 2)),
-    (r"^backbone\.prior\.projections\.(\d)\.", _shifted("backbone.spm.fc#.", 1)),
-    (r"^backbone\.norms\.(\d)\.", _shifted("backbone.norm#.", 1)),
+    *((rf"^backbone\.prior\.stages\.{i}\.", f"backbone.spm.conv{i + 2}.") for i in range(3)),
+    *((rf"^backbone\.prior\.projections\.{i}\.", f"backbone.spm.fc{i + 1}.") for i in range(4)),
+    *((rf"^backbone\.norms\.{i}\.", f"backbone.norm{i + 1}.") for i in range(4)),
     (r"(?<=\.injector\.)norm_tokens\.|(?<=\.extractors\.\d\.)norm_pyramid\.", "query_norm."),
     (r"(?<=\.injector\.)norm_pyramid\.|(?<=\.extractors\.\d\.)norm_tokens\.", "feat_norm."),
     (r"\.norm_ffn\.", ".ffn_norm."),
@@ -44,20 +36,20 @@ _RULES: tuple[tuple[str, _Replacement], ...] = (
     (r"\.ffn\.convolution\.", ".ffn.dwconv.dwconv."),
     (r"\.ffn\.leave\.", ".ffn.fc2."),
     (r"\.extractors\.0\.", ".extractor."),
-    (r"\.extractors\.(\d)\.", _shifted(".extra_extractors.#.", -1)),
+    *((rf"\.extractors\.{i}\.", f".extra_extractors.{i - 1}.") for i in (1, 2)),
     (r"^neck\.pyramid\.inner_blocks\.(\d)\.0\.", r"neck.lateral_convs.\1.conv."),
     (r"^neck\.pyramid\.layer_blocks\.(\d)\.0\.", r"neck.fpn_convs.\1.conv."),
     (r"^rpn\.conv\.", "rpn_head.rpn_conv."),
     (r"^rpn\.objectness\.", "rpn_head.rpn_cls."),
     (r"^rpn\.differences\.", "rpn_head.rpn_reg."),
-    (r"^roi\.box\.fc(\d)\.", _shifted("roi_head.bbox_head.shared_fcs.#.", -1)),
+    *((rf"^roi\.box\.fc{i}\.", f"roi_head.bbox_head.shared_fcs.{i - 1}.") for i in (1, 2)),
     (r"^roi\.box\.classes\.", "roi_head.bbox_head.fc_cls."),
     (r"^roi\.box\.differences\.", "roi_head.bbox_head.fc_reg."),
     (r"^roi\.mask\.convs\.(\d)\.", r"roi_head.mask_head.convs.\1.conv."),
     (r"^roi\.mask\.up\.", "roi_head.mask_head.upsample."),
     (r"^roi\.mask\.logits\.", "roi_head.mask_head.conv_logits."),
 )
-_ENCODER_RULES: tuple[tuple[str, _Replacement], ...] = (
+_ENCODER_RULES = (
     (r"^(backbone\.blocks\.\d+\.)", rf"\1{ENCODER_LAYER}."),
     (r"\.attn\.qkv\.", ".self_attn.in_proj_"),
     (rf"(?<={ENCODER_LAYER})\.attn\.proj\.", ".self_attn.out_proj."),
@@ -66,11 +58,6 @@ _ENCODER_RULES: tuple[tuple[str, _Replacement], ...] = (
 )
 _GATES = (("agglo_method.gates", "selective_modules"), ("decide.0", "mlp.fc1"), ("decide.2", "mlp.fc2"))  # ours, theirs
 _GATE = re.compile(r"^backbone\.selective_modules\.(\d+)\.(norm|mlp\.fc1|mlp\.fc2)\.(weight|bias)$")
-
-
-def has_encoder_layers(state: Mapping[str, Tensor]) -> bool:
-    """Return whether the blocks of a published detector are PyTorch's encoder layers."""
-    return any(ENCODER_LAYER in name for name in state)
 
 
 def gates(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -87,7 +74,7 @@ def from_published(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> di
     What no detector has a use for is left out: a last norm, a head, and, unless it has one, the class token with its
     position. Any other tensor that the detector does not have keeps its published name.
     """
-    encoder_layers = has_encoder_layers(state)
+    encoder_layers = any(ENCODER_LAYER in name for name in state)
     ours_of = {published_name(name, encoder_layers): name for name in own if "agglo_method" not in name.split(".")}
     unused = {name for name in state if name not in ours_of and (_UNUSED.match(name) or _GATE.match(name))}
     found = {ours_of.get(name, name): value for name, value in state.items() if name not in unused}

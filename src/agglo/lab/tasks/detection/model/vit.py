@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import timm
 import torch
 from timm.layers import Format
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from agglo.checks import choice
+from agglo.embedded import classifier as embedded
 from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.hosts.timm import TimmViT
 from agglo.lab.tasks.detection.data.transforms import MEAN, STD
@@ -115,10 +117,6 @@ def miniature_vit(*, pretrained: bool = True, drop_path: float = 0.0) -> nn.Modu
     are normalised as a detector's are; the patch embedding is changed so that a grey image, enlarged pixel by pixel,
     gives the very same tokens: each channel carries a third of the grey value, each small pixel its share of the large.
     """
-    import timm
-
-    from agglo.embedded import classifier as embedded
-
     small: Any = timm.create_model(embedded.NAME, pretrained=pretrained, drop_path_rate=drop_path)
     patch = small.patch_embed.proj.kernel_size[0] * ENLARGED
     options = {"in_chans": 3, "img_size": MINIATURE_SIDE, "patch_size": patch, "drop_path_rate": drop_path}
