@@ -123,8 +123,17 @@ class Subject:
 
     def training_root(self, settings: Settings, folder: Path) -> Path:
         """Return the folder of images to train on; of Fashion-MNIST it is a part, written to a folder."""
-        root = self.root(settings)
-        return fashion_subset(root, folder / "data", train=self.training, t10k=self.images) if self.training else root
+        root, part = self.root(settings), folder / "data"
+        if not self.training:
+            return root
+        part.mkdir(parents=True, exist_ok=True)
+        for split, count in (("train", self.training), ("t10k", self.images)):
+            for kind, dimensions in (("images-idx3", 3), ("labels-idx1", 1)):
+                values = read_idx(find_idx(root, f"{split}-{kind}-ubyte"), dimensions)[:count]
+                # Several processes may write it, and read it, at once.
+                with replacing(part / f"{split}-{kind}-ubyte.gz") as unfinished:
+                    write_idx(unfinished, values)
+        return part
 
 
 EMBEDDED = Subject(embedded.NAME, FASHION, 10_000, training=6000)
@@ -251,15 +260,3 @@ def training_choices(entry: Entry | None) -> dict[str, Any]:
     own = {name: entry.options[name] for name in ("linkage", "proportional") if name in entry.options}
     options = {name: value for name, value in entry.options.items() if name not in own}
     return {"method": entry.method, **own, "method_options": options}
-
-
-def fashion_subset(source: Path, target: Path, **counts: int) -> Path:
-    """Write the first images of both splits, `train` and `t10k`, as idx files of their own."""
-    target.mkdir(parents=True, exist_ok=True)
-    for split, count in counts.items():
-        for kind, dimensions in (("images-idx3", 3), ("labels-idx1", 1)):
-            values = read_idx(find_idx(source, f"{split}-{kind}-ubyte"), dimensions)[:count]
-            # Several processes may write it, and read it, at once.
-            with replacing(target / f"{split}-{kind}-ubyte.gz") as unfinished:
-                write_idx(unfinished, values)
-    return target

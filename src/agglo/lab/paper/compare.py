@@ -15,7 +15,7 @@ from agglo.lab.paper import printed
 from agglo.lab.paper.study import Result
 from agglo.utils.tables import CANNOT, Column, Table
 
-DENSE = "dense"
+DENSE, RELEASED = "dense", " as released"
 _MOST = 4  # panels in a row: the data sets of the paper
 
 
@@ -99,9 +99,10 @@ def printed_value(table: str, *keys: Any, images: int | None = None) -> Value | 
     return None if number is None else Value(number, None if images is None else sampling_error(number, images))
 
 
-def printed_in(table: str, *keys: Any, images: int | None = None) -> Callable[[str, Any], Value | None]:
-    """Return a function from row and column to a printed number."""
-    return lambda row, column: printed_value(table, *keys, row, column, images=images)
+def printed_accuracy(table: str, model: str, data: str) -> Callable[[str, Any], Value | None]:
+    """Return a function from method and keep rate to a printed number; methods as released have those of the paper."""
+    images = printed.IMAGES.get(data)
+    return lambda row, rate: printed_value(table, model, data, row.removesuffix(RELEASED), rate, images=images)
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,7 @@ def _table(results: Sequence[Result], scale: ClassifierScale) -> list[Section]:
     sections = []
     for (model, data), here in compare.grouped(results, "model", "data").items():
         metric = compare.metric_of(here)
-        images = printed.IMAGES.get(data) if metric == "top1" else None
-        expected = compare.printed_in("fine-tuned", model, data, images=images)
+        expected = compare.printed_accuracy("fine-tuned", model, data)
         found = replace(compare.by_method(here, "keep_rate", metric, expected=expected), columns=RATES)
         dense = printed.value("fine-tuned", model, data, DENSE)
         text = (

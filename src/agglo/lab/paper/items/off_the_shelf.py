@@ -10,12 +10,12 @@ from typing import Any
 
 from agglo.lab.paper import classifiers, compare, printed
 from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, LINKAGES, ClassifierScale, Entry, Subject, named
-from agglo.lab.paper.compare import DENSE, Value
+from agglo.lab.paper.compare import DENSE, RELEASED
 from agglo.lab.paper.study import Result, RunCell, Section, Settings, Study, StudyCell
 
 # Without proportional attention the released code does not track sizes at all.
 _RELEASED = tuple(
-    Entry(f"atc {linkage} as released", "atc", {"linkage": linkage, "sizes": "ignored", "proportional": False})
+    Entry(f"atc {linkage}{RELEASED}", "atc", {"linkage": linkage, "sizes": "ignored", "proportional": False})
     for linkage in LINKAGES
 )
 _OTHERS = tuple(entry for entry in classifiers.ALL if not entry.learns and entry not in ATC)
@@ -59,12 +59,7 @@ def _table(results: Sequence[Result], scale: ClassifierScale) -> list[Section]:
 def _sections(model: str, data: str, results: Sequence[Result]) -> list[Section]:
     dense: Mapping[str, Any] = next((result for result in results if result["method"] == DENSE), {})
     metric = compare.metric_of(results)
-    images = printed.IMAGES.get(data) if metric == "top1" else None
-
-    def expected(row: str, rate: float) -> Value | None:
-        name = row.removesuffix(" as released")
-        return compare.printed_value("off-the-shelf", model, data, name, rate, images=images)
-
+    expected = compare.printed_accuracy("off-the-shelf", model, data)
     found = compare.by_method(results, "keep_rate", metric, expected=expected)
     of_paper = printed.value("fine-tuned", model, data, DENSE)
     of_dense = f"{dense[metric]:.2f}" if dense else "not run"

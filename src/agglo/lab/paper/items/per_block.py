@@ -16,10 +16,9 @@ from agglo.schedule import Constant, Linear, PerBlock, Schedule
 
 KINDS = ("constant", "linear")
 IMAGES = classifiers.IMAGES["imagenet"]
-# The released code counts the class token among those that are left, so that a block removes one fewer.
-ONE_FEWER = " as released"
 TOME = Entry("tome", "tome")
-RELEASED = tuple(Entry(f"{entry.name}{ONE_FEWER}", entry.method, entry.options) for entry in ATC)
+# The released code counts the class token among those that are left, so that a block removes one fewer.
+RELEASED = tuple(Entry(f"{entry.name}{compare.RELEASED}", entry.method, entry.options) for entry in ATC)
 _ENTRIES = (TOME, *ATC, *RELEASED)
 # MAE's models run without proportional attention, as released, the others with it.
 _MAE_ENTRIES = tuple(replace(entry, options={**entry.options, "proportional": False}) for entry in _ENTRIES)
@@ -43,7 +42,7 @@ def schedule_of(kind: str | None, t: int, subject: Subject, entry: Entry) -> Sch
         if entry.method == "tome":
             number = min(number, left // 2)
         else:
-            number = min(max(number - entry.name.endswith(ONE_FEWER), 0), left - 1)
+            number = min(max(number - entry.name.endswith(compare.RELEASED), 0), left - 1)
         left -= number
         removed.append(number)
     return PerBlock(removed) if any(removed) else None
@@ -140,7 +139,7 @@ def _draw_curves(results: Sequence[Result], scale: ClassifierScale, settings: Se
     for kind in KINDS:
         here = compare.grouped([result for result in results if result["schedule"] in (None, kind)], "model").items()
         how: dict[str, Any] = {"over": "t", "x_label": f"t, tokens removed per block ({kind})"}
-        how["faint"] = lambda name: name.endswith(ONE_FEWER)
+        how["faint"] = lambda name: name.endswith(compare.RELEASED)
         panels = [each for (model,), of in here for each in compare.panel(of, "top1", model, **how)]
         paths += compare.draw_panels(panels, folder / f"curves-{kind}.png")
     return paths
@@ -178,7 +177,7 @@ def _mae_axes(scale: ClassifierScale, settings: Settings) -> Iterator[StudyCell]
         reduced = [{**about, "schedule": k, "method": n, "t": subject.ts[-1]} for k in KINDS for n in names]
         for each in (about, *reduced):
             yield StudyCell({"training": SHELF, **each}, subject.needs)
-        tuned = [each for each in reduced if not str(each["method"]).endswith(ONE_FEWER)]
+        tuned = [each for each in reduced if not str(each["method"]).endswith(compare.RELEASED)]
         # MAE's authors trained the dense models of the full table.
         for each in [*([about] if settings.miniature else []), *tuned]:
             for seed in range(settings.seeds or scale.seeds):
@@ -203,7 +202,7 @@ def _mae_table(results: Sequence[Result], scale: ClassifierScale) -> list[Sectio
     for (training, model), here in compare.grouped(results, "training", "model").items():
 
         def expected(row: str, kind: str, key: tuple[str, str] = (training, model)) -> compare.Value | None:
-            return compare.printed_value("mae", *key, kind, row.removesuffix(ONE_FEWER), images=IMAGES)
+            return compare.printed_value("mae", *key, kind, row.removesuffix(compare.RELEASED), images=IMAGES)
 
         found = compare.by_method([r for r in here if r["schedule"]], "schedule", "top1", expected=expected)
         found = replace(found, columns=KINDS)

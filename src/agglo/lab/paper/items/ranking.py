@@ -5,7 +5,8 @@ Printed numbers give the paper's figures, measured ones ours. These studies have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev, stdev
 from typing import Any
@@ -58,11 +59,12 @@ def by_seed(results: Sequence[Result], names: Sequence[str]) -> dict[int, Accura
 
 def measured_accuracies(results: Sequence[Result], names: Sequence[str]) -> Accuracies:
     """Return means over the seeds that methods have in common."""
-    rows: dict[tuple[str, str, float], list[dict[str, float]]] = {}
-    for table in by_seed(results, names).values():
-        for key, row in table.items():
-            rows.setdefault(key, []).append(row)
-    return {key: {name: fmean(row[name] for row in of) for name in of[0]} for key, of in rows.items()}
+    tables = by_seed(results, names).values()
+    found: Accuracies = {}
+    for key in dict.fromkeys(key for table in tables for key in table):
+        rows = [table[key] for table in tables if key in table]
+        found[key] = {name: fmean(row[name] for row in rows) for name in rows[0]}
+    return found
 
 
 def mean_ranks(table: Accuracies, keep_rate: float | None = None) -> dict[str, tuple[float, float]]:
@@ -105,12 +107,12 @@ def _rates(sources: Mapping[str, Accuracies]) -> list[float]:
 
 
 def _rank_table(results: Sequence[Result], scale: Any) -> list[Section]:
-    figure = {name: tuple(value) for name, value in printed.statement("rank").items()}
+    figure = printed.statement("rank")
     sources = {source: mean_ranks(table) for source, table in _sources(results, HARD_MERGING).items()}
     sources["as the paper's figure has it"] = figure
     rows = [
-        [name, *(f"{of[name][0]:.2f} +- {of[name][1]:.2f}" if name in of else None for of in sources.values())]
-        for name in sorted(figure, key=lambda name: figure[name][0])
+        [name, *("{:.2f} +- {:.2f}".format(*of[name]) if name in of else None for of in sources.values())]
+        for name in sorted(figure, key=figure.get)
     ]
     note = "+- is the standard deviation over places. ToMe has no rank at 25 %, which it cannot reach."
     return [Section("Mean rank, 1 is best", Table([Column("method", left=True), *map(Column, sources)], rows), note)]
@@ -197,51 +199,45 @@ def _draw_per_rate(results: Sequence[Result], scale: Any, settings: Settings, fo
     return [folder / "ranking-per-rate.png"]
 
 
-def _derived(name: str, shows: str, about: str, table: Callable[..., Any], draw: Callable[..., Any]) -> Study:
-    """Return an item that has no cells, but what the fine-tuned table found."""
-    return Study(
-        name=name,
-        shows=shows,
-        about=about,
-        stands_in="From the record of fine-tuned in miniature.",
-        full=(),
-        miniature=(),
-        axes=lambda scale, settings: (),
-        run=lambda scale, settings: dict,
-        table=table,
-        draw=draw,
-        borrow=lambda settings: read_results(settings.folder(FINE_TUNED.name)),
-    )
-
-
+# Items that have no cells, but what the fine-tuned table found.
+_derived = partial(
+    Study,
+    stands_in="From the record of fine-tuned in miniature.",
+    full=(),
+    miniature=(),
+    axes=lambda scale, settings: (),
+    run=lambda scale, settings: dict,
+    borrow=lambda settings: read_results(settings.folder(FINE_TUNED.name)),
+)
 ITEMS = (
     _derived(
-        "accuracy-curves",
-        "figure iccvResults",
-        "Accuracy against keep rate of the methods that merge hard, fine-tuned; drawn from the record of fine-tuned "
-        "and, for the paper's models, from the printed table; other methods are thin grey lines",
-        lambda results, scale: (),
-        _draw_accuracy,
+        name="accuracy-curves",
+        shows="figure iccvResults",
+        about="Accuracy against keep rate of the methods that merge hard, fine-tuned; drawn from the record of "
+        "fine-tuned and, for the paper's models, from the printed table; other methods are thin grey lines",
+        table=lambda results, scale: (),
+        draw=_draw_accuracy,
     ),
     _derived(
-        "rank",
-        "figure rankedICCV",
-        "Mean rank of the methods that merge hard over keep rates, models and data sets; equals share their ranks",
-        _rank_table,
-        _draw_ranks,
+        name="rank",
+        shows="figure rankedICCV",
+        about="Mean rank of the methods that merge hard over keep rates, models and data sets; equals share their "
+        "ranks",
+        table=_rank_table,
+        draw=_draw_ranks,
     ),
     _derived(
-        "difference",
-        "figure deltaICCV",
-        "Points of accuracy by which ATC is above the best prior method that merges hard, per keep rate",
-        _difference_table,
-        _draw_difference,
+        name="difference",
+        shows="figure deltaICCV",
+        about="Points of accuracy by which ATC is above the best prior method that merges hard, per keep rate",
+        table=_difference_table,
+        draw=_draw_difference,
     ),
     _derived(
-        "ranking-per-rate",
-        "figure avgRanking",
-        "Mean rank at each keep rate over models and data sets, among the paper's sixteen methods",
-        _per_rate_table,
-        _draw_per_rate,
+        name="ranking-per-rate",
+        shows="figure avgRanking",
+        about="Mean rank at each keep rate over models and data sets, among the paper's sixteen methods",
+        table=_per_rate_table,
+        draw=_draw_per_rate,
     ),
 )
