@@ -47,15 +47,12 @@ def draw_detections(
     least: float = LEAST_SCORE,
     present: Sequence[int] | None = None,
 ) -> Drawn:
-    """Draw objects over an image (H, W, 3), `scale` times larger.
+    """Draw objects over an image (H, W, 3), `scale` times larger, but for those with a score below `least`.
 
     Args:
-        image: Bytes.
         detections: Boxes (n, 4) xyxy in pixels of the image, labels (n,) from 0; scores (n,) and masks (n, H, W) if
             there are any. What a detector returns, or the target of a data set.
         classes: The name of each label.
-        scale: A whole number.
-        least: Objects with a lower score are left out.
         present: Labels that colours are given to, so that several drawings agree; None is the ones drawn.
     """
     from PIL import Image, ImageDraw, ImageFont
@@ -109,29 +106,21 @@ def _array(values: Any) -> NDArray[Any]:
 def _colours(labels: Sequence[int], present: Sequence[int]) -> list[Colour]:
     """Return one hue per class; objects of one class differ in lightness, so that neighbours can be told apart."""
     numbers = {label: number for number, label in enumerate(sorted(set(present)))}
-    colours: list[Colour] = []
+    colours: list[Any] = []
     for index, label in enumerate(labels):
         hue = _HUES[numbers[label] % len(_HUES)] + 0.04 * (numbers[label] // len(_HUES))
         lightness = _LIGHTNESS[labels[:index].count(label) % len(_LIGHTNESS)]
-        red, green, blue = (round(255 * value) for value in colorsys.hls_to_rgb(hue % 1, lightness, 0.85))
-        colours.append((red, green, blue))
+        colours.append(tuple(round(255 * value) for value in colorsys.hls_to_rgb(hue % 1, lightness, 0.85)))
     return colours
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One column of a sheet.
-
-    Attributes:
-        title: Above the image.
-        detections: As `draw_detections` takes them.
-        labels: (h, w), the group of every patch, -1 where it was dropped; None if nothing was reduced.
-        spans: As `draw_groups` takes them.
-    """
+    """One column of a sheet."""
 
     title: str
     detections: Detections
-    labels: Ints | None = None
+    labels: Ints | None = None  # and spans, as `draw_groups` takes them; None if nothing was reduced
     spans: tuple[float, float] | None = None
 
 
@@ -155,5 +144,4 @@ def sheet(
         else:
             title = f"{tokens(count_groups(one.labels))} of {one.labels.size}"
             below.append(Panel(draw_groups(image, one.labels, scale=scale, spans=one.spans), title))
-    reduced = any(one.labels is not None for one in shown)
-    return compose([Row(above, name), Row(below)] if reduced else [Row(above, name)])
+    return compose([Row(above, name), *([Row(below)] if any(one.labels is not None for one in shown) else [])])

@@ -47,10 +47,8 @@ def show(
     opened.model.to(require_device(device))
     sheets = [_drawn(opened, image, configs, least_score, name) for name, image in named]
     whole = pil.new("RGB", (max(each.width for each in sheets), sum(each.height for each in sheets)), "white")
-    top = 0
-    for each in sheets:
-        whole.paste(each, (0, top))
-        top += each.height
+    for number, each in enumerate(sheets):
+        whole.paste(each, (0, sum(above.height for above in sheets[:number])))
     return whole
 
 
@@ -60,7 +58,6 @@ def _drawn(opened: Opened, image: Image, configs: Configs, least: float, name: s
     pixels, _ = transforms_for(opened.spec.image_size)[1](image, {})
     inputs = [pixels.to(next(model.parameters()).device)]
     with torch.inference_mode():
-        remove(model)
         columns = [Shown("dense", model(inputs, original_sizes=[size])[0])]
         for config, row in configs.items():
             reducible.apply(config)

@@ -75,7 +75,7 @@ def from_published(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> di
     position. Any other tensor that the detector does not have keeps its published name.
     """
     encoder_layers = any(ENCODER_LAYER in name for name in state)
-    ours_of = {published_name(name, encoder_layers): name for name in own if "agglo_method" not in name.split(".")}
+    ours_of = {published_name(name, encoder_layers): name for name in own}
     unused = {name for name in state if name not in ours_of and (_UNUSED.match(name) or _GATE.match(name))}
     found = {ours_of.get(name, name): value for name, value in state.items() if name not in unused}
     if (positions := ours_of.get(_POSITIONS)) in found and found[positions].shape[1] == own[positions].shape[1] + 1:
@@ -85,9 +85,6 @@ def from_published(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> di
 
 def published_name(name: str, encoder_layers: bool = False) -> str:
     """Return the authors' name of a tensor; encoder_layers names the blocks as SViT does."""
-    for pattern, replacement in _RULES:
+    for pattern, replacement in (*_RULES, *(_ENCODER_RULES if encoder_layers else ())):
         name = re.sub(pattern, replacement, name)
-    if encoder_layers and name.startswith("backbone.blocks."):
-        for pattern, replacement in _ENCODER_RULES:
-            name = re.sub(pattern, replacement, name)
     return name

@@ -30,12 +30,10 @@ from agglo.utils.files import replacing
 from agglo.utils.progress import progress
 
 Floats = NDArray[np.float64]
+Features = Callable[[Sequence[Image]], Tensor]  # images to features (B, D), on the CPU
 INCEPTION = "https://nvlabs-fi-cdn.nvidia.com/stylegan2-ada-pytorch/pretrained/metrics/inception-2015-12-05.pt"
 _SIDE = 299
 _ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
-
-
-Features = Callable[[Sequence[Image]], Tensor]  # images to features (B, D), on the CPU
 
 
 class FewImagesWarning(UserWarning):
@@ -96,8 +94,7 @@ def frechet_distance(a: Statistics, b: Statistics) -> float:
 def _root(covariance: Floats) -> Floats:
     """Return the symmetric root of a positive semi-definite matrix; rounding may have left eigenvalues below 0."""
     values, vectors = np.linalg.eigh(covariance)
-    root: Floats = (vectors * np.sqrt(values.clip(min=0.0))) @ vectors.T
-    return root
+    return (vectors * np.sqrt(values.clip(min=0.0))) @ vectors.T
 
 
 def statistics_of(
@@ -157,14 +154,9 @@ def inception_features(weights: Path, device: torch.device | str = "cpu") -> Fea
 
 def clean_resize(image: Image) -> Tensor:
     """Return pixels (3, 299, 299) in 0 to 255 as clean-fid resizes them: bicubic with antialiasing, in float32."""
-
-    def resized(channel: Image) -> NDArray[np.float32]:
-        plane = pil.fromarray(np.asarray(channel, dtype=np.float32))
-        return np.asarray(plane.resize((_SIDE, _SIDE), pil.Resampling.BICUBIC)).clip(0.0, 255.0)
-
-    if image.mode == "L":
-        return torch.from_numpy(resized(image)).expand(3, -1, -1)
-    return torch.from_numpy(np.stack([resized(channel) for channel in image.convert("RGB").split()]))
+    planes = (pil.fromarray(np.asarray(channel, dtype=np.float32)) for channel in image.convert("RGB").split())
+    resized = [np.asarray(plane.resize((_SIDE, _SIDE), pil.Resampling.BICUBIC)) for plane in planes]
+    return torch.from_numpy(np.stack(resized).clip(0.0, 255.0))
 
 
 def classifier_features(device: torch.device | str = "cpu") -> Features:
