@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from agglo.embedded import FASHION_CLASSES as CLASSES
+from agglo.embedded import FASHION_CLASSES
 
-__all__ = ["CLASSES", "FOLDERS", "PREFIXES", "find_idx", "read_idx", "read_split", "write_idx"]
-
+CLASSES = FASHION_CLASSES
 PREFIXES = {"train": "train", "val": "t10k"}
 FOLDERS = ("", "FashionMNIST/raw", "raw")  # the files themselves, or as torchvision lays them
 _UNSIGNED_BYTES = 8

@@ -26,15 +26,10 @@ class BadImageError(ValueError):
 
 @dataclass(frozen=True)
 class Files:
-    """Image files, as RGB, by index; their names and stored bytes are the same on every machine.
-
-    Attributes:
-        root: Their folder.
-        paths: Paths relative to it, with forward slashes.
-    """
+    """Image files, as RGB, by index; their names and stored bytes are the same on every machine."""
 
     root: Path
-    paths: Sequence[str]
+    paths: Sequence[str]  # relative to it, with forward slashes
 
     def __len__(self) -> int:
         return len(self.paths)

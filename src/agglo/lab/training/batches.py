@@ -93,25 +93,16 @@ class ImageBatches:
 
 @dataclass(frozen=True)
 class MemoryBatches:
-    """Small images of one size, all in memory; whole batches are shifted and flipped.
+    """Small images of one size, all in memory; whole batches are shifted and flipped."""
 
-    Attributes:
-        images: (N, C, H, W) uint8.
-        targets: (N,) or (N, classes).
-        prepare: Turns a batch of images into inputs, such as by normalisation.
-        repeats: Number of copies in repeated augmentation.
-        shift: Pixels an image moves at most, along each axis; what comes in is black.
-        flip: Probability of a horizontal flip.
-    """
-
-    images: Tensor
-    targets: Tensor
+    images: Tensor  # (N, C, H, W) uint8
+    targets: Tensor  # (N,) or (N, classes)
     share: Share
-    prepare: Callable[[Tensor], Tensor]
+    prepare: Callable[[Tensor], Tensor]  # turns a batch of images into inputs, such as by normalisation
     seed: int
-    repeats: int = 1
-    shift: int = 0
-    flip: float = 0.0
+    repeats: int = 1  # copies in repeated augmentation
+    shift: int = 0  # pixels an image moves at most, along each axis; what comes in is black
+    flip: float = 0.0  # probability
 
     def __len__(self) -> int:
         return len(self.images)
@@ -134,10 +125,6 @@ TrainingData: TypeAlias = ImageBatches | MemoryBatches
 
 def shifted(images: Tensor, offsets: Tensor, pad: int) -> Tensor:
     """Crop images (B, C, H, W), padded by `pad` black pixels, at offsets (B, 2) in 0 to 2 pad."""
-    if pad == 0:
-        return images
-    batch, _, height, width = images.shape
-    padded = torch.nn.functional.pad(images, (pad, pad, pad, pad))
-    rows = offsets[:, 0, None, None] + torch.arange(height).view(1, -1, 1)
-    columns = offsets[:, 1, None, None] + torch.arange(width).view(1, 1, -1)
-    return padded[torch.arange(batch).view(-1, 1, 1), :, rows, columns].permute(0, 3, 1, 2).contiguous()
+    height, width = images.shape[-2:]
+    windows = torch.nn.functional.pad(images, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
+    return windows[torch.arange(len(images)), :, offsets[:, 0], offsets[:, 1]]

@@ -37,20 +37,12 @@ class NonFiniteLossError(ValueError):
 
 
 class TrainingTask(ABC):
-    """The part of training that differs between tasks.
-
-    Attributes:
-        model: The model to train.
-        data: Its training batches.
-        groups: Its parameters, as `optimiser_and_schedule` takes them.
-        ranked_by: The metric of an evaluation that says which weights are best.
-        lower_is_better: Whether a low value of that metric is good.
-    """
+    """The part of training that differs between tasks."""
 
     model: nn.Module
     data: TrainingData
-    groups: Sequence[Mapping[str, Any]]
-    ranked_by: str
+    groups: Sequence[Mapping[str, Any]]  # of parameters, as `optimiser_and_schedule` takes them
+    ranked_by: str  # the metric of an evaluation that says which weights are best
     lower_is_better: bool = False
 
     @abstractmethod
@@ -98,7 +90,7 @@ def train(
     once the run is done.
 
     Args:
-        settings: Settings of the run.
+        settings: Those of the run.
         data: Folder of the data set, which settings.json notes.
         output: Folder of the run.
         prepare: Makes the task, given the accelerator and this process's share of a batch.
@@ -117,7 +109,15 @@ def train(
     # Every process has looked into the folder before the first one writes to it.
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        _start_folder(output, about, task.fingerprints())
+        # Settings and data are known to be right by now: a run that never began must not block the folder.
+        output.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(output)
+        if not (output / "settings.json").exists():
+            write_json(output / "settings.json", {**about, "machine": machine()})
+        start = task.fingerprints()
+        if not (output / "start.json").exists():
+            write_json(output / "start.json", start)
+        require_same(output / "start.json", started_from(output), start, start)
     if settings.tracker != "none":
         accelerator.init_trackers("agglo", {key: str(value) for key, value in about["settings"].items()})
     best = loop.run(name)
@@ -168,20 +168,6 @@ def _require_same_settings(output: Path, about: Mapping[str, Any], may_differ: C
         raise ValueError(f"{str(path)!r} is not the settings of a run; choose another folder") from error
     now = {**about["settings"], "processes": about["processes"]}
     require_same(path, then, now, [name for name in now if name not in may_differ])
-
-
-def _start_folder(output: Path, about: Mapping[str, Any], fingerprints: Mapping[str, str]) -> None:
-    """Make the folder of a run and write how it began, or raise ValueError if it started from something else.
-
-    Call it once settings and data are known to be right: a run that never began must not block the folder.
-    """
-    output.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(output)
-    if not (output / "settings.json").exists():
-        write_json(output / "settings.json", {**about, "machine": machine()})
-    if not (output / "start.json").exists():
-        write_json(output / "start.json", dict(fingerprints))
-    require_same(output / "start.json", started_from(output), fingerprints, fingerprints)
 
 
 def started_from(output: Path) -> dict[str, str]:
@@ -294,8 +280,8 @@ class TrainingLoop:
             with nullcontext() if part == accumulation - 1 else self.accelerator.no_sync(self.wrapped):
                 with self.accelerator.autocast():
                     found = self.task.loss(self.wrapped, inputs, targets)
-                    parts = {} if isinstance(found, Tensor) else found
-                    loss = found if isinstance(found, Tensor) else torch.stack(list(found.values())).sum()
+                    parts = {"loss": found} if isinstance(found, Tensor) else found
+                    loss = torch.stack(list(parts.values())).sum()
                 self.accelerator.backward(loss / accumulation)
             for name, value in {"loss": loss, **parts}.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().float() / accumulation

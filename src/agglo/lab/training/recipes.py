@@ -27,21 +27,13 @@ _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 @dataclass(frozen=True)
 class Case:
-    """Settings that apply where others have certain values.
+    """Settings that apply where others have certain values."""
 
-    Attributes:
-        when: Values by setting, of which every setting must have one.
-        unless: Values by setting, of which no setting may have one.
-        set: The settings.
-        note: Shown to the user.
-        refuse: Why there is no run in this case.
-    """
-
-    when: dict[str, Any] = field(default_factory=dict)
-    unless: dict[str, Any] = field(default_factory=dict)
+    when: dict[str, Any] = field(default_factory=dict)  # values by setting, of which every setting must have one
+    unless: dict[str, Any] = field(default_factory=dict)  # values by setting, of which no setting may have one
     set: dict[str, Any] = field(default_factory=dict)
-    note: str | None = None
-    refuse: str | None = None
+    note: str | None = None  # shown to the user
+    refuse: str | None = None  # why there is no run in this case
 
     def holds(self, settings: Mapping[str, Any]) -> bool:
         wanted = all(settings[name] in values for name, values in self.when.items())
@@ -85,16 +77,11 @@ class Recipe(Generic[S]):
 
 @dataclass(frozen=True)
 class Recipes(Generic[S]):
-    """The recipes of a task.
-
-    Attributes:
-        settings: The class of its settings.
-        package: Whose folder "recipes" holds its recipes.
-        of_data: Returns the settings that follow from the data set, unless a recipe says otherwise.
-    """
+    """The recipes of a task."""
 
     settings: type[S]
-    package: str
+    package: str  # whose folder "recipes" holds them
+    # Returns the settings that follow from the data set, unless a recipe says otherwise.
     of_data: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
 
     @property

@@ -124,11 +124,8 @@ def optimiser_and_schedule(
 ) -> tuple[AdamW, Any]:
     """Return AdamW over parameter groups, and their learning rate schedule.
 
-    Args:
-        settings: Settings of the run.
-        groups: As AdamW takes them, with `lr_scale` where a group's rate is to be multiplied; `names` are left out.
-        total_batch: Images of one step, of all processes.
-        steps_per_epoch: Optimiser steps.
+    Groups are as AdamW takes them, with `lr_scale` where a group's rate is to be multiplied; `names` are left out.
+    `total_batch` counts the images of one step, of all processes.
     """
     rate = settings.lr * total_batch / settings.lr_batch
     optimiser = AdamW([{k: v for k, v in group.items() if k != "names"} for group in groups], lr=rate)
