@@ -14,22 +14,22 @@ from scipy.special import rel_entr, softmax
 from scipy.stats import sem
 
 from agglo.tuning.statistics import Drop, Quality
-from agglo.tuning.subject import distances, kl, relative
+from agglo.tuning.subject import distances
 
 
 def test_kl_is_that_of_the_softmax_outputs_from_the_dense_one() -> None:
     dense, reduced = torch.randn(5, 7, dtype=torch.float64), torch.randn(5, 7, dtype=torch.float64)
     expected = rel_entr(softmax(dense.numpy(), 1), softmax(reduced.numpy(), 1)).sum(1)
-    np.testing.assert_allclose(kl(dense, reduced), expected, rtol=1e-4)
-    assert torch.equal(kl(dense, dense), torch.zeros(5))
-    half = kl(dense.half(), reduced.half())
+    np.testing.assert_allclose(distances("kl", dense, reduced), expected, rtol=1e-4)
+    assert torch.equal(distances("kl", dense, dense), torch.zeros(5))
+    half = distances("kl", dense.half(), reduced.half())
     assert half.dtype == torch.float32 and torch.allclose(half, torch.tensor(expected).float(), rtol=0.02)
 
 
 def test_the_error_of_features_is_relative_and_averaged_over_outputs() -> None:
     dense = torch.randn(3, 4, 5)
-    assert torch.allclose(relative(dense, 1.5 * dense), torch.full((3,), 0.5))
-    assert torch.equal(relative(torch.zeros(2, 3), torch.zeros(2, 3)), torch.zeros(2))
+    assert torch.allclose(distances("relative", dense, 1.5 * dense), torch.full((3,), 0.5))
+    assert torch.equal(distances("relative", torch.zeros(2, 3), torch.zeros(2, 3)), torch.zeros(2))
     pyramid = [torch.randn(2, 3, 8, 8), torch.randn(2, 3, 4, 4)]
     found = distances("relative", pyramid, [pyramid[0], 2 * pyramid[1]])
     assert torch.allclose(found, torch.full((2,), 0.5))

@@ -8,7 +8,7 @@ is searched in this way, and the best of the methods' answers is chosen.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
@@ -88,11 +88,6 @@ class Search:
         self._reasons: dict[str, str] = {}  # why the first candidate of a method could not do what was asked for
         self._began, self._before = time.monotonic(), journal.header.get("seconds", 0.0)
 
-    @property
-    def seconds(self) -> float:
-        """Seconds that the search took so far, earlier runs included."""
-        return round(float(self._before) + time.monotonic() - self._began, 2)
-
     def run(self) -> dict[str, Any]:
         """Run the whole search; return what it adds to the journal's header."""
         subject, answers, front = self.subject, [], []
@@ -107,10 +102,14 @@ class Search:
         if not answers:
             raise ValueError(f"no method can do it: {self.target}; {'; '.join(notes)}")
         rows = self._rows(list(dict.fromkeys([*front, *answers])))
+        if self.target.kind == "max_drop":  # the fastest is the best, otherwise what is nearest to dense
+            answers.sort(key=lambda config: rows[config]["speed"]["median"], reverse=True)
+        else:
+            answers.sort(key=lambda config: Quality(**rows[config]["search"]).distance)
         n_batches = len(subject.images.confirmation)
         chosen, *beside = [
             {**rows[config], "confirmation": asdict(self._quality_of("confirmation", config, 0, n_batches))}
-            for config in sorted(answers, key=lambda config: self._rank(rows[config]))
+            for config in answers
         ]
         return {
             "config": chosen["config"],
@@ -119,7 +118,6 @@ class Search:
             "front": list(rows.values()),
             "dense": {"accuracy": subject.accuracy(subject.images.confirmation), "tokens": subject.tokens},
             "notes": notes,
-            "seconds": self.seconds,
         }
 
     def _best_of(self, space: Space) -> Candidate | None:
@@ -127,7 +125,10 @@ class Search:
 
         It is found by successive halving: from round to round the better half stays, and is compared on more images.
         """
-        settings, count, level = self._settings, self._count(), self._level(space)
+        settings, count, level = self._settings, self._count(), self.target.value
+        if self.target.kind != "gflops":  # those at which the first candidate meets the target
+            config = self._reach(space, space.first)
+            level = _ELSEWHERE if config is None else self.subject.cost(config).gflops
         configs: dict[Candidate, ReductionConfig] = {}
         for candidate in space.propose(_DRAWS * count, derived_seed(settings.seed, "candidates", space.method)):
             if len(configs) < count and (config := self._solved(space, candidate, level)) is not None:
@@ -159,13 +160,6 @@ class Search:
 
         return self._settings.candidates or int(self._once("plan", "candidates", that_fit))
 
-    def _level(self, space: Space) -> float:
-        """Return the GFLOPs at which candidates are compared: those at which the first one meets the target."""
-        if self.target.kind == "gflops":
-            return self.target.value
-        config = self._reach(space, space.first)
-        return _ELSEWHERE if config is None else self.subject.cost(config).gflops
-
     def _reach(self, space: Space, candidate: Candidate) -> ReductionConfig | None:
         """Return a candidate with as many tokens as a speed or GFLOPs allow, or as few as a drop does; None if none."""
         kind, value = self.target.kind, self.target.value
@@ -176,21 +170,17 @@ class Search:
         for _ in range(_OF_TARGET):
             gflops = (low + high) / 2
             config = self._solved(space, candidate, gflops)
-            meets = config is not None and self._meets(config)
+            if config is None:
+                meets = False
+            elif kind == "speedup":
+                meets = self._speeds([config], _TURNS)[0]["median"] >= value
+            else:
+                meets = self._quality(config, self._rungs[-1]).loss.points <= value
             if meets:
                 found = config
             more_must_stay = config is None or meets == (kind == "speedup")
             low, high = (gflops, high) if more_must_stay else (low, gflops)
         return found
-
-    def _meets(self, config: ReductionConfig) -> bool:
-        if self.target.kind == "speedup":
-            return bool(self._speeds([config], _TURNS)[0]["median"] >= self.target.value)
-        return self._quality(config, self._rungs[-1]).loss.points <= self.target.value
-
-    def _rank(self, row: Mapping[str, Any]) -> float:
-        """Return what is least for the best of the methods: the fastest at a drop, else the nearest to dense."""
-        return -row["speed"]["median"] if self.target.kind == "max_drop" else Quality(**row["search"]).distance
 
     def _solved(self, space: Space, candidate: Candidate, gflops: float) -> ReductionConfig | None:
         """Return a candidate that costs so much; None if it cannot."""
@@ -239,7 +229,7 @@ class Search:
 
         def timed() -> dict[str, Any]:
             found = {"found": compute()}
-            self.journal.header["seconds"] = self.seconds
+            self.journal.header["seconds"] = round(self._before + time.monotonic() - self._began, 2)
             return found
 
         return self.journal.once({"kind": kind, "key": key}, timed)["found"]

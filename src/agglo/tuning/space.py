@@ -94,16 +94,11 @@ class Space:
         drawn = [tuple(map(chance.randrange, sizes)) for _ in range(draws)]
         return list(dict.fromkeys([first, *around, *drawn]))
 
-    def values(self, candidate: Candidate) -> dict[str, Any]:
-        """Return the values of a candidate: arguments of `ReductionConfig.of` and of `schedule_of`."""
-        found = {"method": self.method, **self.always}
-        for values, pick in zip(self.axes.values(), candidate, strict=True):
-            found.update(values[pick])
-        return found
-
     def config(self, candidate: Candidate, amount: float) -> ReductionConfig:
         """Return the config of a candidate that leaves a fraction of tokens in the end; see `schedule_of`."""
-        values = self.values(candidate)
+        values = {"method": self.method, **self.always}  # arguments of `ReductionConfig.of` and of `schedule_of`
+        for axis, pick in zip(self.axes.values(), candidate, strict=True):
+            values |= axis[pick]
         shape = {name: values.pop(name) for name in SCHEDULE_AXES if name in values}
         budget = {"schedule": schedule_of(**shape, amount=amount)} if shape else {"keep_rate": round(amount, _DIGITS)}
         return ReductionConfig.of(**values, **budget)
@@ -131,16 +126,12 @@ def space_of(method: str, *, depth: int | None, tries: Callable[[ReductionConfig
         always.update(EXACT)
     axes = {name: tuple(filter(fits, values)) for name, values in OPTIONS.get(method, {}).items()}
     if depth is not None:
-        axes |= {"place": PLACE, **_schedule_axes(depth)}
+        # The schedule begins at a quarter of the depth, where the paper does.
+        schedules: dict[str, Sequence[Any]] = {
+            "start": sorted(range(max(1, 3 * depth // 4)), key=lambda start: abs(start - depth // 4)),
+            "last": list(dict.fromkeys([depth - 1, depth - 2, *range(depth - 3, depth // 2 - 1, -2)])),
+            "curve": ("geometric", "constant", "linear"),
+            "stride": [stride for stride in (1, 2, 3) if stride < depth],
+        }
+        axes |= {"place": PLACE, **{name: tuple({name: each} for each in tried) for name, tried in schedules.items()}}
     return Space(method, {name: values for name, values in axes.items() if values}, always)
-
-
-def _schedule_axes(depth: int) -> dict[str, Values]:
-    """Return the axes of the schedule, which begin at a quarter of the depth, where the paper does."""
-    values: dict[str, Sequence[Any]] = {
-        "start": sorted(range(max(1, 3 * depth // 4)), key=lambda start: abs(start - depth // 4)),
-        "last": list(dict.fromkeys([depth - 1, depth - 2, *range(depth - 3, depth // 2 - 1, -2)])),
-        "curve": ("geometric", "constant", "linear"),
-        "stride": [stride for stride in (1, 2, 3) if stride < depth],
-    }
-    return {name: tuple({name: value} for value in tried) for name, tried in values.items()}

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.config import ReductionConfig
@@ -168,21 +167,17 @@ def _right(batch: Batch, logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1) == batch.labels.to(logits.device)
 
 
-def kl(dense: Tensor, reduced: Tensor) -> Tensor:
-    """Return the KL divergence of the softmax of logits (B, classes): (B,)."""
-    expected = F.log_softmax(dense.float(), dim=-1)
-    found = F.log_softmax(reduced.float(), dim=-1)
-    return (expected.exp() * (expected - found)).sum(dim=-1)
+def distances(objective: str, dense: Any, reduced: Any) -> Tensor:
+    """Return the distance of each image's outputs (B,), the mean where there are several outputs.
 
-
-def relative(dense: Tensor, reduced: Tensor) -> Tensor:
-    """Return |reduced - dense| / |dense| of outputs (B, ...), all values of an image in one vector: (B,)."""
+    "kl" is the KL divergence of the softmax of logits (B, classes), "relative" is |reduced - dense| / |dense| of
+    outputs (B, ...), all values of an image in one vector.
+    """
+    if not isinstance(dense, Tensor):
+        each = [distances(objective, *pair) for pair in zip(dense, reduced, strict=True)]
+        return torch.stack(each).mean(dim=0)
+    if objective == "kl":
+        expected, found = (logits.float().log_softmax(dim=-1) for logits in (dense, reduced))
+        return (expected.exp() * (expected - found)).sum(dim=-1)
     expected, found = (output.float().reshape(len(dense), -1) for output in (dense, reduced))
     return (found - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-12)
-
-
-def distances(objective: str, dense: Tensor | Sequence[Tensor], reduced: Tensor | Sequence[Tensor]) -> Tensor:
-    """Return the distance of each image's outputs (B,), the mean where there are several outputs."""
-    measure = {"kl": kl, "relative": relative}[objective]
-    expected, found = ([value] if isinstance(value, Tensor) else value for value in (dense, reduced))
-    return torch.stack([measure(*pair) for pair in zip(expected, found, strict=True)]).mean(dim=0)
