@@ -33,10 +33,6 @@ class Sheet(NamedTuple):
     entries: tuple[Entry, ...] = ATC
     every_stage: bool = False
 
-    @property
-    def weights(self) -> str:
-        return weights_name(self.model, self.data)
-
 
 SHEETS = (
     Sheet("imagenet", "IMViz", DEITS[1], "imagenet", ("00021007", "00022469", "00047649")),
@@ -53,7 +49,8 @@ MINIATURES = (
 
 def _axes(sheets: Sequence[Sheet], settings: Settings) -> Iterator[StudyCell]:
     for sheet in sheets:
-        needs = data_need(sheet.data), Need("weights", sheet.weights, "trained on the data set of the images")
+        weights = weights_name(sheet.model, sheet.data)
+        needs = data_need(sheet.data), Need("weights", weights, "trained on the data set of the images")
         about = {"sheet": sheet.name, "figure": sheet.figure, "model": sheet.model, "data": sheet.data}
         yield StudyCell(about, () if sheet.data == FASHION else needs)
 
@@ -71,7 +68,7 @@ def _run(sheets: Sequence[Sheet], settings: Settings) -> RunCell:
             drawn, names = _draw_embedded(sheet, configs)
         else:
             files = [_find(settings.data[sheet.data], part) for part in sheet.images]
-            spec = ModelSpec(sheet.model, settings.weights[sheet.weights])
+            spec = ModelSpec(sheet.model, settings.weights[weights_name(sheet.model, sheet.data)])
             drawn = visualize(spec, files, configs, every_stage=sheet.every_stage)
             names = [file.name for file in files]
         drawn.save(folder / f"{sheet.name}.png")

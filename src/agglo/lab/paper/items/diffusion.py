@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -104,16 +104,15 @@ class GeneratorScale:
         reduced = reductions({"tome": self.tome, **PAPER, **OWN}, self.keep_rates)
         return {(DENSE, None): GenerationCell(DENSE), **reduced}
 
-    def requests(self, number: int, classes: Sequence[int] | None = None) -> list[Request]:
+    def requests(self, number: int) -> list[Request]:
         """Return what is generated for one set of seeds; those of the first are the paper's."""
         make = fashion_requests if self.embedded else imagenet_requests
-        return make(self.per_class, seed=APART * number, classes=classes)
+        return make(self.per_class, seed=APART * number)
 
     def shown(self) -> list[Request]:
         """Return what the sample grids show, with the paper's seeds."""
         wanted = MINIATURE_SHOWN if self.embedded else SHOWN
-        classes = [int(name.partition("_")[0]) for name in wanted]
-        return [request for request in self.requests(0, classes) if request.name in wanted]
+        return [request for request in self.requests(0) if request.name in wanted]
 
 
 FULL = GeneratorScale((0.9, 0.8, 0.7, 0.6, 0.5, 0.4), 2, 1, 50, 7.5, 1, 5000, {"use_rand": False})
@@ -186,15 +185,14 @@ def _run(scale: GeneratorScale, settings: Settings) -> RunCell:
         weights = settings.weights[INCEPTION] if kind == INCEPTION else None
         return features_named(kind, weights=weights, device=settings.device)
 
-    @cache
-    def reference(kind: str) -> Statistics:
-        kept = folder / f"real{scale.reference}.{kind}.npz"
-        if kept.exists():
-            return Statistics.load(kept)
+    def kept(path: Path, compute: Callable[[], Statistics]) -> Statistics:
+        if not path.exists():
+            compute().save(path)
+        return Statistics.load(path)
+
+    def of_real_images(kind: str) -> Statistics:
         real = real_images(settings, scale)
-        found = Statistics.of(features_of(real, features(kind), scale.reference, name="real images"))
-        found.save(kept)
-        return found
+        return Statistics.of(features_of(real, features(kind), scale.reference, name="real images"))
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
         cell, kind = scale.reductions[about["method"], about["keep_rate"]], about["features"]
@@ -203,11 +201,10 @@ def _run(scale: GeneratorScale, settings: Settings) -> RunCell:
         made = generate(generator(), [cell], requests, images, batch_size=size, processes=processes)
         if processes is not None and not processes.is_main_process:
             return {}  # one process looks at the images
-        kept = images / f"{cell.name}.{kind}.npz"
-        found = Statistics.load(kept) if kept.exists() else None
-        found = found or statistics_of(images / cell.name, lambda: features(kind), keep=kept)
+        reference = kept(folder / f"real{scale.reference}.{kind}.npz", lambda: of_real_images(kind))
+        made_of = partial(statistics_of, images / cell.name, lambda: features(kind))
         return {
-            "distance": frechet_distance(reference(kind), found),
+            "distance": frechet_distance(reference, kept(images / f"{cell.name}.{kind}.npz", made_of)),
             "images": len(requests),
             "reference_images": scale.reference,
             "seconds_per_image": made[cell.name]["seconds_median"],
@@ -234,7 +231,7 @@ def _sections(results: Sequence[Result], kind: str, comparable: bool) -> list[Se
         return compare.over_seeds(dense, "distance") if rate == 1.0 else found.measured(row, rate)
 
     def expected(row: str, rate: float) -> Value | None:
-        return compare.printed_value("diffusion", printed_name(row), rate)
+        return compare.printed_value("diffusion", row.removesuffix("-paper").replace("-", " "), rate)
 
     every = replace(found, columns=[1.0, *found.columns], measured=measured)
     papers = [method for method in found.rows if method == "tome" or method.endswith("-paper")]
@@ -252,15 +249,6 @@ def _sections(results: Sequence[Result], kind: str, comparable: bool) -> list[Se
         parts.append(Section(title, replace(every, rows=own).table()))
     table = replace(compare.by_method(apart, "keep_rate", "distance"), rows=[*papers, *own]).table()
     return [*parts, Section(f"Difference to dense with the same seeds, by {kind}", table)]
-
-
-def printed_name(method: str) -> str:
-    """Return the row of the paper's table; none for agglo's own mode.
-
-    >>> printed_name("atc-average-paper"), printed_name("atc-average")
-    ('atc average', 'atc-average')
-    """
-    return method.removesuffix("-paper").replace("-", " ") if method.endswith("-paper") else method
 
 
 def _draw(results: Sequence[Result], scale: GeneratorScale, settings: Settings, folder: Path) -> list[Path]:
