@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agglo.lab.tasks.detection.model.heads import HeadSettings
-from agglo.lab.tasks.detection.model.mask_rcnn import FPN, Detector
+from agglo.lab.tasks.detection.model.mask_rcnn import Detector
 from tests.lab.tasks.detection.model.references import rectangles
 
 LOSSES = ["loss_rpn_cls", "loss_rpn_bbox", "loss_cls", "loss_bbox", "loss_mask"]
@@ -105,6 +105,8 @@ def test_wrong_images_and_targets_are_named() -> None:
 def test_the_pyramid_starts_as_mmdetections() -> None:
     """Xavier's uniform distribution, which torchvision's own start is not."""
     torch.manual_seed(0)
-    for conv in [module for module in FPN(192, 4, 256).modules() if isinstance(module, nn.Conv2d)]:
+    settings = HeadSettings(width=64, box_width=8, mask_convolutions=0)
+    neck = Detector(TinyBackbone(), n_classes=3, settings=settings).neck
+    for conv in [module for module in neck.modules() if isinstance(module, nn.Conv2d)]:
         bound = math.sqrt(6 / (conv.kernel_size[0] ** 2 * (conv.in_channels + conv.out_channels)))
         assert 0.99 * bound < conv.weight.abs().max() <= bound and not conv.bias.any()

@@ -82,14 +82,6 @@ def collate(batch: Sequence[tuple[Any, Target]]) -> tuple[list[Any], list[Target
     return list(images), list(targets)
 
 
-def decode(segmentations: Sequence[Any], height: int, width: int) -> Mask:
-    """Return masks (n, height, width) of 0 and 1, of polygons, which are united, or of RLEs, packed or not."""
-    if not segmentations:
-        return np.zeros((0, height, width), np.uint8)
-    stacked = rle.decode([rle.segmToRle(one, width, height) for one in segmentations])
-    return np.ascontiguousarray(np.moveaxis(stacked, -1, 0))
-
-
 def encode(masks: NDArray[Any]) -> list[dict[str, Any]]:
     """Return masks (n, H, W), nonzero inside, as packed RLEs whose strings JSON can hold."""
     if not len(masks):

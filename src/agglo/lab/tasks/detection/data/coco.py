@@ -11,9 +11,12 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from faster_coco_eval.core import mask as rle
+
 from agglo.checks import choice
 from agglo.lab.data.image_files import BadImageError, Files, listed, require_file
-from agglo.lab.tasks.detection.data.base import DetectionData, Target, box_and_area, decode, target_of
+from agglo.lab.tasks.detection.data.base import DetectionData, Target, box_and_area, target_of
 
 Entry = dict[str, Any]
 
@@ -66,10 +69,11 @@ class CocoImages(DetectionData):
         objects = self._objects(entry)
         labels = [self.category_ids.index(one["category_id"]) for one, _ in objects]
         try:
-            masks = decode([one["segmentation"] for one, _ in objects], *size)
+            masks = [rle.decode(rle.segmToRle(one["segmentation"], *image.size)) for one, _ in objects]
         except (RuntimeError, TypeError, ValueError) as error:
             raise BadImageError(f"image {entry['id']} of {self.name} has a bad RLE: {error}") from error
-        return image, target_of([box for _, box in objects], labels, masks, entry["id"], size)
+        stacked = np.array(masks, np.uint8).reshape(-1, *size)
+        return image, target_of([box for _, box in objects], labels, stacked, entry["id"], size)
 
     @property
     def ground_truth(self) -> dict[str, Any]:

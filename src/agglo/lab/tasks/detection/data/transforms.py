@@ -35,9 +35,10 @@ def transforms_for(image_size: int | None = None, *, flip: float = 0.5) -> tuple
     """
     mirror = v2.RandomHorizontalFlip(flip)
     if image_size is None:
-        first = v2.RandomApply([ResizeShortSide(SHORT_SIDES_BEFORE_CROP), RandomCrop(*FIRST_CROP)])
-        training = [mirror, first, ResizeShortSide(SHORT_SIDES), RandomCrop(*LAST_CROP)]
-        return _finished(*training), _finished(ResizeShortSide([TEST_SHORT_SIDE]))
+        sides = (SHORT_SIDES_BEFORE_CROP, SHORT_SIDES, [TEST_SHORT_SIDE])
+        smaller, resize, test = (ResizeShortSide(each, antialias=False) for each in sides)  # as MMDetection
+        first = v2.RandomApply([smaller, RandomCrop(*FIRST_CROP)])
+        return _finished(mirror, first, resize, RandomCrop(*LAST_CROP)), _finished(test)
     if image_size < 1:
         raise ValueError(f"image_size={image_size} must be at least 1")
     # Small data is often made smaller still: without antialiasing thin things would break up.
@@ -70,19 +71,12 @@ def size_for(size: Sequence[int], short: int) -> list[int]:
     return [max(1, int(side * scale + 0.5)) for side in size]
 
 
-class ResizeShortSide(v2.Transform):
-    """Scale to one of several short sides, without antialiasing, as MMDetection does."""
-
-    def __init__(self, short_sides: Sequence[int]) -> None:
-        super().__init__()
-        self.short_sides = short_sides
+class ResizeShortSide(v2.RandomShortestSize):
+    """Scale to one of several short sides, with mmcv's rounding."""
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        short = self.short_sides[int(torch.randint(len(self.short_sides), ()))]
+        short = self.min_size[int(torch.randint(len(self.min_size), ()))]
         return {"size": size_for(functional.get_size(flat_inputs[0]), short)}
-
-    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
-        return functional.resize(inpt, **params, antialias=False)
 
 
 class RandomCrop(v2.Transform):

@@ -41,18 +41,17 @@ def average_precision(
     """
     numbers = {}
     for kind in KINDS:
-        evaluation, values = coco_evaluation(ground_truth, detections, kind), [-1.0] * len(NUMBERS)
-        if evaluation is not None:
-            evaluation.run()
-            values = [float(value) for value in evaluation.stats[: len(NUMBERS)]]
-        numbers[kind] = {n: math.nan if value < 0 else value for n, value in zip(NUMBERS, values, strict=True)}
+        evaluation = coco_evaluation(ground_truth, detections, kind)
+        evaluation.run()
+        values = zip(NUMBERS, map(float, evaluation.stats), strict=False)
+        numbers[kind] = {name: math.nan if value < 0 else value for name, value in values}
     return numbers
 
 
 def coco_evaluation(
     ground_truth: Mapping[str, Any], detections: Sequence[Mapping[str, Any]], kind: str, **options: Any
 ) -> Any:
-    """Return faster-coco-eval's evaluation, not run yet, on copies of what is given; None without annotations.
+    """Return faster-coco-eval's evaluation, not run yet, on copies of what is given.
 
     Raises:
         ValueError: A detection is in an image or of a category that the ground truth does not have, or its score is
@@ -63,8 +62,6 @@ def coco_evaluation(
         image, category, score = entry["image_id"], entry["category_id"], entry["score"]
         if image not in images or category not in categories or not math.isfinite(score):
             raise ValueError(f"detection {number} does not fit: image {image}, category {category}, score {score}")
-    if not ground_truth["annotations"]:
-        return None
     # The library writes into what it is given, and takes an object with id 0 for no object.
     annotations = [{**entry, "id": number} for number, entry in enumerate(ground_truth["annotations"], start=1)]
     truth = COCO({**ground_truth, "annotations": annotations})

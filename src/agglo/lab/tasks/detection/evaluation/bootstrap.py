@@ -91,8 +91,6 @@ def _copies(run: Ints, weight: Ints) -> Ints:
 def matched(ground_truth: Mapping[str, Any], detections: Sequence[Mapping[str, Any]], kind: str) -> Sequence[Category]:
     """Match the detections of every image with its objects; return the categories in the order of their ids."""
     evaluation = coco_evaluation(ground_truth, detections, kind, separate_eval=True)
-    if evaluation is None:
-        return []
     params, count = evaluation.params, len(ground_truth["images"])
     params.areaRng, params.areaRngLbl, params.maxDets = params.areaRng[:1], params.areaRngLbl[:1], [100]
     evaluation.evaluate()

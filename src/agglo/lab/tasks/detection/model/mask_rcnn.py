@@ -12,25 +12,6 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from agglo.lab.tasks.detection.model.heads import RPN, HeadSettings, RoIHeads, Size
 
 
-class FPN(nn.Module):
-    """torchvision's feature pyramid, which computes what MMDetection's does, with MMDetection's initial weights.
-
-    The additional level takes every second value of the last.
-    """
-
-    def __init__(self, channels: int, levels: int, width: int) -> None:
-        super().__init__()
-        self.pyramid = FeaturePyramidNetwork([channels] * levels, width, extra_blocks=LastLevelMaxPool())
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.xavier_uniform_(module.weight)
-                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
-
-    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """Return maps (B, width, H, W) of maps (B, C, H, W), one more than given."""
-        return list(self.pyramid({str(i): value for i, value in enumerate(maps)}).values())
-
-
 class Detector(nn.Module):
     """Boxes, classes and masks of the objects in images.
 
@@ -43,7 +24,14 @@ class Detector(nn.Module):
         self.settings = settings = settings or HeadSettings()
         self.n_classes, self.strides = n_classes, tuple(backbone.strides)
         self.backbone: Any = backbone
-        self.neck = FPN(backbone.out_channels, len(self.strides), settings.width)
+        # torchvision's pyramid computes what MMDetection's does, whose initial weights it gets here.
+        channels = [backbone.out_channels] * len(self.strides)
+        pyramid = FeaturePyramidNetwork(channels, settings.width, extra_blocks=LastLevelMaxPool())
+        self.neck = nn.ModuleDict({"pyramid": pyramid})
+        for module in pyramid.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
         self.rpn = RPN((*self.strides, 2 * self.strides[-1]), settings)
         self.roi = RoIHeads(self.strides, n_classes, settings)
 
@@ -79,7 +67,8 @@ class Detector(nn.Module):
         batch = images[0].new_zeros(len(images), 3, *map(max, zip(*padded, strict=True)))
         for row, image in zip(batch, images, strict=True):
             row[:, : image.shape[-2], : image.shape[-1]] = image
-        pyramid = self.neck(self.backbone(batch, sizes))
+        maps = self.backbone(batch, sizes)
+        pyramid = list(self.neck["pyramid"](dict(enumerate(maps))).values())
         levels = self.rpn(pyramid)
         if not self.training:
             proposals = self.rpn.proposals(levels, sizes, self.settings.test_proposals)

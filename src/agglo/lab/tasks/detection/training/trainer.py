@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from agglo.lab.tasks.detection.data import DetectionData, collate, make_scenes, open_coco, transforms_for
 from agglo.lab.tasks.detection.evaluation.average_precision import KINDS, NUMBERS, DetectionBatches, evaluate
-from agglo.lab.tasks.detection.specs import DetectorSpec, method_weights
+from agglo.lab.tasks.detection.specs import method_weights
 from agglo.lab.tasks.detection.training.settings import MAY_DIFFER, DetectionSettings
 from agglo.lab.training.batches import ImageBatches, Share
 from agglo.lab.training.loop import TrainingTask, train
@@ -51,7 +51,13 @@ class Detection(TrainingTask):
         if all(entry["iscrowd"] for entry in validation.ground_truth["annotations"]):
             raise ValueError(f"data={str(data)!r}: no validation image has an object, so that nothing can be judged")
         self.spec = settings.spec(self.train_data.classes)
-        self.model = build_model(settings, self.spec)
+        seed_everything(settings.seed, "model")
+        weights = None if settings.checkpoint is None else Path(settings.checkpoint)
+        self.model: nn.Module = self.spec.build(weights, start=True)
+        if settings.config is not None:
+            apply(self.model, settings.config)
+            if weights is not None and (learned := method_weights(weights)):
+                load_method(self.model, learned, f"checkpoint={settings.checkpoint!r}")
         if accelerator.num_processes > 1 and accelerator.device.type != "cpu":  # torch synchronises between GPUs only
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
         self.start = {} if settings.from_scratch else {"weights": fingerprint(self.model.state_dict())}
@@ -124,15 +130,3 @@ def open_splits(settings: DetectionSettings, root: Path) -> tuple[DetectionData,
         one_sided = sorted(set(train.classes) ^ set(validation.classes)) or ["the order of the classes"]
         raise ValueError(f"the splits of data={str(root)!r} differ in their classes: {', '.join(one_sided[:5])}")
     return train.spread(settings.images), validation.spread(settings.images)
-
-
-def build_model(settings: DetectionSettings, spec: DetectorSpec) -> nn.Module:
-    """Build the detector to train, reduced as the settings say."""
-    seed_everything(settings.seed, "model")
-    weights = None if settings.checkpoint is None else Path(settings.checkpoint)
-    model = spec.build(weights, start=True)
-    if settings.config is not None:
-        apply(model, settings.config)
-        if weights is not None and (learned := method_weights(weights)):
-            load_method(model, learned, f"checkpoint={settings.checkpoint!r}")
-    return model
