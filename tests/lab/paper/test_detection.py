@@ -105,7 +105,7 @@ def test_settings_of_every_training(tmp_path: Path) -> None:
     full = FULL.training(about, deit, dense=True)
     assert (full.epochs, full.lr_drops, full.seed, full.dataset) == (36, [27, 33], 3, "coco") and not full.class_token
     for rate, entry in [(rate, entry) for training, rate, entry in FULL.reduced if (training, rate) == (TUNED, 0.7)]:
-        tuned = FULL.training({**about, "method": entry.name, "keep_rate": rate}, dense, entry=entry)
+        tuned = FULL.training({**about, "method": entry.name, "keep_rate": rate}, dense)
         assert (tuned.epochs, tuned.lr, tuned.weight_decay, tuned.keep_rate) == (4, 1e-5, 1e-6, rate)
         assert tuned.class_token == (entry.method in ("evit", "ats", "evovit")) and tuned.checkpoint == str(dense)
         assert (tuned.method, tuned.linkage) == (entry.method, entry.options.get("linkage"))

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +44,6 @@ DENSE_WITH_TOKEN = "dense with class token"
 COLLAPSED = Entry("one token", "atc", {"linkage": "average"})  # with a single token, all methods that merge are one
 BOX_AND_MASK = tuple(KINDS.values())
 
-Samples = dict[str, NDArray[np.float64]]
 _SAMPLES = "resamples.npz"
 
 
@@ -72,7 +72,6 @@ class DetectorScale:
     shelf_rates: tuple[float, ...] = RATES
     tuned_rates: tuple[float, ...] = RATES
     shelf_seeds: int = 1
-    tuned_seeds: int = 1
     dense: tuple[str, Mapping[str, Any]] = ("dense", {})
     tuned: tuple[str, Mapping[str, Any]] = ("finetune", {})
     validation: int = 1000
@@ -100,14 +99,13 @@ class DetectorScale:
         """Return the dense detector that a method is reduced from."""
         return DENSE_WITH_TOKEN if self.asks(name) else DENSE
 
-    def training(
-        self, about: Mapping[str, Any], checkpoint: Path | None, *, entry: Entry | None = None, dense: bool = False
-    ) -> DetectionSettings:
+    def training(self, about: Mapping[str, Any], checkpoint: Path | None, *, dense: bool = False) -> DetectionSettings:
         """Return the settings of a cell's training, or of that of the dense detector that it starts from.
 
-        Without an entry the dense detector is trained on like the methods. The miniature's dense one starts from the
-        embedded classifier.
+        Of a dense cell the detector is trained on like the methods. The miniature's dense one starts from the embedded
+        classifier.
         """
+        entry = None if dense else named(self.methods, about["method"])
         recipe, chosen = self.dense if dense else self.tuned
         choices: dict[str, Any] = {"model": about["model"], "seed": about["seed"], **chosen}
         choices["class_token"] = self.is_miniature or self.asks(about["method"])
@@ -168,13 +166,13 @@ class Judge:
         config = reachable_config(opened(dense), entry, about["keep_rate"])
         folder, weights = self.folder(about), dense
         if about["training"] == TUNED:
-            weights = self.train(self.scale.training(about, dense, entry=entry), folder / "run")
+            weights = self.train(self.scale.training(about, dense), folder / "run")
         detector = opened(weights)
         images, resamples = self.opened_images(detector.spec.image_size), self.scale.resamples
         found = judged(detector, config, images, folder, self.settings, resamples)
         found["weights_with_token" if self.scale.asks(about["method"]) else "weights"] = _fingerprint(dense)
         if self.is_main:
-            resampled = self.samples(about)
+            resampled = samples_in(folder)
             found |= {f"{kind}_error": float(np.nanstd(resampled[kind], ddof=1)) for kind in BOX_AND_MASK}
         return found
 
@@ -207,9 +205,6 @@ class Judge:
         """Return the folder of a cell's resamples and of its training."""
         names = [about["model"], f"seed{about['seed']}", about["training"], about["method"], f"{about['keep_rate']}"]
         return self.settings.run_folder(self.item, *(name.replace(" ", "-") for name in names))
-
-    def samples(self, about: Mapping[str, Any]) -> Samples:
-        return samples_in(self.folder(about))
 
 
 def reachable_config(detector: Opened, entry: Entry | None, rate: float | None) -> ReductionConfig | None:
@@ -263,7 +258,7 @@ def is_kept(folder: Path) -> bool:
     return (folder / _SAMPLES).is_file()
 
 
-def samples_in(folder: Path) -> Samples:
+def samples_in(folder: Path) -> dict[str, NDArray[np.float64]]:
     """Return AP in percent of every resample of the images, by "box" and "mask"."""
     with np.load(folder / _SAMPLES) as arrays:
         return {name: arrays[name] for name in BOX_AND_MASK}
@@ -348,7 +343,7 @@ def differences_of(scale: DetectorScale) -> list[Difference]:
 
 
 def _axes(scale: DetectorScale, settings: Settings) -> Iterator[StudyCell]:
-    seeds = {SHELF: settings.seeds or scale.shelf_seeds, TUNED: settings.seeds or scale.tuned_seeds}
+    seeds = {SHELF: settings.seeds or scale.shelf_seeds, TUNED: settings.seeds or 1}
     dense = dict.fromkeys([DENSE, *(scale.dense_name(entry.name) for entry in scale.methods)])
     cases: list[tuple[str, str, float | None]] = [(SHELF, name, None) for name in dense]
     if scale.is_miniature:
@@ -395,7 +390,7 @@ def _difference(judge: Judge, pair: Sequence[Case], about: Mapping[str, Any]) ->
     done = {key_of(result["cell"]): result for result in read_results(judge.settings.folder(judge.item))}
     where = [dict(zip(("training", "method", "keep_rate"), case, strict=True)) for case in pair]
     cells = [[{"model": about["model"], **case, "seed": seed} for case in where] for seed in about["seeds"]]
-    for cell in (cell for both in cells for cell in both):
+    for cell in chain(*cells):
         if "cannot" in (result := done[key_of(cell)]):
             raise CannotRunError(result["cannot"])
         if not is_kept(judge.folder(cell)):
@@ -404,7 +399,7 @@ def _difference(judge: Judge, pair: Sequence[Case], about: Mapping[str, Any]) ->
     found = {}
     for kind in BOX_AND_MASK if judge.is_main else ():
         values = [done[key_of(a)][f"{kind}_AP"] - done[key_of(b)][f"{kind}_AP"] for a, b in cells]
-        samples = [judge.samples(a)[kind] - judge.samples(b)[kind] for a, b in cells]
+        samples = [np.subtract(*(samples_in(judge.folder(cell))[kind] for cell in both)) for both in cells]
         low, high = interval(np.mean(samples, axis=0))
         found[kind] = {"value": float(np.mean(values)), "low": low, "high": high, "by_seed": values}
     return found
@@ -428,7 +423,8 @@ def _table(results: Sequence[Result], scale: DetectorScale) -> list[Section]:
                 if rate is not None and to_dense(training, method, rate) in differences
             ]
             text = "Box and mask AP, with 95 % intervals over resampled images."
-            found.append(Section(f"{name}: difference to dense", compare.by_rate(apart, _intervals), text))
+            table = compare.by_rate(apart, lambda r: " / ".join(_with_interval(r[kind]) for kind in BOX_AND_MASK))
+            found.append(Section(f"{name}: difference to dense", table, text))
             if training == SHELF:
                 dense = next((f"Dense: {r['gflops']:.3f}." for r in measured if r["method"] == DENSE), "")
                 table = compare.by_rate(measured, lambda result: result["gflops"], ".3f")
@@ -464,10 +460,6 @@ def _average_precision(results: Sequence[Result], kind: str, training: str, name
         parts.append("Printed numbers are of ViT-Adapter-T on COCO: they cannot be compared with these.")
     text = f"{' '.join(parts)}\n\n{compare.reasons(results) if kind == BOX_AND_MASK[-1] else ''}"
     return Section(f"{name}: {kind} AP", found.table(), text.strip())
-
-
-def _intervals(result: Result) -> str:
-    return " / ".join(_with_interval(result[kind]) for kind in BOX_AND_MASK)
 
 
 def _with_interval(found: Mapping[str, float]) -> str:
