@@ -95,7 +95,10 @@ def test_rings_logarithmic_scales_and_rows_of_panels(tmp_path: Path, figures: li
 
 
 def test_bars_show_their_range(tmp_path: Path, figures: list[Any]) -> None:
-    groups = [[Bar("dense", 10, 8, 13, "10")], [Bar("atc average", 20, label="atc, 0.5"), Bar("tome", 19)]]
+    groups = [
+        [Bar("dense", 10, 8, 13, "10")],
+        [Bar("atc average", 20, 20, 20, label="atc, 0.5"), Bar("tome", 19, 19, 19)],
+    ]
     charts.draw_bars([[BarPanel(groups, "x")]], tmp_path / "a.svg")
     [axes] = figures[0].axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["dense", "atc, 0.5", "tome"]

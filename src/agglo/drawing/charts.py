@@ -60,10 +60,10 @@ class Bar:
 
     name: str
     value: float
-    low: float | None = None  # ends of the range of values, or of the standard error around the value
-    high: float | None = None
+    low: float  # ends of the range of values, or of the standard error around the value
+    high: float
     note: str = ""  # written at its end
-    label: str | None = None  # written beside the axis; None is the name
+    label: str = ""  # written beside the axis in place of the name
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,12 @@ def draw_curves(
             ax.yaxis.set_major_formatter("{x:,.10g}")
             ax.yaxis.set_minor_formatter("")
             ax.tick_params(axis="y", which="minor", color=FAINT)
-    _add_legend(figure, axes)
+    # On the right, with every name once, whichever panels it is in.
+    handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+    names = in_order(handles)
+    labels = [textwrap.fill(name, 30) for name in names]
+    place = {"loc": "outside right center", "fontsize": 9, "labelcolor": INK}
+    figure.legend([handles[name] for name in names], labels, frameon=False, **place)
     _finish(figure, path, title, note)
 
 
@@ -174,32 +179,20 @@ def _draw_level(ax: Any, panel: CurvePanel) -> None:
         ax.errorbar([level.x], [level.y], xerr=whiskers, elinewidth=0.8, zorder=3, **_styled(LOOKS[DENSE]))
 
 
-def _add_legend(figure: Any, axes: Any) -> None:
-    """Add a legend on the right, with every name once, whichever panels it is in."""
-    handles: dict[str, Any] = {}
-    for ax in axes.flat:
-        handles |= {name: handle for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-    names = in_order(handles)
-    labels = [textwrap.fill(name, 30) for name in names]
-    place = {"loc": "outside right center", "fontsize": 9, "labelcolor": INK}
-    figure.legend([handles[name] for name in names], labels, frameon=False, **place)
-
-
 def _draw_bar_panel(ax: Any, panel: BarPanel) -> None:
     bars = [(bar, number) for number, group in enumerate(panel.groups) for bar in group]
     positions = [index + 0.6 * number for index, (_, number) in enumerate(bars)]
     chosen = looks(bar.name for bar, _ in bars)
     ax.barh(positions, [b.value for b, _ in bars], height=0.78, color=[chosen[b.name].colour for b, _ in bars])
     for position, (bar, _) in zip(positions, bars, strict=True):
-        low = bar.value if bar.low is None else bar.low
-        high = bar.value if bar.high is None else bar.high
-        if high > low:
-            ax.errorbar([bar.value], [position], xerr=[[bar.value - low], [high - bar.value]], **_RANGE)
-        ax.annotate(bar.note, (high, position), (6, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
-    ax.set_yticks(positions, [bar.name if bar.label is None else bar.label for bar, _ in bars])
+        if bar.high > bar.low:
+            ax.errorbar([bar.value], [position], xerr=_whiskers([bar.value], [(bar.low, bar.high)]), **_RANGE)
+        end = (bar.high, position)
+        ax.annotate(bar.note, end, (6, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
+    ax.set_yticks(positions, [bar.label or bar.name for bar, _ in bars])
     ax.grid(visible=False, axis="y")
     room = 1.2 if any(bar.note for bar, _ in bars) else 1.04
-    ax.set_xlim(0, room * max(bar.value if bar.high is None else bar.high for bar, _ in bars))
+    ax.set_xlim(0, room * max(bar.high for bar, _ in bars))
     ax.set_ylim(positions[-1] + 0.7, -0.7)
     ax.set_xlabel(panel.x_label)
     ax.set_title(panel.title, **_TITLE)

@@ -47,7 +47,8 @@ class Checkpoint:
         """Read a file; a vision transformer of torchvision gets timm's names."""
         state = read_checkpoint(path)
         if "conv_proj.weight" in state:
-            state = {_timm_name(name): value for name, value in state.items()}
+            for theirs, ours in _TORCHVISION.items():
+                state = {re.sub(f"^{theirs}", ours, name): value for name, value in state.items()}
         return cls(str(path), *split_method(state))
 
     @property
@@ -61,14 +62,12 @@ class Checkpoint:
         return [name for name, parameter in model.named_parameters() if shapes.get(name) != parameter.shape]
 
 
-def _timm_name(name: str) -> str:
-    for theirs, ours in _TORCHVISION.items():
-        name = re.sub(f"^{theirs}", ours, name)
-    return name
-
-
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file. Nothing in it is executed: safetensors, or torch.load with weights_only=True."""
+    """Return the tensors of a file. Nothing in it is executed: safetensors, or torch.load with weights_only=True.
+
+    A state dict may be what training scripts save: itself, under a key, or with data-parallel names. Averaged weights
+    are taken where the file says that they are the better ones, as the study's files do.
+    """
     if not path.is_file():
         raise ValueError(f"checkpoint={str(path)!r} is not a file")
     if path.suffix == ".safetensors":
@@ -82,20 +81,12 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     try:
         # DeiT's trainer, and the study's after it, save their arguments beside the weights.
         with torch.serialization.safe_globals([Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # bytes that are no checkpoint fail in as many ways as there are bytes
         raise ValueError(
             f"checkpoint={str(path)!r} cannot be read as plain tensors, and nothing else is accepted: save the state "
             "dict alone"
         ) from error
-    return _state_dict(content, path)
-
-
-def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
-    """Return the state dict in what training scripts save: itself, under a key, or with data-parallel names.
-
-    Averaged weights are taken where the file says that they are the better ones, as the study's files do.
-    """
     if isinstance(content, Mapping) and content.get("ema_best"):
         content = content.get("model_ema")
     for key in ("state_dict", "model"):

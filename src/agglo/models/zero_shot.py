@@ -39,20 +39,18 @@ def read_prompts(class_names: str | None, templates: str | None) -> Prompts:
     """Read prompts from text files, one per line; "openai" is open_clip's list of CLIP's own for ImageNet."""
     given: dict[str, Any] = {}
     if class_names is not None:
-        given["class_names"] = _openai("IMAGENET_CLASSNAMES") if class_names == OPENAI else _lines(class_names)
+        given["class_names"] = _read(class_names, "IMAGENET_CLASSNAMES")
     if templates is not None:
-        given["templates"] = _openai("OPENAI_IMAGENET_TEMPLATES") if templates == OPENAI else _lines(templates)
+        given["templates"] = _read(templates, "OPENAI_IMAGENET_TEMPLATES")
     return Prompts(**given)
 
 
-def _openai(name: str) -> tuple[str, ...]:
-    import open_clip
+def _read(path: str, name: str) -> tuple[str, ...]:
+    """Return the lines of a file, or for "openai" open_clip's list of a name, whose templates are functions."""
+    if path == OPENAI:
+        import open_clip
 
-    # open_clip's templates are functions.
-    return tuple(entry if isinstance(entry, str) else entry("{}") for entry in getattr(open_clip, name))
-
-
-def _lines(path: str) -> tuple[str, ...]:
+        return tuple(entry if isinstance(entry, str) else entry("{}") for entry in getattr(open_clip, name))
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -133,14 +133,7 @@ class Journal:
 
 
 def require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise ValueError, which lists every difference, unless a file agrees with what it is to hold.
-
-    Args:
-        path: The file.
-        before: Its content.
-        now: What is about to be written.
-        names: Entries that must agree, dotted for nested ones.
-    """
+    """Raise ValueError, which lists every difference, unless a file agrees with what it is to hold in some entries."""
     then, new, wanted = _flat(before), _flat(now), [f"{name}." for name in names]
     differing = [
         f"{name}: {then.get(name)!r:.80} there, {new.get(name)!r:.80} now"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import median, quantiles
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -90,24 +90,19 @@ def in_turns(contenders: Sequence[T], run: Callable[[T, int], R], repeats: int, 
     return found
 
 
-class Speed(TypedDict):
-    """images_per_second: the median over all passes. spread: between their quartiles; None if there was one pass."""
-
-    images_per_second: float
-    spread: float | None
-
-
 def speeds_in_turns(
     model: nn.Module,
     ways: Sequence[T],
     batches: Sequence[Tensor | list[Tensor]],
     repeats: int,
     apply: Callable[[T], None],
-) -> list[Speed]:
+) -> list[dict[str, Any]]:
     """Return how fast a model is, in eval mode, in each of several ways. The model is dense afterwards.
 
+    "images_per_second" is the median over all passes, "spread" between their quartiles, None if there was one pass.
+
     Args:
-        model: The model.
+        model: What runs.
         ways: What `apply` takes, which makes the model run in a way.
         batches: Inputs as the model takes them, (B, C, H, W) or a list of images. All ways run a batch, in turns,
             before any of them runs the next one.

@@ -119,9 +119,12 @@ def finetune(
     >>> (folder / "run" / "best" / "model.safetensors").exists(), 0 <= best["best_metric"] <= 100
     (True, True)
     """
+    from accelerate.utils import extract_model_from_parallel
+
     from agglo.lab.tasks.classification.data import detect
     from agglo.lab.tasks.classification.training.settings import RECIPES
     from agglo.lab.tasks.classification.training.trainer import finetune as train
+    from agglo.models.checkpoints import read_checkpoint
 
     folder, run = Path(data), Path(output)
     chosen = {"dataset": detect(folder), **settings} if "dataset" not in settings else dict(settings)
@@ -135,7 +138,10 @@ def finetune(
     of_object = {"model": f"{kind.__module__}.{kind.__qualname__}", "pretrained": True, "from_scratch": False}
     found, _ = RECIPES.load(str(recipe)).resolve({**_OF_BUILDING, **of_object, **chosen})
     best = train(found, folder, run, model)
-    _take_best(model, run)
+    # The model gets the best weights, and its own forward back, which mixed precision wraps.
+    extract_model_from_parallel(model, keep_fp32_wrapper=False)
+    model.load_state_dict(read_checkpoint(run / "best" / "model.safetensors"))
+    model.eval()
     return best
 
 
@@ -143,14 +149,3 @@ def _require_module(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model={model!r} must be a torch.nn.Module or a name")
     return model
-
-
-def _take_best(model: nn.Module, run: Path) -> None:
-    """Give a trained model the best weights of its run, and its own forward back, which mixed precision wraps."""
-    from accelerate.utils import extract_model_from_parallel
-
-    from agglo.models.checkpoints import read_checkpoint
-
-    extract_model_from_parallel(model, keep_fp32_wrapper=False)
-    model.load_state_dict(read_checkpoint(run / "best" / "model.safetensors"))
-    model.eval()

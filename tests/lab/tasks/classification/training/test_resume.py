@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from agglo.lab.tasks.classification.training.objective import Objective
 from agglo.lab.tasks.classification.training.settings import TrainingSettings
-from agglo.lab.tasks.classification.training.trainer import finetune
+from agglo.lab.tasks.classification.training.trainer import Objective, finetune
 from agglo.lab.training.loop import NonFiniteLossError
 from agglo.utils import files as checkpoints
 from tests.support.fashion import quick, write_fashion

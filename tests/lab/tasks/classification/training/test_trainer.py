@@ -22,10 +22,10 @@ import agglo
 from agglo.lab.tasks.classification.data import open_split
 from agglo.lab.tasks.classification.data.transforms import Inputs
 from agglo.lab.tasks.classification.evaluation.grid import evaluate
-from agglo.lab.tasks.classification.training.objective import Objective
 from agglo.lab.tasks.classification.training.settings import RECIPES, TrainingSettings
 from agglo.lab.tasks.classification.training.trainer import (
     Classification,
+    Objective,
     build_models,
     finetune,
     in_memory,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from agglo.config import ReductionConfig
 from agglo.drawing.groups import Ints, as_pixels, count_groups, draw_groups, enlarged, grid_of, stages_of, tokens
 from agglo.drawing.sheet import Panel, Row, compose
 from agglo.embedded import classifier as embedded
@@ -84,7 +83,7 @@ def draw_configs(
         inputs: Images as the model takes them, (B, C, H, W).
         images: The same images to draw on, (B, 3, H, W).
         configs: The reductions, with their names.
-        names: Names of the images.
+        names: What to write above each image's row.
         classes: Names of the classes; None draws no predictions.
         after: Draw the stages up to this block only.
         scale: How many times images are enlarged.
@@ -95,7 +94,23 @@ def draw_configs(
     pixels = as_pixels(images)
     with torch.inference_mode():
         answers = _answers(features_in(remove(model)(inputs)), classes)
-    reduced = [_run(model, inputs, pixels, config, classes, after, learned) for config in configs]
+    reduced = []
+    for config in configs:
+        apply(model, config)
+        if learned and split_method(model.state_dict())[1]:
+            load_method(model, learned, "the checkpoint")
+        elif split_method(model.state_dict())[1]:
+            text = f"{config.method} learns what to keep, and there are no weights of it: what is drawn is chance"
+            warnings.warn(f"{text}; give a checkpoint that was fine-tuned with it", stacklevel=1)
+        with torch.inference_mode(), trace(model) as record:
+            logits = features_in(model(inputs))
+        if after is not None and after < (first := min(record.groupings)):
+            raise ValueError(f"after={after}: {config} reduces at block {first} for the first time")
+        stages = [
+            {block: labels for block, labels in of.items() if after is None or block <= after}
+            for of in stages_of(record, pixels, _layout(model).grid)
+        ]
+        reduced.append((stages, _answers(logits, classes)))
     remove(model)
     has_one_budget = len({config.budget for config in configs}) == 1
     sheet = []
@@ -116,34 +131,6 @@ def draw_configs(
         if not every_stage:
             sheet.append(Row(panels, names[index]))
     return compose(sheet)
-
-
-def _run(
-    model: Any,
-    inputs: Tensor,
-    pixels: Any,
-    config: ReductionConfig,
-    classes: Sequence[str] | None,
-    after: int | None,
-    learned: Mapping[str, Tensor] | None,
-) -> tuple[list[dict[int, Ints]], list[str]]:
-    """Return the groups of every image by block under one reduction, and the model's predictions."""
-    apply(model, config)
-    if split_method(model.state_dict())[1]:
-        if learned:
-            load_method(model, learned, "the checkpoint")
-        else:
-            text = f"{config.method} learns what to keep, and there are no weights of it: what is drawn is chance"
-            warnings.warn(f"{text}; give a checkpoint that was fine-tuned with it", stacklevel=1)
-    with torch.inference_mode(), trace(model) as record:
-        logits = features_in(model(inputs))
-    stages = stages_of(record, pixels, _layout(model).grid)
-    if after is not None:
-        stages = [{block: labels for block, labels in of.items() if block <= after} for of in stages]
-        if not all(stages):
-            first = min(record.groupings)
-            raise ValueError(f"after={after}: {config} reduces at block {first} for the first time")
-    return stages, _answers(logits, classes)
 
 
 def _answers(logits: Tensor, classes: Sequence[str] | None) -> list[str]:
@@ -170,8 +157,8 @@ def animate(
     Args:
         spec: The model.
         image: An image file.
-        method: The method that merges.
-        block: The block; None is the one at a quarter of the depth, where reduction usually begins.
+        method: What merges.
+        block: None is the one at a quarter of the depth, where reduction usually begins.
         keep_rate: Fraction of tokens at the end; None ends with FEWEST tokens.
         scale: How many times the image is enlarged.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -24,14 +25,16 @@ from agglo.lab.tasks.classification.data.transforms import (
     train_transform,
 )
 from agglo.lab.tasks.classification.evaluation.grid import evaluate
-from agglo.lab.tasks.classification.training.objective import Objective
 from agglo.lab.tasks.classification.training.settings import MAY_DIFFER, TrainingSettings
 from agglo.lab.training.batches import ImageBatches, MemoryBatches, Share, TrainingData
 from agglo.lab.training.loop import TrainingTask, train
+from agglo.lab.training.settings import method_loss, trace_if_reduced
+from agglo.methods.dynamic_vit import distillation_loss
 from agglo.models.checkpoints import Checkpoint, fingerprint, load_method, split_method
 from agglo.models.libraries import library_of
 from agglo.models.libraries.base import class_count, head_name, set_classes
 from agglo.models.opening import ModelSpec, build
+from agglo.models.outputs import logits_in
 from agglo.patch import apply
 from agglo.utils.randomness import seed_everything
 
@@ -57,6 +60,64 @@ def finetune(
     return train(settings, data, output, prepare, may_differ=MAY_DIFFER, name="finetune", cpu=cpu)
 
 
+class Objective:
+    """The loss of one batch, a mean over its images.
+
+    The reduction of the bare model is traced, and its last norm is hooked where there is a teacher: a dense model for
+    distillation, for methods that report a policy.
+    """
+
+    def __init__(
+        self, settings: TrainingSettings, model: Any, classes: int, multi_label: bool, teacher: Any = None
+    ) -> None:
+        from timm.data import Mixup
+        from timm.loss import AsymmetricLossMultiLabel, SoftTargetCrossEntropy
+
+        mixup, cutmix, smoothing = settings.mixup, settings.cutmix, settings.label_smoothing
+        if multi_label and (mixup or cutmix):
+            raise ValueError(
+                f"{mixup=:g} and {cutmix=:g} mix single labels; for data with several labels per image both must be 0"
+            )
+        if (mixup or cutmix) and settings.batch_size % 2:
+            raise ValueError(f"batch_size={settings.batch_size} must be even with mixup or cutmix")
+        if teacher is not None and not isinstance(getattr(model, "norm", None), nn.Module):
+            raise ValueError(f"distill=true needs a model whose last norm is called `norm`, not {type(model).__name__}")
+        self.model, self.teacher = model, teacher
+        self.mixup: Any = None
+        self.criterion: Any = nn.CrossEntropyLoss(label_smoothing=smoothing)
+        if multi_label:
+            asymmetric = AsymmetricLossMultiLabel(gamma_neg=4, gamma_pos=0, clip=0.05, eps=1e-8)
+            # The paper sums over images; AdamW does not see the difference, but accumulation and processes would.
+            self.criterion = lambda logits, targets: asymmetric(logits, targets) / len(logits)
+        elif mixup or cutmix:
+            self.criterion = SoftTargetCrossEntropy()
+            self.mixup = Mixup(mixup, cutmix, label_smoothing=smoothing, num_classes=classes)
+
+    def __call__(self, forward: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of forward(inputs), where `forward` is the model, perhaps wrapped by Accelerate."""
+        if self.mixup is not None:
+            inputs, targets = self.mixup(inputs, targets)
+        tokens: list[Tensor] = []  # (B, T, C) after the last norm
+        watched = nullcontext()
+        if self.teacher is not None:
+            watched = self.model.norm.register_forward_hook(lambda _module, _inputs, output: tokens.append(output))
+        with trace_if_reduced(self.model) as record, watched:
+            logits = logits_in(forward(inputs)).float()
+        loss: Tensor = self.criterion(logits, targets)
+        if (extra := method_loss(record)) is not None:
+            loss = loss + extra
+        if self.teacher is not None and record is not None:
+            policy = record.steps[-1].outcome.policy
+            if policy is None:
+                raise ValueError("distill=true goes with methods that mask tokens in training (dynamicvit)")
+            with torch.no_grad():
+                taught = self.teacher.forward_features(inputs)
+                answers = self.teacher.forward_head(taught)
+            patches = (part[:, self.model.num_prefix_tokens :] for part in (tokens[0], taught, policy))
+            loss = loss + distillation_loss(logits, answers, *patches)
+        return loss
+
+
 class Classification(TrainingTask):
     """The training task of a classifier: its augmented images and its loss."""
 
@@ -75,7 +136,7 @@ class Classification(TrainingTask):
         if fresh and accelerator.is_main_process:
             print(f"not in {settings.checkpoint}, so started afresh: {', '.join(fresh)}", file=sys.stderr)
         self.data = training_data(settings, self.train, self.model, share)
-        teacher = teacher if teacher is None else teacher.to(accelerator.device)
+        teacher = teacher and teacher.to(accelerator.device)
         self.objective = Objective(settings, self.model, classes, multi_label, teacher)
         self.loader = accelerator.prepare_data_loader(validation_loader(settings, validation, self.model))
         self.groups = parameter_groups(
