@@ -89,7 +89,7 @@ def test_attention_is_that_of_the_block_before() -> None:
 
 
 def test_the_model_compiles_and_trains() -> None:
-    model = agglo.apply(lively_vit(24, 3), "tome", keep_rate=0.6, blocks=(1,), **BEFORE)
+    model = agglo.apply(lively_vit(24, 2), "tome", keep_rate=0.6, blocks=(1,), **BEFORE)
     expected = model(IMAGE)
     torch._dynamo.reset()
     assert_same(torch.compile(model, fullgraph=True, backend="eager")(IMAGE), expected, atol=1e-5)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import agglo
+from tests.support.class_heads import open_clip_tower
 from tests.support.families import FAMILIES, SMALL, build_naflex, images
 
 transformers = pytest.importorskip("transformers")
@@ -22,27 +23,12 @@ def timm(folder: str, cls: str, **options: Any) -> Callable[[], nn.Module]:
     return lambda: getattr(importlib.import_module(f"timm.models.{folder}"), cls)(**options)  # type: ignore[no-any-return]
 
 
-def swin() -> nn.Module:
-    config = transformers.SwinConfig(
-        image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[1, 2], window_size=4
-    )
-    return transformers.SwinModel(config)  # type: ignore[no-any-return]
-
-
-def sam() -> nn.Module:
-    config = transformers.SamVisionConfig(
-        image_size=32, patch_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, output_channels=8,
-        window_size=2, global_attn_indexes=[1],
-    )  # fmt: skip
-    return transformers.SamVisionModel(config)  # type: ignore[no-any-return]
-
-
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "timm-swin": (timm("swin_transformer", "SwinTransformer", img_size=32, embed_dim=8, depths=(1, 1), num_heads=(1, 1), window_size=4), "SwinTransformer attends within windows"),
     "timm-xcit": (timm("xcit", "Xcit", img_size=32, patch_size=8, embed_dim=16, depth=1, num_heads=2), "Xcit attends between channels"),
     "timm-sam": (timm("vision_transformer_sam", "VisionTransformerSAM", img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, window_size=2), "VisionTransformerSAM attends within windows"),
-    "swin": (swin, "SwinModel attends within windows"),
-    "sam": (sam, "SamVisionLayer, which attends within windows"),
+    "swin": (lambda: transformers.SwinModel(transformers.SwinConfig(image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[1, 2], window_size=4)), "SwinModel attends within windows"),
+    "sam": (lambda: transformers.SamVisionModel(transformers.SamVisionConfig(**{**SMALL, "num_hidden_layers": 2}, output_channels=8, window_size=2, global_attn_indexes=[1])), "SamVisionLayer, which attends within windows"),
     "timesformer": (lambda: transformers.TimesformerModel(transformers.TimesformerConfig(**SMALL, num_frames=2)), "TimesformerLayer, which attends between frames at every position alone"),
     "convolutions": (lambda: nn.Sequential(nn.Conv2d(3, 3, 3)), "holds no transformer that agglo can reduce; supported: "),
 }  # fmt: skip
@@ -92,11 +78,6 @@ def test_tokens_that_agglo_does_not_know_are_not_guessed_at() -> None:
         agglo.apply(model, keep_rate=0.5)
 
 
-def open_clip() -> nn.Module:
-    library = pytest.importorskip("open_clip.transformer")
-    return library.VisionTransformer(32, 8, width=16, layers=2, heads=2, mlp_ratio=2.0)  # type: ignore[no-any-return]
-
-
 TOKENS, MASK = torch.zeros(2, 17, 24), torch.zeros(2, 1, 17, 17)
 # By the name of the mask: what makes a model, what to call in it, and the arguments before the mask.
 MASKED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Any], str, tuple[Any, ...]]] = {
@@ -104,7 +85,7 @@ MASKED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Any], str, tupl
     "transformers-encoder": (lambda: transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**SMALL)), lambda model: model.encoder, "attention_mask", (TOKENS,)),
     "timm": (timm("vision_transformer", "VisionTransformer", img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2), lambda model: model, "attn_mask", (images(),)),
     "timm-naflex": (build_naflex, lambda model: model.forward_features, "attn_mask", (images(), None, None)),
-    "open_clip": (open_clip, lambda model: model.transformer, "attn_mask", (torch.zeros(2, 17, 16),)),
+    "open_clip": (open_clip_tower, lambda model: model.transformer, "attn_mask", (torch.zeros(2, 17, 48),)),
 }  # fmt: skip
 
 

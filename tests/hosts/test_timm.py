@@ -102,7 +102,7 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
 
 @torch.no_grad()
 def test_compiles_as_one_graph() -> None:
-    model = agglo.apply(deit(depth=4), keep_rate=0.5)
+    model = agglo.apply(deit(depth=2), keep_rate=0.5, blocks=(0,))
     expected = model(IMAGE)
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

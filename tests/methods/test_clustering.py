@@ -14,7 +14,7 @@ from torch import Tensor
 from agglo.clustering.centres import density_peaks, euclidean_distances, farthest_points, k_medoids
 from agglo.methods import create
 from agglo.methods.centres import DPCKNN, KMedoids
-from tests.support.reductions import built, new_tokens, view
+from tests.support.reductions import built, view
 
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("kmedoids", {}),
@@ -166,7 +166,7 @@ def test_labels_are_labels_whatever_the_distances(value: float) -> None:
 def test_kmedoids_keeps_medoids_as_they_are() -> None:
     shown = view(sizes=torch.arange(1.0, 15).expand(2, 14))
     outcome = KMedoids().reduce(shown)
-    tokens = new_tokens(outcome, shown)
+    tokens = outcome.new_tokens(shown.tokens)
     assert shown.attention_received is not None
     assert torch.equal(tokens[:, 0], shown.tokens[:, 0])
     for b in range(2):

@@ -163,7 +163,7 @@ def pipeline(kind: str = "StableDiffusionPipeline", **config: Any) -> Any:
 def generate(pipe: Any, steps: int = 4, seed: int = 0, **other: Any) -> Tensor:
     """Latents of one image made with guidance, so that the model runs with batches of two."""
     given = torch.Generator().manual_seed(seed)
-    options = {"height": 16, "width": 16, **other}
+    options = other if "image" in other else {"height": 16, "width": 16, **other}
     result: Tensor = pipe(
         prompt_embeds=torch.randn(1, TEXT, 12, generator=given),
         negative_prompt_embeds=torch.zeros(1, TEXT, 12),

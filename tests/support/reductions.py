@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agglo.methods import Method, ModelShape, Outcome, View
+from agglo.methods import Method, ModelShape, View
 
 STAGES = {0.25: [49, 12, 3], 0.5: [98, 49, 24], 0.7: [137, 96, 67], 0.9: [176, 158, 142]}  # of 196, as published
 
@@ -54,11 +54,6 @@ def built(method: Method, n: int = 13, target: int = 5, prefix: int = 1, width: 
     torch.manual_seed(0)
     method.build(ModelShape(stages=((n, target),), width=width, heads=2, prefix=prefix))
     return method
-
-
-def new_tokens(outcome: Outcome, shown: View) -> Tensor:
-    """What the loop over blocks goes on with."""
-    return outcome.new_tokens(shown.tokens)
 
 
 @torch.no_grad()

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
+
+transformers = pytest.importorskip("transformers")
 
 WORDS = ["what", "is", "in", "this", "and", "here", "there", "a", "cat", "dog", "red", "blue"]
 EXTRA = {

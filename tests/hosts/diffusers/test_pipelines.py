@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import agglo
-from tests.support.diffusion import TEXT, diffusers, generate, pipeline, run, unet
+from tests.support.diffusion import diffusers, generate, pipeline, run, unet
 
 IMAGE = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(5))
 MASK = (torch.arange(16) < 8).float().expand(1, 1, 16, 16)
@@ -29,37 +29,20 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 def test_pipelines(kind: str) -> None:
     name, given, config = KINDS[kind]
     pipe = pipeline(name, **config)
-
-    def make() -> torch.Tensor:
-        return _made(pipe, given)
-
-    dense = make()
+    dense = generate(pipe, **given)
     assert agglo.apply(pipe, keep_rate=1.0) is pipe
-    assert torch.equal(make(), dense)
+    assert torch.equal(generate(pipe, **given), dense)
     agglo.apply(pipe, keep_rate=0.5, every=2)
     with agglo.trace(pipe) as trace:
-        reduced = make()
+        reduced = generate(pipe, **given)
     assert reduced.shape == dense.shape
     assert reduced.isfinite().all()
     assert not torch.equal(reduced, dense)
     assert trace.groupings[0].labels.shape == (2, 64)
-    assert torch.equal(make(), reduced)
+    assert torch.equal(generate(pipe, **given), reduced)
     agglo.remove(pipe)
-    assert torch.equal(make(), dense)
+    assert torch.equal(generate(pipe, **given), dense)
     assert type(pipe) is getattr(diffusers, name)
-
-
-def _made(pipe: Any, given: dict[str, Any]) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    result: torch.Tensor = pipe(
-        prompt_embeds=torch.randn(1, TEXT, 12, generator=generator),
-        negative_prompt_embeds=torch.zeros(1, TEXT, 12),
-        num_inference_steps=4,
-        generator=generator,
-        output_type="latent",
-        **({"height": 16, "width": 16, **given} if "image" not in given else given),
-    ).images
-    return result
 
 
 @pytest.mark.parametrize(
@@ -106,7 +89,7 @@ def test_another_pipeline_of_the_same_model() -> None:
     assert other.unet is pipe.unet
     assert agglo.report(other) is not None
     with agglo.trace(other) as trace:
-        _made(other, {"image": IMAGE})
+        generate(other, image=IMAGE)
     assert trace.groupings[0].n_groups == 32
     agglo.remove(other)
     assert agglo.report(pipe) is None

@@ -13,7 +13,6 @@ from tests.hosts.vlm.test_late import features, logits
 from tests.support import vlms
 from tests.support.vlms import VLM, VLMS, image
 
-tf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 POINTWISE = [vlm for vlm in VLMS if vlm.pointwise]

@@ -14,7 +14,6 @@ from torch import Tensor
 import agglo
 from tests.support.vlms import VLM, VLMS, every_vlm, image
 
-tf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 KEEP_RATE = 0.3

@@ -8,7 +8,6 @@ import torch
 import agglo
 from tests.support.vlms import QWEN, VLM, image
 
-tf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 every_qwen = pytest.mark.parametrize("vlm", QWEN, ids=lambda vlm: vlm.name)
 ASKED = ("input_ids", "mm_token_type_ids", "image_grid_thw", "attention_mask")

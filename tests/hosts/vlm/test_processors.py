@@ -13,7 +13,6 @@ import agglo
 from tests.hosts.vlm.test_late import logits
 from tests.support.vlms import QWEN, VLM, VLMS, every_vlm, image
 
-tf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 LLAVA, GEMMA3, INTERNVL, IDEFICS3 = (VLMS[index] for index in (0, 3, 4, 5))

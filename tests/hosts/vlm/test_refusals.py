@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as tf
 
 import agglo
 from tests.support import vlms
 from tests.support.vlms import VLM, VLMS
 
-tf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 LLAVA, GEMMA3, QWEN = VLMS[0], VLMS[3], VLMS[-1]

@@ -10,7 +10,6 @@ import agglo
 from tests.hosts.vlm.test_late import features, logits
 from tests.support.vlms import VLM, VLMS, image
 
-tf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 SMALLER = [vlm for vlm in VLMS if vlm.name in ("llava", "internvl", "idefics3")]
 every_vlm = pytest.mark.parametrize("vlm", SMALLER, ids=lambda vlm: vlm.name)
