@@ -21,7 +21,8 @@ from agglo.lab.paper.classifiers import (
 from agglo.lab.paper.items.off_the_shelf import run_evaluations
 from agglo.lab.paper.output import read_results
 from agglo.lab.paper.study import Result, RunCell, Section, Settings, StudyCell
-from agglo.lab.tasks.classification.tuning import FolderSettings, prepare
+from agglo.lab.tasks.classification.evaluation.grid import EvaluationSettings
+from agglo.lab.tasks.classification.tuning import prepare
 from agglo.tuning.images import split
 from agglo.tuning.search import solve
 from agglo.tuning.settings import TuneSettings
@@ -104,7 +105,7 @@ def _places_axes(subject: Subject, settings: Settings) -> Iterator[StudyCell]:
 
 
 def _run_places(subject: Subject, settings: Settings) -> RunCell:
-    chosen = FolderSettings(subject.spec(settings), subject.root(settings), images=_IMAGES, device=settings.device)
+    chosen = EvaluationSettings(subject.spec(settings), subject.root(settings), images=_IMAGES, device=settings.device)
     model, batches, output = prepare(chosen)
     images = split(batches, batch_size=chosen.batch_size)
     tuned = TunedSubject(model, images, TuneSettings(output=output))

@@ -23,7 +23,8 @@ import agglo
 from agglo import ReductionConfig, tuned
 from agglo.embedded import DETECTOR, classifier, generator
 from agglo.lab.paper.output import replace_between_marks
-from agglo.lab.tasks.classification.tuning import FolderSettings, tune_on_folder
+from agglo.lab.tasks.classification.evaluation.grid import EvaluationSettings
+from agglo.lab.tasks.classification.tuning import tune_on_folder
 from agglo.lab.tasks.detection.data import make_scenes, transforms_for
 from agglo.lab.tasks.detection.evaluation.average_precision import DetectionBatches
 from agglo.lab.tasks.detection.specs import open_detector
@@ -42,12 +43,12 @@ _SEED = 0
 
 
 def deit(paths: argparse.Namespace, path: Path, **how: Any) -> Tuned:
-    settings = FolderSettings(ModelSpec(DEIT, paths.checkpoint), paths.images, images=2000)
+    settings = EvaluationSettings(ModelSpec(DEIT, paths.checkpoint), paths.images, images=2000)
     return tune_on_folder(settings, path=path, **how)
 
 
 def fashion_classifier(paths: argparse.Namespace, path: Path, **how: Any) -> Tuned:
-    settings = FolderSettings(ModelSpec(classifier.NAME, pretrained=True), paths.data, images=2000)
+    settings = EvaluationSettings(ModelSpec(classifier.NAME, pretrained=True), paths.data, images=2000)
     return tune_on_folder(settings, path=path, **how)
 
 

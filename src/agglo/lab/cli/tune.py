@@ -28,7 +28,8 @@ from agglo.lab.options import (
     require_plot_name,
 )
 from agglo.lab.tasks.classification.data import dataset_names
-from agglo.lab.tasks.classification.tuning import FolderSettings, tune_on_folder
+from agglo.lab.tasks.classification.evaluation.grid import EvaluationSettings
+from agglo.lab.tasks.classification.tuning import tune_on_folder
 from agglo.tuning import TuneSettings
 
 EXAMPLES = """\
@@ -76,7 +77,7 @@ def run(options: Options) -> None:
     plot = require_plot_name(output.with_suffix(".png"))
     own = {"model": options.trained_spec(), "device": device_or_best(options.device)}
     tuned = tune_on_folder(
-        FolderSettings(**{**matching(FolderSettings, options), **own}),
+        EvaluationSettings(**{**matching(EvaluationSettings, options), **own}),
         speedup=options.speedup,
         max_drop=options.max_drop,
         gflops=options.gflops,

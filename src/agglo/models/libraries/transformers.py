@@ -106,7 +106,7 @@ def _with_weights(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoin
             state = {key.removeprefix(_TOWER): value for key, value in of_tower.items()}
     if state is not None:
         load(model, state, spec)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def _published(kind: Any, name: str, config: Any, spec: ModelSpec) -> Any:

@@ -54,7 +54,7 @@ def evaluate(
     >>> sorted(agglo.lab.evaluate(model, batches, quiet=True))
     ['images', 'images_per_second', 'top1']
     """
-    from agglo.lab.tasks.classification.data import detect, open_split
+    from agglo.lab.tasks.classification.data import open_split
     from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
     from agglo.lab.tasks.classification.evaluation import grid
     from agglo.models.opening import ModelSpec, build
@@ -64,11 +64,9 @@ def evaluate(
     prepare: Any = None
     loader: Any = data
     if isinstance(data, (str, PathLike)):
-        folder = Path(data)
-        name = detect(folder) if dataset is None else dataset
-        opened = open_split(name, folder, "val")
+        opened = open_split(dataset, Path(data), "val")
         grid.require_same_classes(built, opened)
-        inputs = inputs_for(built, name, frame)
+        inputs = inputs_for(built, opened.name, frame)
         opened.transform = evaluation_transform(inputs, normalise=False)
         prepare = inputs.normalise
         loader = DataLoader(grid.spread(opened, images), batch_size, num_workers=workers)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from agglo.lab.tasks.classification.data import detect, open_split
+from agglo.lab.tasks.classification.data import open_split
 from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
-from agglo.lab.tasks.classification.evaluation.grid import prompted, spread
+from agglo.lab.tasks.classification.evaluation.grid import EvaluationSettings, prompted, spread
 from agglo.models.libraries import class_count
-from agglo.models.opening import ModelSpec, build
+from agglo.models.opening import build
 from agglo.models.outputs import features_in
 from agglo.tuning import Tuned, TuneSettings, tune
 from agglo.tuning.settings import Output
@@ -22,22 +21,7 @@ from agglo.utils.devices import dtype_named, require_device, torch_threads
 from agglo.utils.progress import progress
 
 
-@dataclass(frozen=True)
-class FolderSettings:
-    """A classifier to tune, and the folder whose validation split gives `images`, evenly spread over it."""
-
-    model: ModelSpec
-    data: Path
-    dataset: str | None = None
-    images: int = 1000
-    batch_size: int = 64
-    workers: int = 2
-    threads: int | None = None
-    device: str = "cpu"
-    dtype: str = "float32"
-
-
-def prepare(settings: FolderSettings, *, quiet: bool = False) -> tuple[nn.Module, list[Any], Output]:
+def prepare(settings: EvaluationSettings, *, quiet: bool = False) -> tuple[nn.Module, list[Any], Output]:
     """Build the model and read the images.
 
     Returns:
@@ -45,11 +29,10 @@ def prepare(settings: FolderSettings, *, quiet: bool = False) -> tuple[nn.Module
         model; and the function that gives logits, or the features of a model without a head.
     """
     dtype, device = dtype_named(settings.dtype), require_device(settings.device)
-    name = detect(settings.data) if settings.dataset is None else settings.dataset
-    data = open_split(name, settings.data, "val")
+    data = open_split(settings.dataset, settings.data, "val")
     torch.manual_seed(0)  # random weights are then the same ones when a stopped search goes on
     model: Any = build(prompted(settings.model, data))
-    wanted = inputs_for(model, name)
+    wanted = inputs_for(model, data.name, settings.frame)
     data.transform = evaluation_transform(wanted, normalise=False)
     loader = DataLoader(spread(data, settings.images), settings.batch_size, num_workers=settings.workers)
     batches = []
@@ -68,11 +51,11 @@ def prepare(settings: FolderSettings, *, quiet: bool = False) -> tuple[nn.Module
     return model.to(device, dtype), [(pixels, targets)] if known else [pixels], output
 
 
-def tune_on_folder(folder: FolderSettings, *, settings: TuneSettings | None = None, **how: Any) -> Tuned:
+def tune_on_folder(folder: EvaluationSettings, *, settings: TuneSettings | None = None, **how: Any) -> Tuned:
     """Tune a classifier on images of a folder.
 
     Args:
-        folder: What is tuned, and on what.
+        folder: What is tuned, and on which images.
         settings: As for `agglo.tune`; output, batch size and name are the classifier's.
         how: Further arguments of `agglo.tune`.
     """

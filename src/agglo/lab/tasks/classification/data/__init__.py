@@ -31,12 +31,9 @@ class ClassificationData(Dataset[tuple[Any, Any]]):
     """One split: [i] -> (transform(PIL image), target); the target is a float tensor (classes,) if multi_label.
 
     Args:
-        classes: Names of the classes.
         images: The images, which are opened one by one: `Files`, or what has the same methods.
         targets: The class of each image; with multi_label a tuple of classes.
         multi_label: Whether an image has several classes.
-        name: Name of the data set.
-        transform: Applied to every image.
     """
 
     classes: list[str]
@@ -86,7 +83,6 @@ class DataSet:
     """A data set: how it is recognised, read and prepared.
 
     Args:
-        name: Its name on the command line.
         about: What lies in its folder, in a few words, for help pages.
         read: Given the folder and "train" or "val", returns what is in that split.
         signs: Glob patterns of files that only this data set has; one match in a folder is enough to recognise it.
@@ -131,19 +127,14 @@ def dataset_names() -> list[str]:
 
 
 def open_split(
-    name: str, root: Path, split: str, *, transform: Callable[[Any], Any] | None = None
+    name: str | None, root: Path, split: str, *, transform: Callable[[Any], Any] | None = None
 ) -> ClassificationData:
-    """Open one split of a data set on disk.
-
-    Args:
-        name: One of `dataset_names()`.
-        root: Folder of the data set.
-        split: "train", or "val" to evaluate on.
-        transform: Applied to every image.
+    """Open one split of a data set on disk, "train" or "val"; without a name its files show which data set it is.
 
     Raises:
         ValueError: A file is missing. An unreadable image raises BadImageError when it is asked for.
     """
+    name = detect(root) if name is None else name
     dataset = dataset_named(name)
     choice("split", split, ("train", "val"))
     _require_folder(root)

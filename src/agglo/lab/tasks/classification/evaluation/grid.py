@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from agglo.config import ReductionConfig
 from agglo.lab.evaluation.configs import Configs
 from agglo.lab.evaluation.grid import EvaluationGrid, GridCell, Reducible, about_data, run_grid
 from agglo.lab.evaluation.report import Quality
-from agglo.lab.tasks.classification.data import ClassificationData, detect, open_split
+from agglo.lab.tasks.classification.data import ClassificationData, open_split
 from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
 from agglo.models.checkpoints import Checkpoint, fingerprint
 from agglo.models.libraries import class_count
@@ -39,6 +39,8 @@ QUALITY = Quality({"top1": "top-1", "top5": "top-5", "mAP": "mAP"}, ("top1", "mA
 class EvaluationSettings:
     """The settings of an evaluation: a classifier, a data set, and the reductions that are the cells of the grid.
 
+    Tuning takes its own, without reductions.
+
     Attributes:
         dataset: One of `data.dataset_names()`; None recognises it by its files.
         images: How many images, evenly spread over the data set; None is all.
@@ -49,7 +51,7 @@ class EvaluationSettings:
 
     model: ModelSpec
     data: Path
-    configs: Configs
+    configs: Configs = field(default_factory=dict)
     dense: bool = True
     dataset: str | None = None
     images: int | None = None
@@ -75,8 +77,7 @@ class Evaluation(EvaluationGrid):
 
     def __init__(self, settings: EvaluationSettings) -> None:
         super().__init__(settings)
-        name = detect(settings.data) if settings.dataset is None else settings.dataset
-        self.data = open_split(name, settings.data, "val")
+        self.data = open_split(settings.dataset, settings.data, "val")
         self.spec = spec = prompted(settings.model, self.data)
         checkpoint = None if spec.checkpoint is None else Checkpoint.read(spec.checkpoint)
         self.model = build(spec, checkpoint)
@@ -88,7 +89,7 @@ class Evaluation(EvaluationGrid):
         self.reducible = Reducible(self.model, learned, f"checkpoint {self.source}")
         self.weights = fingerprint({**self.model.state_dict(), **(learned or {})})
         self.model.to(self.device, dtype_named(settings.dtype))
-        self.inputs = inputs_for(self.model, name, settings.frame)
+        self.inputs = inputs_for(self.model, self.data.name, settings.frame)
         if settings.crop is not None:
             self.inputs = replace(self.inputs, crop=settings.crop, squash=False)
         self.data.transform = evaluation_transform(self.inputs, normalise=False)

@@ -26,7 +26,7 @@ from agglo.lab.tasks.classification.data.transforms import (
 )
 from agglo.lab.tasks.classification.evaluation.grid import evaluate
 from agglo.lab.tasks.classification.training.settings import MAY_DIFFER, TrainingSettings
-from agglo.lab.training.batches import ImageBatches, MemoryBatches, Share, TrainingData
+from agglo.lab.training.batches import ImageBatches, MemoryBatches, Share
 from agglo.lab.training.loop import TrainingTask, train
 from agglo.lab.training.settings import method_loss, trace_if_reduced
 from agglo.methods.dynamic_vit import distillation_loss
@@ -135,7 +135,14 @@ class Classification(TrainingTask):
         fresh = [] if checkpoint is None else checkpoint.fresh_names(self.model)
         if fresh and accelerator.is_main_process:
             print(f"not in {settings.checkpoint}, so started afresh: {', '.join(fresh)}", file=sys.stderr)
-        self.data = training_data(settings, self.train, self.model, share)
+        inputs = inputs_for(self.model, settings.dataset, STUDY)  # of sizes and colours: crops are random here
+        seed, repeats = settings.seed, settings.repeated_augmentation if share.processes > 1 else 1
+        if settings.in_memory:
+            how: Any = {"repeats": repeats, "shift": settings.shift or 0, "flip": settings.flip}
+            self.data = MemoryBatches(*in_memory(self.train, inputs), share, inputs.normalise, seed, **how)
+        else:
+            self.train.transform = train_transform(inputs, settings)
+            self.data = ImageBatches(self.train, share, seed, repeats, settings.workers)
         teacher = teacher and teacher.to(accelerator.device)
         self.objective = Objective(settings, self.model, classes, multi_label, teacher)
         self.loader = accelerator.prepare_data_loader(validation_loader(settings, validation, self.model))
@@ -196,7 +203,8 @@ def build_models(
             checkpoint = Checkpoint.read(spec.checkpoint)
         model = build(spec, checkpoint)
         library = library_of(model) if settings.pretrained else None
-        known = checkpoint.head_classes if checkpoint else library and library.num_pretrained_classes(model)
+        published = None if library is None else library.num_pretrained_classes(model)
+        known = published if checkpoint is None else checkpoint.head_classes
     elif applied_modules(given):
         raise ValueError("this model is reduced already: call agglo.remove(model) first, then say method=")
     else:
@@ -231,18 +239,6 @@ def open_splits(settings: TrainingSettings, root: Path) -> tuple[ClassificationD
             f"{len(one_sided)} classes are in only one of the splits of data={str(root)!r}: {', '.join(one_sided[:5])}"
         )
     return train, validation
-
-
-def training_data(settings: TrainingSettings, data: ClassificationData, model: nn.Module, share: Share) -> TrainingData:
-    """Return augmented batches for a model."""
-    # Only sizes and colours are the model's: crops are random here.
-    inputs = inputs_for(model, settings.dataset, STUDY)
-    seed, repeats = settings.seed, settings.repeated_augmentation if share.processes > 1 else 1
-    if settings.in_memory:
-        how = inputs.normalise, seed, repeats, settings.shift or 0, settings.flip
-        return MemoryBatches(*in_memory(data, inputs), share, *how)
-    data.transform = train_transform(inputs, settings)
-    return ImageBatches(data, share, seed, repeats, settings.workers)
 
 
 def validation_loader(settings: TrainingSettings, split: ClassificationData, model: nn.Module) -> DataLoader[Any]:
