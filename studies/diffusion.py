@@ -84,36 +84,30 @@ def noised_predictions(model: Any, data: Path) -> Sequence[Callable[[], Tensor]]
     images, labels = read_split(data, "val")
     clean = embedded.to_model(torch.from_numpy(images[:PREDICTED].copy())[:, None])
     classes = torch.from_numpy(labels[:PREDICTED].copy()).long()
-
-    def at(level: int) -> Callable[[], Tensor]:
+    calls = []
+    for level in LEVELS:
         steps = torch.full((len(clean),), level)
         noise = torch.randn(clean.shape, generator=random_generator("mini-synthesis", level))
         noisy = DDPMScheduler(**embedded.NOISE).add_noise(clean, noise, steps)
-        return lambda: model(noisy, steps, classes).sample
-
-    return [at(level) for level in LEVELS]
+        calls.append(lambda noisy=noisy, steps=steps: model(noisy, steps, classes).sample)
+    return calls
 
 
 @torch.no_grad()
 def prediction_errors(model: Any, cell: GenerationCell, calls: Sequence[Callable[[], Tensor]]) -> list[float]:
     """Return the mean relative error of each call."""
+    remove(model)
     dense = [call() for call in calls]
     cell.apply(model)
     torch.manual_seed(0)  # methods that draw draw the same for every cell
-    try:
-        return [float(relative_errors(call(), right).mean()) for call, right in zip(calls, dense, strict=True)]
-    finally:
-        remove(model)
+    return [float(relative_errors(call(), right).mean()) for call, right in zip(calls, dense, strict=True)]
 
 
 def sampled(model: Any, cell: GenerationCell) -> Tensor:
     """Return the images (B, 1, H, W) that whole samplings end with."""
     cell.apply(model)
     torch.manual_seed(0)  # methods that draw draw the same for every cell
-    try:
-        return embedded.sample(model, [r.label for r in REQUESTS], [r.seed for r in REQUESTS], steps=20)
-    finally:
-        remove(model)
+    return embedded.sample(model, [r.label for r in REQUESTS], [r.seed for r in REQUESTS], steps=20)
 
 
 def _table(results: Sequence[Result], parts: Parts) -> list[Section]:

@@ -209,18 +209,16 @@ def successive(model: Terrain, clean: Tensor, difficulty: Tensor, sigmas: Sequen
 @torch.no_grad()
 def errors_over_steps(model: Terrain, cell: GenerationCell, paths: Sequence[Calls]) -> tuple[list[float], float]:
     """Return the mean relative error of each path, which is one generation, and clusterings per step."""
+    remove(model)
     dense = [[call() for call in path] for path in paths]
     cell.apply(model)
     method: Any = model.unet.agglo_applied.method
     errors = []
-    try:
-        with patch.object(method, "reduce", Mock(wraps=method.reduce)) as counting:
-            for path, right in zip(paths, dense, strict=True):
-                with generation():
-                    steps = [relative_errors(call(), there).mean() for call, there in zip(path, right, strict=True)]
-                errors.append(float(torch.stack(steps).mean()))
-    finally:
-        remove(model)
+    with patch.object(method, "reduce", Mock(wraps=method.reduce)) as counting:
+        for path, right in zip(paths, dense, strict=True):
+            with generation():
+                steps = [relative_errors(call(), there).mean() for call, there in zip(path, right, strict=True)]
+            errors.append(float(torch.stack(steps).mean()))
     return errors, counting.call_count / sum(map(len, paths))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agglo.lab.paper.output import in_order, open_journal, read_results
-from agglo.lab.paper.paths import find_data, find_weights
+from agglo.lab.paper.paths import find
 from agglo.lab.paper.registry import overview
 from agglo.lab.paper.runner import attempt, run
 from agglo.lab.paper.study import Settings, StudyCell
@@ -148,12 +148,12 @@ def test_paths(tmp_path: Path) -> None:
     (tmp_path / "toys").mkdir()
     (tmp_path / "bear.pth").touch()
     item = [toy()]
-    assert find_data([str(tmp_path)], item, miniature=False) == {"toys": tmp_path / "toys"}
-    assert find_data([str(tmp_path / "toys")], item, miniature=False) == {"toys": tmp_path / "toys"}
-    assert find_data([f"toys={tmp_path}"], item, miniature=False) == {"toys": tmp_path}
+    assert find("data", [str(tmp_path)], item, False) == {"toys": tmp_path / "toys"}
+    assert find("data", [str(tmp_path / "toys")], item, False) == {"toys": tmp_path / "toys"}
+    assert find("data", [f"toys={tmp_path}"], item, False) == {"toys": tmp_path}
     for typed in (str(tmp_path), str(tmp_path / "bear.pth"), f"bear={tmp_path / 'bear.pth'}"):
-        assert find_weights([typed], item, miniature=False)["bear"] == tmp_path / "bear.pth"
+        assert find("weights", [typed], item, False)["bear"] == tmp_path / "bear.pth"
     with pytest.raises(ValueError, match="'dolls' is not needed; accepted: toys"):
-        find_data([f"dolls={tmp_path}"], item, miniature=False)
+        find("data", [f"dolls={tmp_path}"], item, False)
     with pytest.raises(ValueError, match="does not exist"):
-        find_weights(["nowhere.pth"], item, miniature=False)
+        find("weights", ["nowhere.pth"], item, False)

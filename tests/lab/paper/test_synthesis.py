@@ -27,7 +27,7 @@ from agglo.lab.paper.items.diffusion import (
     reductions,
 )
 from agglo.lab.paper.output import write_output
-from agglo.lab.paper.paths import find_weights
+from agglo.lab.paper.paths import find
 from agglo.lab.paper.runner import run
 from agglo.lab.paper.study import Settings
 from agglo.lab.tasks.classification.data import ClassificationData, Files
@@ -126,8 +126,8 @@ def test_samples_from_end_to_end(miniature: bool, settings: Settings, tmp_path: 
     item = replace(DIFFUSION_SAMPLES, full=full, miniature=scale)
     if not miniature:
         folder = save_dit_pipeline(tmp_path / PIPELINE)
-        weights = find_weights([str(tmp_path)], [item], miniature=False)
-        assert weights == {PIPELINE: folder} == find_weights([str(folder)], [item], miniature=False)
+        weights = find("weights", [str(tmp_path)], [item], False)
+        assert weights == {PIPELINE: folder} == find("weights", [str(folder)], [item], False)
         settings = replace(settings, miniature=False, data={}, weights=weights)
     results = {(r["method"], r["keep_rate"]): r for r in run(item, settings).results}
     assert len(results) == 8 and results["dense", None]["error"] == 0

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from agglo.lab.options import AtLeastOne, device_or_best, matching, option
 from agglo.lab.paper.output import read_results, write_output
-from agglo.lab.paper.paths import find_data, find_weights
+from agglo.lab.paper.paths import find
 from agglo.lab.paper.registry import GPU_HOURS, benchmarks, item_named, items, overview
 from agglo.lab.paper.runner import run as run_item
 from agglo.lab.paper.runner import runnable_cells
@@ -70,8 +70,8 @@ def run_items(options: Options, items: Sequence[Study], one: Study | None) -> No
             raise ValueError(f"item={options.item!r} is there {'without' if mini else 'with'} --miniature only")
     is_measured = not (options.item is None or mini or options.redraw)
     found = {
-        "data": find_data(options.data, chosen, miniature=mini),
-        "weights": find_weights(options.weights, chosen, miniature=mini),
+        "data": find("data", options.data, chosen, mini),
+        "weights": find("weights", options.weights, chosen, mini),
         "device": device_or_best(options.device) if is_measured else "cpu",
     }
     settings = Settings(**{**matching(Settings, options), **found})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from agglo.embedded.classifier import FULL as FASHION_MNIST
 from agglo.lab.paper.study import Study
@@ -11,33 +12,23 @@ from agglo.lab.paper.study import Study
 WEIGHT_FILES = (".safetensors", ".pth", ".pt", ".bin", ".torch", ".npz", ".onnx")
 
 
-def find_data(typed: Sequence[str], items: Iterable[Study], *, miniature: bool) -> dict[str, Path]:
-    """Return the folder of each data set: `NAME=DIR`, or a folder that holds folders of these names.
+def find(
+    kind: Literal["data", "weights"], typed: Sequence[str], items: Iterable[Study], miniature: bool
+) -> dict[str, Path]:
+    """Return the folder of each data set, or the file or folder of each set of weights, by name.
 
-    In miniature, Fashion-MNIST is also looked for where a system's package puts it.
-    """
-    installed = {"fashion-mnist": FASHION_MNIST} if miniature and FASHION_MNIST.exists() else {}
-    return installed | _find("data", typed, items, miniature, [""])
-
-
-def find_weights(typed: Sequence[str], items: Iterable[Study], *, miniature: bool) -> dict[str, Path]:
-    """Return the file or folder of each set of weights: `NAME=FILE`, a file that is called NAME, or a folder of such.
-
-    Inception is also looked for in an installed package.
+    Typed is `NAME=PATH`, what is called NAME, but for the ending of weights, or a folder of such. Fashion-MNIST, in
+    miniature, is also looked for where a system's package puts it, and Inception in an installed package.
     """
     from agglo.lab.tasks.synthesis.evaluation.fid import installed_inception
 
-    inception = installed_inception()
-    installed = {} if inception is None else {"inception": inception}
-    return installed | _find("weights", typed, items, miniature, ["", *WEIGHT_FILES])
-
-
-def _find(
-    kind: str, typed: Sequence[str], items: Iterable[Study], miniature: bool, endings: Sequence[str]
-) -> dict[str, Path]:
+    endings, found = ["", *(WEIGHT_FILES if kind == "weights" else ())], dict[str, Path]()
+    if kind == "weights" and (inception := installed_inception()):
+        found["inception"] = inception
+    elif kind == "data" and miniature and FASHION_MNIST.exists():
+        found["fashion-mnist"] = FASHION_MNIST
     names = dict.fromkeys(need.name for item in items for need in item.needs(miniature) if need.kind == kind)
     accepted = ", ".join(names) or "nothing"
-    found: dict[str, Path] = {}
     for text in typed:
         name, equals, value = text.rpartition("=")
         path = Path(value).expanduser()

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple
 
 from agglo.checks import choice
 from agglo.lab.paper.output import open_journal
@@ -30,24 +28,14 @@ GPU_HOURS = (
 _FEW = 3  # weights that are listed by name
 
 
-class Benchmark(NamedTuple):
-    """A command of `agglo bench` and module of the room `bench`, with one line for lists."""
-
-    name: str
-    about: str
-
-    def load(self) -> ModuleType:
-        return import_module(f"agglo.lab.bench.{self.name}")
-
-
-BENCHMARKS = (
-    Benchmark("model", "images per second: dense, ToMe, ATC, and the ceiling where reduction is free"),
-    Benchmark("diffusion", "a step of Stable Diffusion 1.5: dense, tomesd, and agglo's options"),
-    Benchmark("vlm", "a vision-language model's time to its first token, with all and fewer image tokens"),
-    Benchmark("clustering", "the clustering alone against scikit-learn, SciPy and fastcluster"),
-    Benchmark("methods", "one reduction stage of every method without parameters, against ToMe"),
-    Benchmark("adapter", "a detector's backbone part by part: dense, and reduced at several keep rates"),
-)
+BENCHMARKS = {  # modules of the room `bench`
+    "model": "images per second: dense, ToMe, ATC, and the ceiling where reduction is free",
+    "diffusion": "a step of Stable Diffusion 1.5: dense, tomesd, and agglo's options",
+    "vlm": "a vision-language model's time to its first token, with all and fewer image tokens",
+    "clustering": "the clustering alone against scikit-learn, SciPy and fastcluster",
+    "methods": "one reduction stage of every method without parameters, against ToMe",
+    "adapter": "a detector's backbone part by part: dense, and reduced at several keep rates",
+}
 
 
 @cache
@@ -58,7 +46,7 @@ def items() -> dict[str, Study]:
 
 
 def item_named(name: str) -> Study:
-    if any(name == benchmark.name for benchmark in BENCHMARKS):
+    if name in BENCHMARKS:
         raise ValueError(f"item={name!r} is a benchmark: agglo bench {name}")
     return items()[choice("item", name, items())]
 
@@ -88,10 +76,10 @@ def described(items: Iterable[Study]) -> Table:
 def benchmarks(output: Path) -> Table:
     """Return the commands of benchmarks, and when a results folder got what each measured last."""
     rows = []
-    for each in BENCHMARKS:
-        path = output / "bench" / f"{each.name}.json"
+    for name, about in BENCHMARKS.items():
+        path = output / "bench" / f"{name}.json"
         date = json.loads(path.read_text(encoding="utf-8"))["machine"]["date"][:10] if path.exists() else "not yet"
-        rows.append([f"agglo bench {each.name}", date, each.about])
+        rows.append([f"agglo bench {name}", date, about])
     return Table([Column(title, left=True) for title in ("benchmark", "measured", "what is timed")], rows)
 
 
