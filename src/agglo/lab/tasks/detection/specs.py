@@ -65,9 +65,8 @@ class DetectorSpec:
         except TypeError as error:
             raise ValueError(f"model={self.model!r} cannot be built: {error}") from error
         if self.image_size is not None:
-            backbone: Any = detector.backbone
-            side = -(-self.image_size // backbone.strides[-1]) * backbone.strides[-1]
-            backbone.nominal_size = (side, side)
+            side = -(-self.image_size // detector.strides[-1]) * detector.strides[-1]
+            detector.backbone.nominal_size = (side, side)
         return detector
 
     def about(self) -> dict[str, str]:

@@ -49,13 +49,13 @@ def interval(samples: Floats) -> tuple[float, float]:
 
 
 class Category(NamedTuple):
-    """All detections of one category, best first."""
+    """All detections of one category, image by image."""
 
     image: Ints  # (D,), the index of each detection's image
+    score: Floats  # (D,)
     right: Bools  # (T, D), whether it matches an object, at each threshold
     counts: Bools  # (T, D), whether it counts at all: not if it matches a crowd
     objects: Ints  # (I,), the number of objects to be found in each image
-    run: Ints  # (D,), one number for consecutive detections of one image with the same score
 
 
 def weighted_ap(categories: Sequence[Category], weights: Ints) -> float:
@@ -66,7 +66,7 @@ def weighted_ap(categories: Sequence[Category], weights: Ints) -> float:
 
 def _precisions(category: Category, weights: Ints) -> Floats:
     """Return the mean over recalls of the precision at each threshold (T,)."""
-    copies = _copies(category.run, weights[category.image])
+    copies = _copies(category, weights[category.image])
     right, counts = category.right[:, copies], category.counts[:, copies]
     found = np.zeros(THRESHOLDS)
     for number in range(THRESHOLDS):
@@ -78,14 +78,14 @@ def _precisions(category: Category, weights: Ints) -> Floats:
     return found
 
 
-def _copies(run: Ints, weight: Ints) -> Ints:
-    """Return the index of every detection as often as its weight says.
+def _copies(category: Category, weight: Ints) -> Ints:
+    """Return the index of every detection as often as its weight says, best first.
 
     Copies of an image with several detections of one score follow each other as a whole: a b a b, not a a b b.
     """
-    chosen = np.repeat(np.arange(len(run)), weight)
+    chosen = np.repeat(np.arange(len(weight)), weight)
     copy = np.arange(len(chosen)) - np.repeat(np.cumsum(weight) - weight, weight)
-    return chosen[np.lexsort((chosen, copy, run[chosen]))]
+    return chosen[np.lexsort((chosen, copy, category.image[chosen], -category.score[chosen]))]
 
 
 def matched(ground_truth: Mapping[str, Any], detections: Sequence[Mapping[str, Any]], kind: str) -> Sequence[Category]:
@@ -100,14 +100,11 @@ def matched(ground_truth: Mapping[str, Any], detections: Sequence[Mapping[str, A
 
 
 def _joined(parts: Sequence[tuple[Any, ...]]) -> Category:
-    """Put the detections of one category in order, from what the library knows of each image."""
+    """Join what the library knows of one category in each image."""
     found, ignored = (
         np.concatenate([np.reshape(part[i], (THRESHOLDS, -1)) for part in parts], axis=1) > 0 for i in (0, 4)
     )
     score = np.concatenate([part[2] for part in parts])
     image = np.repeat(np.arange(len(parts)), [len(part[2]) for part in parts])
-    order = np.argsort(-score, kind="stable")
-    image, score, counts = image[order], score[order], ~ignored[:, order]
-    starts = (np.diff(image, prepend=-1) != 0) | (np.diff(score, prepend=np.inf) != 0)
     objects = np.array([part[3].count(False) for part in parts], np.int64)
-    return Category(image, found[:, order] & counts, counts, objects, np.cumsum(starts))
+    return Category(image, score, found & ~ignored, ~ignored, objects)

@@ -68,7 +68,7 @@ class SpatialPrior(nn.Module):
 class DeformableAttention(nn.Module):
     """Deformable attention of queries (B, Q, C) to `levels` maps of C channels, `points` on each for every head."""
 
-    def __init__(self, width: int, *, heads: int, levels: int, points: int) -> None:
+    def __init__(self, width: int, *, heads: int, levels: int, points: int = 4) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"heads={heads} do not divide the width {width}")
@@ -142,11 +142,11 @@ def cell_centres(shapes: Sequence[Shape], device: torch.device | None = None) ->
 class Injector(nn.Module):
     """What the tokens gain from the pyramid: gamma * attention(LN(tokens), LN(pyramid)). gamma (C,) starts at 0."""
 
-    def __init__(self, width: int, *, heads: int, points: int) -> None:
+    def __init__(self, width: int, *, heads: int) -> None:
         super().__init__()
         self.norm_tokens = nn.LayerNorm(width, eps=EPS)
         self.norm_pyramid = nn.LayerNorm(width, eps=EPS)
-        self.attention = DeformableAttention(width, heads=heads, levels=PYRAMID, points=points)
+        self.attention = DeformableAttention(width, heads=heads, levels=PYRAMID)
         self.gamma = nn.Parameter(torch.zeros(width))
 
     def forward(self, tokens: Tensor, grid: Shape, pyramid: Tensor, shapes: Sequence[Shape]) -> Tensor:
@@ -179,11 +179,11 @@ class ConvFFN(nn.Module):
 class Extractor(nn.Module):
     """The pyramid after looking at the tokens: + attention(LN(pyramid), LN(tokens)), then + ConvFFN(LN(pyramid))."""
 
-    def __init__(self, width: int, *, heads: int, points: int, drop_path: float) -> None:
+    def __init__(self, width: int, *, heads: int, drop_path: float) -> None:
         super().__init__()
         self.norm_pyramid = nn.LayerNorm(width, eps=EPS)
         self.norm_tokens = nn.LayerNorm(width, eps=EPS)
-        self.attention = DeformableAttention(width, heads=heads, levels=1, points=points)
+        self.attention = DeformableAttention(width, heads=heads, levels=1)
         self.norm_ffn = nn.LayerNorm(width, eps=EPS)
         self.ffn = ConvFFN(width, width // 4)
         self.drop_path = DropPath(drop_path)
@@ -198,11 +198,10 @@ class Extractor(nn.Module):
 class Interaction(nn.Module):
     """An injector before some blocks of the ViT, and one or several extractors after them."""
 
-    def __init__(self, width: int, *, extractors: int, heads: int, points: int, drop_path: float) -> None:
+    def __init__(self, width: int, *, extractors: int, heads: int, drop_path: float) -> None:
         super().__init__()
-        self.injector = Injector(width, heads=heads, points=points)
-        made = (Extractor(width, heads=heads, points=points, drop_path=drop_path) for _ in range(extractors))
-        self.extractors = nn.ModuleList(made)
+        self.injector = Injector(width, heads=heads)
+        self.extractors = nn.ModuleList(Extractor(width, heads=heads, drop_path=drop_path) for _ in range(extractors))
 
 
 class ViTAdapter(nn.Module):
@@ -213,7 +212,7 @@ class ViTAdapter(nn.Module):
             and, unless class_token, its class token with its position embedding. Patches of 4, 8 or 16 pixels; the
             strides are a quarter, a half, one and two times as many.
         interactions: Between ViT and pyramid, each around as many blocks.
-        deform_heads, points: Heads of deformable attention, and points that each samples on each map.
+        deform_heads: Of deformable attention.
         prior_width: Channels of the convolutional network's first map.
         drop_path: In the extractors; the blocks of the ViT have their own rates.
         class_token: Keep the class token of the ViT, for methods that need its attention. Injectors and extractors
@@ -228,7 +227,6 @@ class ViTAdapter(nn.Module):
         *,
         interactions: int = 4,
         deform_heads: int = 6,
-        points: int = 4,
         prior_width: int = 64,
         drop_path: float = 0.1,
         class_token: bool = False,
@@ -247,9 +245,10 @@ class ViTAdapter(nn.Module):
         self.vit: Any = vit
         self.prior = SpatialPrior(prior_width, width, stride=self.strides[0])
         self.level_embedding = nn.Parameter(torch.randn(PYRAMID, width))
-        options: dict[str, Any] = {"heads": deform_heads, "points": points, "drop_path": drop_path}
-        extractors = [1] * (interactions - 1) + [3]
-        self.interactions = nn.ModuleList(Interaction(width, extractors=n, **options) for n in extractors)
+        self.interactions = nn.ModuleList(
+            Interaction(width, extractors=extractors, heads=deform_heads, drop_path=drop_path)
+            for extractors in [1] * (interactions - 1) + [3]
+        )
         self.up = nn.ConvTranspose2d(width, width, 2, 2)
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in self.strides)
         for part in (self.prior, self.interactions, self.up, self.norms):
