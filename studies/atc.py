@@ -7,17 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from agglo.lab.paper import compare
-from agglo.lab.paper.classifiers import (
-    ATC,
-    DEITS,
-    EMBEDDED,
-    IMAGES,
-    LINKAGES,
-    RATES,
-    ClassifierScale,
-    Entry,
-    Subject,
-)
+from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, LINKAGES, RATES, ClassifierScale, Entry, Subject
 from agglo.lab.paper.items.off_the_shelf import run_evaluations
 from agglo.lab.paper.output import read_results
 from agglo.lab.paper.study import Result, RunCell, Section, Settings, StudyCell

@@ -63,7 +63,7 @@ def pages_of(
 ) -> dict[str, str]:
     """Return the texts of a study's files by name: the page with its tables and figures, and the tables in LaTeX."""
     results = in_order(study, results, settings)
-    sections = study.sections(results, settings)
+    sections = study.table(results, study.scale(settings.miniature))
     parts = [f"# {study.name}: {study.shows}", head(study, results, settings), *_parts(sections, "## {}")]
     parts += [f"![{path.stem}]({path.name})" for path in figures]
     tables = [f"% {study.name}: {s.title}\n{s.table.latex()}" for s in sections if s.table is not None]
@@ -73,7 +73,10 @@ def pages_of(
 def tables_of(study: Study, settings: Settings) -> str:
     """Return what a study's record says, for a page of the documentation: where it ran, then its tables."""
     results = in_order(study, read_results(settings.folder(study.name)), settings)
-    parts = [f"({head(study, results, settings)})", *_parts(study.sections(results, settings), "**{}**")]
+    parts = [
+        f"({head(study, results, settings)})",
+        *_parts(study.table(results, study.scale(settings.miniature)), "**{}**"),
+    ]
     return "\n\n".join(parts)
 
 

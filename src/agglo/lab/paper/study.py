@@ -149,6 +149,3 @@ class Study:
 
     def open(self, settings: Settings) -> RunCell:
         return self.run(self.scale(settings.miniature), settings)
-
-    def sections(self, results: Sequence[Result], settings: Settings) -> Sequence[Section]:
-        return self.table(results, self.scale(settings.miniature))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,8 +26,6 @@ from agglo.utils.devices import require_device
 from agglo.utils.tables import CANNOT, Column, Table
 from agglo.utils.timing import seconds_per_pass
 
-BATCHES = tuple(2**power for power in range(11))
-TOKENS = (196, 256, 576, 1024, 4096)
 _PARTS = 5  # in which passes are timed
 _OVER = {"batch": "batch size", "tokens": "tokens"}
 _SPEED = "images_per_second"
@@ -38,11 +36,29 @@ FRAMEWORKS = ("agglo", "agglo, torch", *_PEERS)
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a cell is timed: so many passes, warm-up included, or fewer if that takes longer than `seconds`."""
+    """What is timed, and for how long: so many passes of a cell, warm-up included, or fewer within `seconds`.
 
-    models: tuple[str, ...] = DEITS
+    Attributes:
+        over: Columns of the table and the axis of the figure: batch or tokens.
+        models: Empty for the clustering alone.
+        sizes: Pairs of batch size and tokens.
+    """
+
+    over: str = "batch"
+    models: tuple[str, ...] = ()
+    sizes: tuple[tuple[int, int], ...] = tuple((2**power, 196) for power in range(11))
     passes: int = 1000
     seconds: float = 60.0
+
+    @property
+    def rows(self) -> str:
+        """What distinguishes rows and, with `panel`, curves."""
+        return "method" if self.models else "framework"
+
+    @property
+    def panel(self) -> str:
+        """What distinguishes rows and panels; dense models have no keep rate, and are in all panels."""
+        return "keep_rate" if self.models else "linkage"
 
 
 def timed(run: Callable[[], Any], device: torch.device, timing: Timing) -> dict[str, Any]:
@@ -62,11 +78,18 @@ def timed(run: Callable[[], Any], device: torch.device, timing: Timing) -> dict[
     return {"seconds": median(times), "range": [min(times), max(times)], "passes": each * len(times)}
 
 
-def _model_axes(timing: Timing, settings: Settings) -> Iterator[StudyCell]:
+def _axes(timing: Timing, settings: Settings) -> Iterator[StudyCell]:
     for model in timing.models:
-        for batch in BATCHES:
+        for batch, _ in timing.sizes:
             for method, rate in ((DENSE, None), *((entry.name, rate) for entry in _ENTRIES for rate in RATES)):
                 yield StudyCell({"model": model, "batch": batch, "method": method, "keep_rate": rate})
+    for batch, tokens in () if timing.models else timing.sizes:
+        for framework in FRAMEWORKS:
+            package = _PEERS.get(framework)
+            needs = (Need("extra", package, f"{framework}, to compare with"),) if package else ()
+            for linkage in LINKAGES:
+                about = {"framework": framework, "linkage": linkage, "batch": batch, "tokens": tokens}
+                yield StudyCell(about, needs)
 
 
 def _forward(about: Mapping[str, Any], device: torch.device) -> Callable[[], Any]:
@@ -115,118 +138,95 @@ def _where(results: Sequence[Result]) -> str:
     )
 
 
-def _study(over: str, rows: str, panel: str, make: Callable[..., Callable[[], Any]], **how: Any) -> Study:
-    """Return a study with a table and a figure per model, or of clustering.
+def _run(timing: Timing, settings: Settings) -> RunCell:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("throughput is of one process on one device: start it without accelerate or torchrun")
+    device = require_device(settings.device)
 
-    Args:
-        over: Columns of the table and the axis of the figure: batch or tokens.
-        rows: What distinguishes rows and, with `panel`, curves: method or framework.
-        panel: Distinguishes rows and panels: keep rate or linkage; dense models have none, and are in all panels.
-        make: From a cell and a device to the pass that is timed.
-        how: Arguments of `Study`.
-    """
+    def run(about: Mapping[str, Any]) -> dict[str, Any]:
+        found = timed((_forward if timing.models else _clustering)(about, device), device, timing)
+        threads = torch.get_num_threads()
+        return {_SPEED: about["batch"] / found["seconds"], **found, "threads": threads, "device": device.type}
 
-    def open_run(timing: Timing, settings: Settings) -> RunCell:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ValueError("throughput is of one process on one device: start it without accelerate or torchrun")
-        device = require_device(settings.device)
-
-        def run(about: Mapping[str, Any]) -> dict[str, Any]:
-            found = timed(make(about, device), device, timing)
-            threads = torch.get_num_threads()
-            return {_SPEED: about["batch"] / found["seconds"], **found, "threads": threads, "device": device.type}
-
-        return run
-
-    def table(results: Sequence[Result], timing: Timing) -> list[Section]:
-        sections = []
-        for (model,), here in compare.grouped(results, "model").items():
-            text = (
-                f"Images per second by {_OVER[over]}. The paper draws these and prints no numbers. {_where(here)} "
-                "Cells run one after the other, as in the paper, so that two of them differ by what else the machine "
-                "did too: `agglo bench model` and `agglo bench clustering` take turns, and are what claims go by."
-                f"\n\n{compare.reasons(here)}"
-            )
-            groups, sizes = compare.grouped(here, rows, panel, over), sorted({result[over] for result in here})
-            columns = [Column(rows, left=True), Column(panel.replace("_", " "), left=panel == "linkage")]
-            lines = [
-                [name, percent(value) if isinstance(value, float) else value or ""]
-                + [_speed(groups.get((name, value, size))) for size in sizes]
-                for name, value in compare.grouped(here, rows, panel)
-            ]
-            speeds = Table([*columns, *(Column(str(size)) for size in sizes)], lines)
-            sections.append(Section(model or "Clustering", speeds, text.strip()))
-        return sections
-
-    def draw(results: Sequence[Result], timing: Timing, settings: Settings, folder: Path) -> list[Path]:
-        paths = []
-        for (model,), here in compare.grouped([r for r in results if _SPEED in r], "model").items():
-            panels = []
-            for value in sorted({result[panel] for result in here} - {None}):
-                curves = compare.curves([r for r in here if r[panel] in (None, value)], rows, over, _SPEED)
-                sizes = sorted({x for curve in curves for x in curve.x})
-                title = f"{model}, keep rate {percent(value)}" if model else f"{value} linkage"
-                ticks = sizes[::2] if len(sizes) > 6 else sizes
-                how: dict[str, Any] = {"title": title, "x_ticks": ticks, "y_log": True, "x_log": True}
-                panels.append(CurvePanel(curves, _OVER[over], "images per second", **how))
-            name = f"throughput-{model}.png" if model else "throughput.png"
-            paths += compare.draw_panels(panels, folder / name, _where(here))
-        return paths
-
-    mini = Timing(DEITS[:1], seconds=2.0)
-    return Study(full=Timing(), miniature=mini, run=open_run, table=table, draw=draw, **how)
+    return run
 
 
-def _frameworks(over: str, sizes: Sequence[tuple[int, int]], what: str, **how: Any) -> Study:
-    """Return the study of clustering alone, from features to labels, over pairs of batch size and tokens."""
+def _table(results: Sequence[Result], timing: Timing) -> list[Section]:
+    sections = []
+    for (model,), here in compare.grouped(results, "model").items():
+        text = (
+            f"Images per second by {_OVER[timing.over]}. The paper draws these and prints no numbers. {_where(here)} "
+            "Cells run one after the other, as in the paper, so that two of them differ by what else the machine "
+            "did too: `agglo bench model` and `agglo bench clustering` take turns, and are what claims go by."
+            f"\n\n{compare.reasons(here)}"
+        )
+        groups = compare.grouped(here, timing.rows, timing.panel, timing.over)
+        sizes = sorted({result[timing.over] for result in here})
+        columns = [Column(timing.rows, left=True), Column(timing.panel.replace("_", " "), left=not timing.models)]
+        lines = [
+            [name, percent(value) if isinstance(value, float) else value or ""]
+            + [_speed(groups.get((name, value, size))) for size in sizes]
+            for name, value in compare.grouped(here, timing.rows, timing.panel)
+        ]
+        speeds = Table([*columns, *(Column(str(size)) for size in sizes)], lines)
+        sections.append(Section(model or "Clustering", speeds, text.strip()))
+    return sections
 
-    def axes(timing: Timing, settings: Settings) -> Iterator[StudyCell]:
-        for batch, tokens in sizes:
-            for framework in FRAMEWORKS:
-                package = _PEERS.get(framework)
-                needs = (Need("extra", package, f"{framework}, to compare with"),) if package else ()
-                for linkage in LINKAGES:
-                    about = {"framework": framework, "linkage": linkage, "batch": batch, "tokens": tokens}
-                    yield StudyCell(about, needs)
 
-    about = (
-        f"Images per second of clustering alone over {what}, keep rate 50 %, 64 channels, distances included: agglo's "
-        "backends, scikit-learn, SciPy and fastcluster; SciPy's trees are cut into k groups, which the released "
-        "benchmark does not do"
-    )
-    how["stands_in"] = "The same sizes, up to two seconds per cell instead of a minute."
-    return _study(over, "framework", "linkage", _clustering, about=about, axes=axes, **how)
+def _draw(results: Sequence[Result], timing: Timing, settings: Settings, folder: Path) -> list[Path]:
+    paths = []
+    for (model,), here in compare.grouped([r for r in results if _SPEED in r], "model").items():
+        panels = []
+        for value in sorted({result[timing.panel] for result in here} - {None}):
+            shown = [result for result in here if result[timing.panel] in (None, value)]
+            curves = compare.curves(shown, timing.rows, timing.over, _SPEED)
+            sizes = sorted({x for curve in curves for x in curve.x})
+            title = f"{model}, keep rate {percent(value)}" if model else f"{value} linkage"
+            ticks = sizes[::2] if len(sizes) > 6 else sizes
+            how: dict[str, Any] = {"title": title, "x_ticks": ticks, "y_log": True, "x_log": True}
+            panels.append(CurvePanel(curves, _OVER[timing.over], "images per second", **how))
+        name = f"throughput-{model}.png" if model else "throughput.png"
+        paths += compare.draw_panels(panels, folder / name, _where(here))
+    return paths
 
 
+def _study(name: str, shows: str, about: str, stands_in: str, gpu_hours: str, full: Timing, **smaller: Any) -> Study:
+    more: dict[str, Any] = {"stands_in": stands_in, "gpu_hours": gpu_hours, "axes": _axes, "run": _run}
+    small = replace(full, seconds=2.0, **smaller)
+    return Study(name, shows, about, full, small, table=_table, draw=_draw, **more)
+
+
+_FRAMEWORKS = (
+    "Images per second of clustering alone over {}, keep rate 50 %, 64 channels, distances included: agglo's "
+    "backends, scikit-learn, SciPy and fastcluster; SciPy's trees are cut into k groups, which the released "
+    "benchmark does not do"
+)
+_SAME_SIZES = "The same sizes, up to two seconds per cell instead of a minute."
 ITEMS = (
     _study(
-        "batch",
-        "method",
-        "keep_rate",
-        _forward,
-        name="throughput-model",
-        shows="figure backboneInference",
-        about="Images per second of DeiT T, S and B over batch sizes 1 to 1024 at each keep rate, with random weights "
+        "throughput-model",
+        "figure backboneInference",
+        "Images per second of DeiT T, S and B over batch sizes 1 to 1024 at each keep rate, with random weights "
         "and pixels; a batch that does not fit is a result",
-        stands_in="DeiT-T alone, with random weights as in the full run; up to two seconds per cell instead of a "
-        "minute.",
-        gpu_hours="5.1",
-        axes=_model_axes,
+        "DeiT-T alone, with random weights as in the full run; up to two seconds per cell instead of a minute.",
+        "5.1",
+        Timing(models=DEITS),
+        models=DEITS[:1],
     ),
-    _frameworks(
-        "batch",
-        [(batch, 196) for batch in BATCHES],
-        "batch sizes 1 to 1024 at 196 tokens",
-        name="throughput-frameworks",
-        shows="figure framework_comp",
-        gpu_hours="2.8",
+    _study(
+        "throughput-frameworks",
+        "figure framework_comp",
+        _FRAMEWORKS.format("batch sizes 1 to 1024 at 196 tokens"),
+        _SAME_SIZES,
+        "2.8",
+        Timing(),
     ),
-    _frameworks(
-        "tokens",
-        [(1, tokens) for tokens in TOKENS],
-        "196 to 4096 tokens at batch 1",
-        name="throughput-tokens",
-        shows="figure inferenceIM",
-        gpu_hours="1.3",
+    _study(
+        "throughput-tokens",
+        "figure inferenceIM",
+        _FRAMEWORKS.format("196 to 4096 tokens at batch 1"),
+        _SAME_SIZES,
+        "1.3",
+        Timing("tokens", sizes=tuple((1, tokens) for tokens in (196, 256, 576, 1024, 4096))),
     ),
 )
