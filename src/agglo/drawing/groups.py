@@ -137,9 +137,6 @@ def draw_groups(
     """Draw groups (h, w) over an image (H, W, 3); returns (H * scale, W * scale, 3).
 
     Args:
-        image: The pixels.
-        labels: The group of every patch.
-        scale: How many times larger to draw.
         wash: How much of a group's mean colour covers the photo, from 0, nothing, to 1, all.
         thickness: Of the light line on each side of a border, in pixels of the result; 0 draws none, None is a
             thirty-second of a patch, at least 1. A dark hairline of one pixel runs next to it, so that it shows on

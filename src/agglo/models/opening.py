@@ -22,7 +22,6 @@ def build(spec: ModelSpec, checkpoint: Checkpoint | None = None) -> nn.Module:
     """Build the model that a spec describes, in eval mode on the CPU.
 
     Args:
-        spec: The model as a person describes it.
         checkpoint: What the spec's file holds, if it was read already.
 
     Raises:

@@ -61,15 +61,6 @@ def solve(subject: Subject, space: Space, candidate: Candidate, gflops: float) -
     return found
 
 
-def rungs_of(batches: int) -> list[int]:
-    """Return how many batches each round of successive halving compares: doubled, up to all.
-
-    >>> rungs_of(7)
-    [1, 2, 4, 7]
-    """
-    return [-(-batches // 2**left) for left in range((batches - 1).bit_length(), -1, -1)]
-
-
 class Search:
     """The steps of a search, each of which a journal keeps, so that a stopped search continues where it was."""
 
@@ -84,7 +75,9 @@ class Search:
     ) -> None:
         self.subject, self.spaces, self.target, self.journal = subject, spaces, target, journal
         self._settings, self._minutes = settings, minutes
-        self._rungs = rungs_of(len(subject.images.search))
+        count = len(subject.images.search)
+        # Batches that each round of successive halving compares: doubled, up to all, such as 1, 2, 4 and 7.
+        self._rungs = [-(-count // 2**left) for left in range((count - 1).bit_length(), -1, -1)]
         self._reasons: dict[str, str] = {}  # why the first candidate of a method could not do what was asked for
         self._began, self._before = time.monotonic(), journal.header.get("seconds", 0.0)
 

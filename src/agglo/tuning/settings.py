@@ -95,11 +95,8 @@ def submodule_output(name: str) -> Output:
 
     def output(model: nn.Module, inputs: Any) -> Any:
         seen: list[Any] = []
-        handle = model.get_submodule(name).register_forward_hook(lambda module, given, found: seen.append(found))
-        try:
+        with model.get_submodule(name).register_forward_hook(lambda module, given, found: seen.append(found)):
             call(model, inputs)
-        finally:
-            handle.remove()
         return seen[-1]
 
     return output

@@ -16,11 +16,8 @@ def progress(
     """Yield a function to call after every step, with a short note about it.
 
     Args:
-        total: Number of steps.
-        description: Shown in front.
         start: Steps that an earlier run did.
         every_seconds: Least time between two plain lines, which then show the rate and the time left; 0 prints all.
-        quiet: Show nothing.
     """
     done, began = start, time.monotonic()
     printed = began

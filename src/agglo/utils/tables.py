@@ -17,15 +17,14 @@ dense
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 CANNOT = "cannot"  # the cell of a method that cannot do what its row and column ask for; the reason is given elsewhere
 _BETWEEN = "  "
-_SPECIAL = re.compile(r"[&%$#_{}~^\\]")
-_IN_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_NAMED = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_IN_LATEX = str.maketrans({**_NAMED, **{sign: rf"\{sign}" for sign in "&%$#_{}"}})
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Table:
 
     def latex(self) -> str:
         """Return a tabular with the rules of the booktabs package."""
-        titles, *rows = (" & ".join(map(_latex, line)) + r" \\" for line in self._lines())
+        titles, *rows = (" & ".join(cell.translate(_IN_LATEX) for cell in line) + r" \\" for line in self._lines())
         letters = "".join("l" if column.left else "r" for column in self.columns)
         head = [rf"\begin{{tabular}}{{{letters}}}", r"\toprule", titles, r"\midrule"]
         return "\n".join([*head, *rows, r"\bottomrule", r"\end{tabular}"])
@@ -84,7 +83,3 @@ def _written(cell: Any, form: str) -> str:
 
 def _between_bars(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _latex(cell: str) -> str:
-    return _SPECIAL.sub(lambda found: _IN_LATEX.get(found[0], rf"\{found[0]}"), cell)

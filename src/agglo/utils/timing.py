@@ -102,7 +102,6 @@ def speeds_in_turns(
     "images_per_second" is the median over all passes, "spread" between their quartiles, None if there was one pass.
 
     Args:
-        model: What runs.
         ways: What `apply` takes, which makes the model run in a way.
         batches: Inputs as the model takes them, (B, C, H, W) or a list of images. All ways run a batch, in turns,
             before any of them runs the next one.

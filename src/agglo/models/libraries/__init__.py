@@ -40,8 +40,8 @@ def library_of(model: Any) -> Library | None:
 def own_inputs(model: Any) -> Inputs:
     """Return how images are prepared for a model, by its library's own configuration."""
     model = unwrapped(model)
-    if (known := known_of(model)) is not None:
-        return known.inputs
+    if (known := known_of(model).inputs) is not None:
+        return known
     if isinstance(model, ZeroShot):
         return own_inputs(model.model)
     if (library := library_of(model)) is None:
@@ -54,10 +54,8 @@ def own_inputs(model: Any) -> Inputs:
 def class_names(model: Any) -> list[str] | None:
     """Return the names of a model's classes, numbered where unknown; None for a model without a head."""
     model = unwrapped(model)
-    known, library, classes = known_of(model), library_of(model), class_count(model)
+    library, classes = library_of(model), class_count(model)
     if not classes:
         return None
-    names = None if known is None or known.class_names is None else list(known.class_names)
-    if known is None and library is not None:
-        names = library.class_names(model)
-    return names if names is not None and len(names) == classes else [f"class {number}" for number in range(classes)]
+    names = list(known_of(model).class_names or (library and library.class_names(model)) or ())
+    return names if len(names) == classes else [f"class {number}" for number in range(classes)]

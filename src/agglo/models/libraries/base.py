@@ -69,7 +69,7 @@ class ModelSpec:
 class Known:
     """What a library does not keep in a built model: how images are prepared, and classes, where known."""
 
-    inputs: Inputs
+    inputs: Inputs | None = None
     class_names: tuple[str, ...] | None = None
     num_pretrained_classes: int | None = None
 
@@ -96,15 +96,10 @@ class Library(ABC):
         """Return the names of a model's classes; None where its library does not say."""
         return None
 
-    def num_pretrained_classes(self, model: Any) -> int | None:
-        """Return the number of classes of a model's published weights; None if unknown."""
-        known = known_of(model)
-        return None if known is None else known.num_pretrained_classes
 
-
-def known_of(model: Any) -> Known | None:
-    """Return what `remember` noted, or None."""
-    return getattr(model, "agglo_known", None)
+def known_of(model: Any) -> Known:
+    """Return what `remember` noted; nothing is known of other models."""
+    return getattr(model, "agglo_known", Known())
 
 
 def remember(model: Any, known: Known) -> Any:

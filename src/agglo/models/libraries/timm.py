@@ -10,7 +10,7 @@ from agglo.checks import choice
 from agglo.embedded import FASHION_CLASSES
 from agglo.models.checkpoints import Checkpoint
 from agglo.models.inputs import Inputs
-from agglo.models.libraries.base import Library, ModelSpec, load
+from agglo.models.libraries.base import Known, Library, ModelSpec, load, remember
 
 OWN_SPELLINGS = ("hf-hub:", "hf_hub:", "local-dir:")  # whose rest is timm's to read
 
@@ -37,12 +37,12 @@ class Timm(Library):
         if spec.num_classes is not None:
             options["num_classes"] = spec.num_classes
         options.update(spec.options)
-        model: nn.Module = timm.create_model(name, pretrained=spec.takes_own_weights, **options)
+        model: Any = timm.create_model(name, pretrained=spec.takes_own_weights, **options)
         if state is not None:
             load(model, state, spec)
         if spec.image_size is not None:
             _resize(model, spec.image_size)
-        return model
+        return remember(model, Known(num_pretrained_classes=int(model.pretrained_cfg["num_classes"])))
 
     def inputs(self, model: Any) -> Inputs:
         from timm.data import resolve_data_config
@@ -72,9 +72,6 @@ class Timm(Library):
             info = ImageNetInfo()
             return [info.index_to_description(number).partition(",")[0] for number in range(1000)]
         return None
-
-    def num_pretrained_classes(self, model: Any) -> int | None:
-        return int(model.pretrained_cfg["num_classes"])
 
 
 def _resize(model: Any, image_size: tuple[int, int]) -> None:

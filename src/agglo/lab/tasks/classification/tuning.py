@@ -54,10 +54,7 @@ def prepare(settings: EvaluationSettings, *, quiet: bool = False) -> tuple[nn.Mo
 def tune_on_folder(folder: EvaluationSettings, *, settings: TuneSettings | None = None, **how: Any) -> Tuned:
     """Tune a classifier on images of a folder.
 
-    Args:
-        folder: What is tuned, and on which images.
-        settings: As for `agglo.tune`; output, batch size and name are the classifier's.
-        how: Further arguments of `agglo.tune`.
+    `settings` and `how` are as for `agglo.tune`, but for output, batch size and name, which are the classifier's.
     """
     settings = TuneSettings() if settings is None else settings
     model, images, output = prepare(folder, quiet=settings.quiet)

@@ -24,7 +24,6 @@ def inputs_for(model: nn.Module, dataset: str | None = None, frame: str | None =
     Every command that runs a model on images uses this.
 
     Args:
-        model: The model.
         dataset: Its name; None is any image, prepared as ImageNet's are.
         frame: How an image is resized and cropped. "study": as the study does it, resized (bicubic) to 8/7 of the size
             and cropped unless the data set says otherwise. "model": as the model's library does it. None is "study" for

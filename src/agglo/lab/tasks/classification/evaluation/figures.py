@@ -34,17 +34,15 @@ FEWEST = 12  # tokens at the end of an animation
 _STEPS = 18
 
 
-def visualize(
-    spec: ModelSpec, images: Sequence[Path], configs: Configs, *, every_stage: bool | None = None, **how: Any
-) -> Image:
-    """Draw a sheet with one row for every image file; `every_stage` and `how` as for `draw_configs`."""
+def visualize(spec: ModelSpec, images: Sequence[Path], configs: Configs, **how: Any) -> Image:
+    """Draw a sheet with one row for every image file; `how` as for `draw_configs`."""
     opened = [open_image(path) for path in images]
     checkpoint = None if spec.checkpoint is None else Checkpoint.read(spec.checkpoint)
     model = build(prompted(spec), checkpoint)
     inputs, seen = prepared(model, opened, dataset_of(spec))
     how |= {"names": [path.name for path in images], "classes": class_names(model)}
     learned = None if checkpoint is None else checkpoint.method
-    return draw_configs(model, inputs, seen, configs, learned=learned, every_stage=every_stage, **how)
+    return draw_configs(model, inputs, seen, configs, learned=learned, **how)
 
 
 def dataset_of(spec: ModelSpec) -> str | None:
@@ -82,11 +80,8 @@ def draw_configs(
         model: The model, without a reduction.
         inputs: Images as the model takes them, (B, C, H, W).
         images: The same images to draw on, (B, 3, H, W).
-        configs: The reductions, with their names.
-        names: What to write above each image's row.
         classes: Names of the classes; None draws no predictions.
         after: Draw the stages up to this block only.
-        scale: How many times images are enlarged.
         learned: Weights of the methods that learn; without them such a method is drawn untrained, with a warning.
         every_stage: Draw one row per reduction, with its groups after every stage; None does so if there is only one.
     """
@@ -155,12 +150,8 @@ def animate(
     Every frame is a run of the model that merges at this block only, so that all frames compare the same tokens.
 
     Args:
-        spec: The model.
-        image: An image file.
-        method: What merges.
         block: None is the one at a quarter of the depth, where reduction usually begins.
         keep_rate: Fraction of tokens at the end; None ends with FEWEST tokens.
-        scale: How many times the image is enlarged.
     """
     opened = open_image(image)
     model: Any = build(prompted(spec))

@@ -31,8 +31,7 @@ from agglo.lab.training.loop import TrainingTask, train
 from agglo.lab.training.settings import method_loss, trace_if_reduced
 from agglo.methods.dynamic_vit import distillation_loss
 from agglo.models.checkpoints import Checkpoint, fingerprint, load_method, split_method
-from agglo.models.libraries import library_of
-from agglo.models.libraries.base import class_count, head_name, set_classes
+from agglo.models.libraries.base import class_count, head_name, known_of, set_classes
 from agglo.models.opening import ModelSpec, build
 from agglo.models.outputs import logits_in
 from agglo.patch import apply
@@ -44,6 +43,7 @@ _POSITIONS = {"pos_embed", "position_embeddings", "position_embedding", "pos_emb
 _TOKENS = {"cls_token", "class_token", "class_embedding", "distillation_token", "register_tokens"}
 _PATCHES = {"patch_embed", "patch_embeddings", "patch_embedding", "conv_proj", "conv1"}
 _HEADS = {"head", "head_dist", "heads", "classifier", "cls_classifier", "distillation_classifier"}
+# Modules that are no part of the backbone, such as in "blocks.agglo_method.mixers.0.queries".
 _NEW = _POSITIONS | _PATCHES | _HEADS | {_METHOD}
 
 Group = dict[str, Any]
@@ -202,8 +202,7 @@ def build_models(
         if checkpoint is None and spec.checkpoint is not None:
             checkpoint = Checkpoint.read(spec.checkpoint)
         model = build(spec, checkpoint)
-        library = library_of(model) if settings.pretrained else None
-        published = None if library is None else library.num_pretrained_classes(model)
+        published = known_of(model).num_pretrained_classes if settings.pretrained else None
         known = published if checkpoint is None else checkpoint.head_classes
     elif applied_modules(given):
         raise ValueError("this model is reduced already: call agglo.remove(model) first, then say method=")
@@ -263,15 +262,6 @@ def in_memory(data: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
     return torch.stack(pixels), torch.stack([torch.as_tensor(target) for target in targets])
 
 
-def is_new(name: str) -> bool:
-    """Return whether a parameter belongs to the new modules: head, position and patch embeddings, a method's own.
-
-    >>> is_new("head.weight"), is_new("blocks.3.attn.qkv.weight"), is_new("blocks.agglo_method.mixers.0.queries")
-    (True, False, True)
-    """
-    return not _NEW.isdisjoint(name.split("."))
-
-
 def parameter_groups(
     model: nn.Module, *, weight_decay: float, layer_decay: float = 1.0, backbone_lr_scale: float = 1.0
 ) -> list[Group]:
@@ -297,7 +287,7 @@ def parameter_groups(
             name = names[id(parameter)]
             # timm counts the final norm to the last block, MAE to what follows the blocks.
             follows = name.startswith("norm.") or _METHOD in name.split(".")
-            backbone = not is_new(name)
+            backbone = _NEW.isdisjoint(name.split("."))
             scale = (1.0 if follows else layer["lr_scale"]) * (backbone_lr_scale if backbone else 1.0)
             key = (scale, layer["weight_decay"], backbone)
             empty: Group = {"lr_scale": scale, "weight_decay": key[1], "backbone": backbone, "params": [], "names": []}
