@@ -39,7 +39,7 @@ LEARNED = {
 
 
 def applied(name: str, options: dict[str, Any], model: Any = None, keep_rate: float = 0.6) -> Any:
-    model = agglo.apply(lively_vit(32, 6) if model is None else model, name, keep_rate=keep_rate, **options)
+    model = agglo.apply(lively_vit(32, 4) if model is None else model, name, keep_rate=keep_rate, **options)
     if name == "svit":  # gates of clear and varied decisions
         generator = torch.Generator().manual_seed(2)
         with torch.no_grad():
@@ -98,7 +98,7 @@ def test_images_of_a_batch_do_not_meet(name: str, options: dict[str, Any]) -> No
 
 @every_method
 def test_an_odd_grid_and_a_batch_of_one(name: str, options: dict[str, Any]) -> None:
-    model = applied(name, options, lively_vit((20, 4), 6))
+    model = applied(name, options, lively_vit((20, 4), 4))
     for mode in (model.train(), model.eval()):
         features = mode.forward_features(images(1, (20, 4)))
         assert features.shape == (1, 6, 24) and features.isfinite().all()
@@ -154,7 +154,7 @@ def test_copies_precisions_and_checkpointing(name: str, options: dict[str, Any])
 
 @pytest.mark.parametrize("name", [info.name for info in agglo.list_methods() if info.learns])
 def test_every_parameter_learns(name: str) -> None:
-    model = agglo.apply(lively_vit(32, 6), name, keep_rate=0.6).train()
+    model = agglo.apply(lively_vit(32, 4), name, keep_rate=0.6).train()
     with agglo.trace(model) as trace:
         loss = model(images(3, (32, 32))).pow(2).sum()
     assert (trace.loss is not None) == (name in ("svit", "dynamicvit", "dynamicvit_prsv"))

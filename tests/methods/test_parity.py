@@ -111,7 +111,7 @@ def test_logits_are_those_of_the_released_code(
     name: str, deit: nn.Module, images: Tensor, released: dict[str, Tensor]
 ) -> None:
     agglo.apply(deit, **REQUESTS[name])
-    assert errors(deit, images, released[name]).max() < TOLERANCE
+    assert errors(deit, images[:3], released[name]).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("rate", RATES)
