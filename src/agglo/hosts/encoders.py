@@ -6,7 +6,6 @@ Embedding, pooling and projection around that module stay the library's. Towers 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
@@ -92,14 +91,10 @@ class _EncoderHost(Host):
     def loop(self, module: Any) -> nn.Module:
         return cast(nn.Module, getattr(module, self.encoder))
 
-    def layout(self, module: Any) -> Layout:
+    def layout_with(self, module: Any, **sizes: Any) -> Layout:
+        """Return the layout, given the fields that are not decided by a block."""
         blocks = self.blocks(module)
-        sizes: dict[str, Any] = {**Structure.of(blocks[0]).sizes(blocks[0]), **self.sizes(module)}
-        return Layout(depth=len(blocks), prefix=_PREFIX, **sizes)
-
-    def sizes(self, module: Any) -> Mapping[str, Any]:
-        """Return the fields of `Layout` that are not decided by a block."""
-        raise NotImplementedError
+        return Layout(depth=len(blocks), prefix=_PREFIX, **Structure.of(blocks[0]).sizes(blocks[0]), **sizes)
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:
         return _ReducedEncoder
@@ -111,19 +106,20 @@ class TorchvisionViT(_EncoderHost):
     model_classes: ClassVar[tuple[str, ...]] = ("torchvision.VisionTransformer",)
     package, encoder = "torchvision", "encoder"
 
-    def sizes(self, module: Any) -> Mapping[str, Any]:
+    def layout(self, module: Any) -> Layout:
         # One convolution, or a stem of several that runs at finer resolutions first.
         stride = madds = 0
         for conv in module.conv_proj.modules():
             if isinstance(conv, nn.Conv2d):
                 stride = conv.stride[0] * (stride or 1)
                 madds += conv.weight.numel() * (module.patch_size // stride) ** 2
-        return {
-            "patches": module.encoder.pos_embedding.shape[1] - _PREFIX,
-            "embedding_weights": madds,
-            "head_madds": matrix_entries(module.heads),
-            "grid": (module.image_size // module.patch_size,) * 2,
-        }
+        return self.layout_with(
+            module,
+            patches=module.encoder.pos_embedding.shape[1] - _PREFIX,
+            embedding_weights=madds,
+            head_madds=matrix_entries(module.heads),
+            grid=(module.image_size // module.patch_size,) * 2,
+        )
 
     def head(self, model: nn.Module, module: nn.Module) -> Head:
         require_own(module, ("forward",), "torchvision")
@@ -143,14 +139,15 @@ class OpenClipViT(_EncoderHost):
                 f"{type(module).__name__} attends by scaled cosines; supported: scaled dot products"
             )
 
-    def sizes(self, module: Any) -> Mapping[str, Any]:
+    def layout(self, module: Any) -> Layout:
         n_tokens = len(module.positional_embedding)
-        return {
-            "patches": n_tokens - _PREFIX,
-            "embedding_weights": matrix_entries(module.conv1),
-            "head_madds": _head_madds(module, n_tokens),
-            "grid": (int(module.grid_size[0]), int(module.grid_size[1])),
-        }
+        return self.layout_with(
+            module,
+            patches=n_tokens - _PREFIX,
+            embedding_weights=matrix_entries(module.conv1),
+            head_madds=_head_madds(module, n_tokens),
+            grid=(int(module.grid_size[0]), int(module.grid_size[1])),
+        )
 
     def head(self, model: nn.Module, module: Any) -> Head:
         require_own(module, ("forward", "_global_pool"), "open_clip")

@@ -43,7 +43,11 @@ def prepare(
     if before is method:
         return method
     again = by_name and isinstance(before, nn.Module) and type(before) is type(method)
-    misfit = _misfit(method, before) if again else ""
+    misfit = ""
+    if again and method.options() != before.options():
+        misfit = f"{before!r} was applied, {method!r} is asked for"
+    elif again:
+        misfit = _difference(method, before)
     if again and not misfit:
         _take_over(method, before)
     else:
@@ -57,13 +61,6 @@ def prepare(
     # On the instance: its copies and pickles have their parameters too.
     method.agglo_built = True  # type: ignore[assignment]
     return method
-
-
-def _misfit(method: Any, before: Any) -> str:
-    """Explain why a newly built method cannot have the parameters of another instance; empty if it can."""
-    if method.options() != before.options():
-        return f"{before!r} was applied, {method!r} is asked for"
-    return _difference(method, before)
 
 
 def _require_fit(method: Any, shape: ModelShape) -> None:

@@ -26,6 +26,9 @@ class RealPatches:
     before: tuple[Tensor, ...] = ()  # for every earlier reduction, how many tokens of each image showed some of it
 
 
+# The axis of the tokens in what a view holds of them.
+_TOKEN_AXES = {"tokens": 1, "keys": 2, "values": 2, "class_attention": 2}
+_TOKEN_AXES |= dict.fromkeys(("sizes", "attention_received", "policy", "memory"), 1)
 # One set of an image's tokens after its reduction: their positions (n,) in the whole view, groups and new tokens.
 _Piece = tuple[Tensor, Grouping, Tensor]
 
@@ -94,26 +97,9 @@ def _part(
     """Return a view of only some tokens (N,) bool of an image, and their positions (prefix + n,) in the whole view."""
     index = torch.cat([torch.arange(prefix, device=members.device), members.nonzero().flatten() + view.prefix])
 
-    def take(tensor: Tensor | None, axis: int) -> Tensor | None:
-        return None if tensor is None else tensor[image : image + 1].index_select(axis, index)
-
-    part = replace(
-        view,
-        tokens=view.tokens[image : image + 1, index],
-        keys=take(view.keys, 2),
-        values=take(view.values, 2),
-        class_attention=take(view.class_attention, 2),
-        sizes=take(view.sizes, 1),
-        counts=None,
-        prefix=prefix,
-        target=target,
-        attention_received=take(view.attention_received, 1),
-        policy=take(view.policy, 1),
-        tokens_before=before,
-        grid=grid,
-        memory=take(view.memory, 1),
-    )
-    return part, index
+    there = {name: (tensor, axis) for name, axis in _TOKEN_AXES.items() if (tensor := getattr(view, name)) is not None}
+    taken = {name: tensor[image : image + 1].index_select(axis, index) for name, (tensor, axis) in there.items()}
+    return replace(view, **taken, counts=None, prefix=prefix, target=target, tokens_before=before, grid=grid), index
 
 
 def _reduced(method: Method, view: View, index: Tensor) -> _Piece:

@@ -91,16 +91,6 @@ class ReducedModule:
     agglo_mixin: ClassVar[type[ReducedModule]]
     agglo_applied: Setting
 
-    def __init_subclass__(cls) -> None:
-        """Give overrides the signatures of the original's methods, which libraries look at."""
-        super().__init_subclass__()
-        if "agglo_original" not in vars(cls):  # a mixin, or a class that others make of this one
-            return
-        for name in {name for mixin in cls.agglo_mixin.__mro__ for name in vars(mixin)}:
-            override, original = getattr(cls, name), getattr(cls.agglo_original, name, None)
-            if original is not None and getattr(override, "begins_pass", False):
-                setattr(cls, name, _signed_as(original, override))
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         _, _, *state = cast(tuple[Any, ...], super().__reduce_ex__(protocol))
         return (_blank, (self.agglo_mixin, self.agglo_original), *state)
@@ -140,7 +130,7 @@ def begins_pass(override: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _signed_as(original: Callable[..., Any], override: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an override under the name and signature of the original."""
+    """Return an override under the name and signature of the original, which libraries look at."""
 
     @wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -224,6 +214,9 @@ def reduced_class(mixin: type[ReducedModule], original: type[nn.Module]) -> type
     if (mixin, original) not in _reduced_classes:
         names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
         made = type(original.__name__, (mixin, original), {**names, "agglo_original": original, "agglo_mixin": mixin})
+        for name in {name for cls in mixin.__mro__ for name in vars(cls) if hasattr(original, name)}:
+            if getattr(override := getattr(made, name), "begins_pass", False):
+                setattr(made, name, _signed_as(getattr(original, name), override))
         # setdefault, so that threads that come here together leave with the same class
         _reduced_classes.setdefault((mixin, original), made)
     return _reduced_classes[mixin, original]

@@ -68,8 +68,9 @@ class TransformersViT(Host):
             ) from error
         for part in (module, tower.loop):
             require_no_bypass(part, ("forward",), "transformers")
-        token = unknown_tokens(module)
-        if token is not None:
+        for token, value in (*tower.embeddings._parameters.items(), *module._parameters.items()):
+            if value is None or token in _NO_TOKENS or any(each in token for each in _FRONT + _BACK + _NOT_TOKENS):
+                continue
             raise UnsupportedModelError(
                 f"{name} embeds images with a parameter {token!r} that agglo does not know: it may be tokens that must "
                 "not be merged; see docs/hosts.md"
@@ -86,7 +87,21 @@ class TransformersViT(Host):
         prove(getattr(tower.loop, tower.layers), type(module).__name__, probe_cases)
 
     def layout(self, module: Any) -> Layout:
-        return tower_of(module).layout()
+        tower = tower_of(module)
+        layers = list(getattr(tower.loop, tower.layers))
+        convolutions = [part for part in tower.embeddings.modules() if isinstance(part, _CONVOLUTIONS)]
+        linears = _patch_linears(tower.embeddings)
+        embedded = int(tower.patches / (1 - getattr(module.config, "mask_ratio", 0.0)))
+        return Layout(
+            depth=len(layers),
+            prefix=tower.prefix + tower.suffix,
+            patches=tower.patches,
+            embedding_weights=matrix_entries(*(convolutions[-1:] or linears[:1])) * embedded // tower.patches,
+            head_madds=_head_madds(module, tower.patches),
+            grid=tower.grid,
+            suffix=tower.suffix,
+            **Structure.of(layers[0]).sizes(layers[0]),
+        )
 
     def loop(self, module: nn.Module) -> nn.Module:
         return cast(nn.Module, tower_of(module).loop)
@@ -118,7 +133,6 @@ class TransformersViT(Host):
 class Tower:
     """A vision tower, and where its parts are."""
 
-    module: Any
     loop: Any  # the module that loops over its layers
     layers: str  # their name in it
     embeddings: Any
@@ -126,22 +140,6 @@ class Tower:
     suffix: int  # those at the end
     grid: Grid | None  # (rows, columns) of the patches at the tower's own input size, if they are in such an order
     patches: int  # how many there are
-
-    def layout(self) -> Layout:
-        layers = list(getattr(self.loop, self.layers))
-        convolutions = [part for part in self.embeddings.modules() if isinstance(part, _CONVOLUTIONS)]
-        linears = _patch_linears(self.embeddings)
-        embedded = int(self.patches / (1 - getattr(self.module.config, "mask_ratio", 0.0)))
-        return Layout(
-            depth=len(layers),
-            prefix=self.prefix + self.suffix,
-            patches=self.patches,
-            embedding_weights=matrix_entries(*(convolutions[-1:] or linears[:1])) * embedded // self.patches,
-            head_madds=_head_madds(self.module, self.patches),
-            grid=self.grid,
-            suffix=self.suffix,
-            **Structure.of(layers[0]).sizes(layers[0]),
-        )
 
 
 def embeddings_of(module: nn.Module) -> nn.Module | None:
@@ -169,18 +167,8 @@ def tower_of(module: Any) -> Tower:
     if has_tiles(found[0]):
         patches, kept = tile_lengths(module.config)
         n_tiles = module.config.max_num_tiles
-        return Tower(module, *found, embeddings, kept * n_tiles, 0, None, patches * n_tiles)
-    return Tower(module, *found, embeddings, prefix, suffix, grid, patches)
-
-
-def unknown_tokens(module: Any) -> str | None:
-    """Return a parameter of the embedding that may be tokens which agglo does not know of."""
-    embeddings = embeddings_of(module)
-    assert embeddings is not None
-    known = _FRONT + _BACK + _NOT_TOKENS
-    owned = [*embeddings._parameters.items(), *module._parameters.items()]
-    owned = [(name, value) for name, value in owned if value is not None and name not in _NO_TOKENS]
-    return next((name for name, _ in owned if not any(each in name for each in known)), None)
+        return Tower(*found, embeddings, kept * n_tiles, 0, None, patches * n_tiles)
+    return Tower(*found, embeddings, prefix, suffix, grid, patches)
 
 
 def _patch_linears(module: nn.Module) -> list[nn.Linear]:
