@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agglo.lab.drawing.detections import WASH, Shown, draw_detections, sheet
+from agglo.lab.drawing.detections import WASH, draw_detections
 
 CLASSES = ["cat", "dog", "bird"]
 
@@ -68,15 +68,6 @@ def test_anything_can_be_drawn(height: int, width: int, n: int, seed: int) -> No
     }
     drawn = draw_detections(black(height, width), found, CLASSES, least=0.0)
     assert drawn.pixels.shape == (height, width, 3) and drawn.summary.startswith(f"{n} object")
-
-
-def test_a_sheet_has_objects_above_and_groups_below() -> None:
-    image = np.random.default_rng(0).integers(0, 255, (90, 120, 3), dtype=np.uint8)
-    labels = np.arange(48).reshape(6, 8) // 2
-    only_dense = sheet(image, [Shown("dense", objects())], CLASSES, scale=2)
-    both = sheet(image, [Shown("dense", objects()), Shown("reduced", objects(), labels)], CLASSES, scale=2)
-    assert both.size[0] > 2 * 240 and only_dense.size[0] < 2 * 240
-    assert both.size[1] > 2 * 180 > only_dense.size[1] > 180
 
 
 def test_classes_keep_their_colours_across_a_sheet() -> None:

@@ -1,24 +1,15 @@
-"""Objects drawn over an image: tinted masks with an outline, boxes, names and scores.
-
-drawn = draw_detections(image, detections, data.classes)
-sheet(image, [Shown("dense", dense), Shown("atc, keep rate 0.5", reduced, labels)], data.classes).save("both.png")
-"""
+"""Objects drawn over an image: tinted masks with an outline, boxes, names and scores."""
 
 from __future__ import annotations
 
 import colorsys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agglo.drawing.groups import Ints, Pixels, count_groups, draw_groups, enlarged, tokens
-from agglo.drawing.sheet import Panel, Row, compose
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from agglo.drawing.groups import Pixels, enlarged
 
 Colour = tuple[int, int, int]
 Detections = Mapping[str, Any]
@@ -112,36 +103,3 @@ def _colours(labels: Sequence[int], present: Sequence[int]) -> list[Colour]:
         lightness = _LIGHTNESS[labels[:index].count(label) % len(_LIGHTNESS)]
         colours.append(tuple(round(255 * value) for value in colorsys.hls_to_rgb(hue % 1, lightness, 0.85)))
     return colours
-
-
-@dataclass(frozen=True)
-class Shown:
-    """One column of a sheet."""
-
-    title: str
-    detections: Detections
-    labels: Ints | None = None  # and spans, as `draw_groups` takes them; None if nothing was reduced
-    spans: tuple[float, float] | None = None
-
-
-def sheet(
-    image: Pixels,
-    shown: Sequence[Shown],
-    classes: Sequence[str],
-    *,
-    scale: int = 1,
-    least: float = LEAST_SCORE,
-    name: str = "",
-) -> Image:
-    """Draw the objects of several detectors side by side, and under them the groups of their tokens."""
-    above, below = [], []
-    present = [label for one in shown for label in _array(one.detections["labels"]).tolist()]
-    for one in shown:
-        drawn = draw_detections(image, one.detections, classes, scale=scale, least=least, present=present)
-        above.append(Panel(drawn.pixels, one.title, drawn.summary))
-        if one.labels is None:
-            below.append(Panel(enlarged(image, scale), "all tokens"))
-        else:
-            title = f"{tokens(count_groups(one.labels))} of {one.labels.size}"
-            below.append(Panel(draw_groups(image, one.labels, scale=scale, spans=one.spans), title))
-    return compose([Row(above, name), *([Row(below)] if any(one.labels is not None for one in shown) else [])])

@@ -12,9 +12,10 @@ import torch
 from PIL import Image as pil
 from PIL.Image import Image
 
-from agglo.drawing.groups import Ints, patch_labels
+from agglo.drawing.groups import Ints, count_groups, draw_groups, enlarged, patch_labels, tokens
+from agglo.drawing.sheet import Panel, Row, compose
 from agglo.lab.data.image_files import open_image
-from agglo.lab.drawing.detections import LEAST_SCORE, Shown, sheet
+from agglo.lab.drawing.detections import LEAST_SCORE, draw_detections
 from agglo.lab.evaluation.configs import Configs
 from agglo.lab.evaluation.grid import Reducible
 from agglo.lab.tasks.detection.data.transforms import transforms_for
@@ -54,20 +55,27 @@ def show(
 
 def _drawn(opened: Opened, image: Image, configs: Configs, least: float, name: str) -> Image:
     model, reducible = opened.model, Reducible(opened.model, opened.learned, f"checkpoint {opened.weights}")
-    size = (image.height, image.width)
-    pixels, _ = transforms_for(opened.spec.image_size)[1](image, {})
-    inputs = [pixels.to(next(model.parameters()).device)]
+    pixels, size = np.asarray(image), (image.height, image.width)
+    scale = max(1, -(-_SMALL // min(size)))
+    prepared, _ = transforms_for(opened.spec.image_size)[1](image, {})
+    inputs = [prepared.to(next(model.parameters()).device)]
     with torch.inference_mode():
-        columns = [Shown("dense", model(inputs, original_sizes=[size])[0])]
+        titles, found = ["dense"], [model(inputs, original_sizes=[size])[0]]
+        groups = [Panel(enlarged(pixels, scale), "all tokens")]
         for config, row in configs.items():
             reducible.apply(config)
             with trace(model) as record:
-                found = model(inputs, original_sizes=[size])[0]
-            labels, spans = groups_on_grid(model.backbone, patch_labels(record), tuple(pixels.shape[-2:]))
-            columns.append(Shown(f"{row}, {config.budget}", found, labels, spans))
+                found.append(model(inputs, original_sizes=[size])[0])
+            titles.append(f"{row}, {config.budget}")
+            labels, spans = groups_on_grid(model.backbone, patch_labels(record), tuple(prepared.shape[-2:]))
+            drawn_groups = draw_groups(pixels, labels, scale=scale, spans=spans)
+            groups.append(Panel(drawn_groups, f"{tokens(count_groups(labels))} of {labels.size}"))
     remove(model)
-    scale = max(1, -(-_SMALL // min(size)))
-    return sheet(np.asarray(image), columns, opened.spec.class_names, scale=scale, least=least, name=name)
+    how: dict[str, Any] = {"scale": scale, "least": least}
+    how["present"] = [label for objects in found for label in objects["labels"].tolist()]
+    drawn = [draw_detections(pixels, objects, opened.spec.class_names, **how) for objects in found]
+    above = [Panel(each.pixels, title, each.summary) for title, each in zip(titles, drawn, strict=True)]
+    return compose([Row(above, name), Row(groups)])
 
 
 def groups_on_grid(backbone: Any, found: dict[int, Ints], size: Sequence[int]) -> tuple[Ints, tuple[float, float]]:

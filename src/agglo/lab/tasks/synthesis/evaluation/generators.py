@@ -24,17 +24,11 @@ AfterStep = Callable[[int], None]  # called with the number of steps done
 
 
 class Generator(ABC):
-    """Generates images from requests.
+    """Generates images from requests."""
 
-    Attributes:
-        reduced: The pipeline or model that `agglo.apply` takes.
-        steps: Number of denoising steps.
-        about: All settings that decide what the images look like, as plain values for JSON.
-    """
-
-    reduced: Any
-    steps: int
-    about: dict[str, Any]
+    reduced: Any  # the pipeline or model that `agglo.apply` takes
+    steps: int  # of denoising
+    about: dict[str, Any]  # all settings that decide what the images look like, as plain values for JSON
 
     @abstractmethod
     def __call__(self, requests: Sequence[Request], after_step: AfterStep | None = None) -> list[Image]:
