@@ -139,7 +139,22 @@ def draw_bars(panels: Sequence[Sequence[BarPanel]], path: Path, *, title: str = 
     size = (8 if len(panels[0]) == 1 else 5 * len(panels[0]), 0.9 + sum(0.34 * count + 0.6 for count in most))
     figure, axes = _figure(len(panels), len(panels[0]), size, heights=most)
     for ax, panel in zip(axes.flat, (panel for row in panels for panel in row), strict=True):
-        _draw_bar_panel(ax, panel)
+        bars = [(bar, number) for number, group in enumerate(panel.groups) for bar in group]
+        positions = [index + 0.6 * number for index, (_, number) in enumerate(bars)]
+        chosen = looks(bar.name for bar, _ in bars)
+        ax.barh(positions, [b.value for b, _ in bars], height=0.78, color=[chosen[b.name].colour for b, _ in bars])
+        for position, (bar, _) in zip(positions, bars, strict=True):
+            if bar.high > bar.low:
+                ax.errorbar([bar.value], [position], xerr=_whiskers([bar.value], [(bar.low, bar.high)]), **_RANGE)
+            end = (bar.high, position)
+            ax.annotate(bar.note, end, (6, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
+        ax.set_yticks(positions, [bar.label or bar.name for bar, _ in bars])
+        ax.grid(visible=False, axis="y")
+        room = 1.2 if any(bar.note for bar, _ in bars) else 1.04
+        ax.set_xlim(0, room * max(bar.high for bar, _ in bars))
+        ax.set_ylim(positions[-1] + 0.7, -0.7)
+        ax.set_xlabel(panel.x_label)
+        ax.set_title(panel.title, **_TITLE)
     _finish(figure, path, title, note)
 
 
@@ -177,25 +192,6 @@ def _draw_level(ax: Any, panel: CurvePanel) -> None:
     if level.x is not None:
         whiskers = _whiskers([level.x], None if level.x_range is None else [level.x_range])
         ax.errorbar([level.x], [level.y], xerr=whiskers, elinewidth=0.8, zorder=3, **_styled(LOOKS[DENSE]))
-
-
-def _draw_bar_panel(ax: Any, panel: BarPanel) -> None:
-    bars = [(bar, number) for number, group in enumerate(panel.groups) for bar in group]
-    positions = [index + 0.6 * number for index, (_, number) in enumerate(bars)]
-    chosen = looks(bar.name for bar, _ in bars)
-    ax.barh(positions, [b.value for b, _ in bars], height=0.78, color=[chosen[b.name].colour for b, _ in bars])
-    for position, (bar, _) in zip(positions, bars, strict=True):
-        if bar.high > bar.low:
-            ax.errorbar([bar.value], [position], xerr=_whiskers([bar.value], [(bar.low, bar.high)]), **_RANGE)
-        end = (bar.high, position)
-        ax.annotate(bar.note, end, (6, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
-    ax.set_yticks(positions, [bar.label or bar.name for bar, _ in bars])
-    ax.grid(visible=False, axis="y")
-    room = 1.2 if any(bar.note for bar, _ in bars) else 1.04
-    ax.set_xlim(0, room * max(bar.high for bar, _ in bars))
-    ax.set_ylim(positions[-1] + 0.7, -0.7)
-    ax.set_xlabel(panel.x_label)
-    ax.set_title(panel.title, **_TITLE)
 
 
 def _whiskers(

@@ -21,8 +21,6 @@ class Inputs:
     Attributes:
         image_size: (height, width).
         mean: One number per channel; one channel makes images grey, three make them RGB.
-        std: Likewise.
-        interpolation: Of the resize.
         crop: Fraction of the resized image's side that is left; 0.875 is a resize to 256 and a crop of 224.
         squash: Resize both sides, whatever the image's proportions; otherwise the short one.
     """

@@ -107,7 +107,8 @@ def zero_shot(
     torch.Size([3, 2])
     """
     prompts = Prompts(tuple(class_names), tuple(templates))
-    if not is_contrastive(model):
+    has_texts = hasattr(model, "encode_text") or hasattr(model, "get_text_features")
+    if not (has_texts and hasattr(model, "logit_scale")):
         raise ValueError(f"{type(model).__name__} does not compare images with texts: a CLIP-like model is needed")
     assert prompts.class_names is not None
     texts = [template.format(name) for name in prompts.class_names for template in prompts.templates]
@@ -118,12 +119,6 @@ def zero_shot(
     model.train(was_training)
     each = F.normalize(torch.cat(parts), dim=-1).unflatten(0, (len(prompts.class_names), len(prompts.templates)))
     return ZeroShot(model, F.normalize(each.mean(dim=1), dim=-1))
-
-
-def is_contrastive(model: Any) -> bool:
-    """Return whether a model embeds images and texts."""
-    has_texts = hasattr(model, "encode_text") or hasattr(model, "get_text_features")
-    return has_texts and hasattr(model, "logit_scale")
 
 
 def _text_features(model: Any, tokenizer: Any, texts: list[str]) -> Tensor:

@@ -50,9 +50,7 @@ class Quality:
     @property
     def drop(self) -> Drop | None:
         """Accuracy lost; None without labels."""
-        if self.lost is None or self.gained is None:
-            return None
-        return Drop.paired(self.lost, self.gained, self.images)
+        return None if self.lost is None else Drop.paired(self.lost, self.gained or 0, self.images)
 
     @property
     def disagreement(self) -> Drop | None:

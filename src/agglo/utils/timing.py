@@ -69,10 +69,8 @@ def in_turns(contenders: Sequence[T], run: Callable[[T, int], R], repeats: int, 
     Every second turn is in the opposite order, so that none always follows the same other.
 
     Args:
-        contenders: Run one after the other in every turn.
         run: Measures a contender. It also gets the number of the turn, below 0 for a warm-up.
-        repeats: Turns that count.
-        warm_up: Turns before, which do not count.
+        warm_up: Turns before the `repeats` that count.
 
     >>> order = []
     >>> in_turns("ab", lambda name, turn: order.append((turn, name)), 2)

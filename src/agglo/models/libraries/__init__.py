@@ -8,7 +8,7 @@ from agglo.hosts.registry import unwrapped
 from agglo.models.inputs import Inputs
 from agglo.models.libraries.base import Library, class_count, known_of
 from agglo.models.libraries.open_clip import OpenClip
-from agglo.models.libraries.timm import OWN_SPELLINGS, Timm
+from agglo.models.libraries.timm import Timm
 from agglo.models.libraries.torchvision import Torchvision
 from agglo.models.libraries.transformers import Transformers
 from agglo.models.zero_shot import ZeroShot
@@ -24,11 +24,8 @@ def split_name(name: str) -> tuple[Library, str]:
     >>> library.package, rest, split_name("hf-hub:timm/x")[1]
     ('torchvision', 'vit_b_16', 'hf-hub:timm/x')
     """
-    for library in LIBRARIES:
-        for prefix in library.prefixes:
-            if name.startswith(prefix):
-                return library, name if prefix in OWN_SPELLINGS else name.removeprefix(prefix)
-    return TIMM, name
+    library = next((library for library in LIBRARIES if library.prefix and name.startswith(library.prefix)), TIMM)
+    return library, name.removeprefix(library.prefix)
 
 
 def library_of(model: Any) -> Library | None:

@@ -75,9 +75,9 @@ class Known:
 
 
 class Library(ABC):
-    """A library of models, known by the prefixes of their names and the Python package of their classes."""
+    """A library of models, known by the prefix of their names and the Python package of their classes."""
 
-    prefixes: ClassVar[tuple[str, ...]]
+    prefix: ClassVar[str]
     package: ClassVar[str]
 
     @abstractmethod

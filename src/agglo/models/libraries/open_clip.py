@@ -20,7 +20,7 @@ _TOWER = "visual."
 
 
 class OpenClip(Library):
-    prefixes: ClassVar[tuple[str, ...]] = ("open_clip:",)
+    prefix: ClassVar[str] = "open_clip:"
     package: ClassVar[str] = "open_clip"
 
     def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:

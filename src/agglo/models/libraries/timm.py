@@ -16,7 +16,7 @@ OWN_SPELLINGS = ("hf-hub:", "hf_hub:", "local-dir:")  # whose rest is timm's to 
 
 
 class Timm(Library):
-    prefixes: ClassVar[tuple[str, ...]] = ("timm:", *OWN_SPELLINGS)
+    prefix: ClassVar[str] = ""
     package: ClassVar[str] = "timm"
 
     def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:

@@ -25,7 +25,7 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of all
 
 
 class Torchvision(Library):
-    prefixes: ClassVar[tuple[str, ...]] = ("torchvision:",)
+    prefix: ClassVar[str] = "torchvision:"
     package: ClassVar[str] = "torchvision"
 
     def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:

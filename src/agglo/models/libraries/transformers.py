@@ -17,14 +17,12 @@ from agglo.models.libraries.base import (
     Known,
     Library,
     ModelSpec,
-    class_count,
     load,
     refuse_options,
     remember,
     require_size,
     with_prompts,
 )
-from agglo.models.zero_shot import is_contrastive
 
 _INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # as PIL numbers them
 _TOLERATED = 2.0  # levels of 255: transformers resizes tensors where timm resizes PIL images
@@ -32,7 +30,7 @@ _TOWER = "vision_model."  # of a model of images and texts
 
 
 class Transformers(Library):
-    prefixes: ClassVar[tuple[str, ...]] = ("hf:",)
+    prefix: ClassVar[str] = "hf:"
     package: ClassVar[str] = "transformers"
 
     def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
@@ -51,8 +49,9 @@ class Transformers(Library):
         refuse_options({key: value for key, value in options.items() if not hasattr(config, key)}, name)
         config.update(options)
         model = _with_weights(name, config, spec, checkpoint)
-        names = _label_names(config) if class_count(model) else None
-        known = Known(inputs, names, num_pretrained_classes if spec.takes_own_weights else None)
+        names = tuple(config.id2label[number] for number in sorted(config.id2label))
+        numbered = all(name == f"LABEL_{number}" for number, name in enumerate(names))  # transformers' default
+        known = Known(inputs, None if numbered else names, num_pretrained_classes if spec.takes_own_weights else None)
         return remember(model, known)
 
     def brings_weights(self, name: str) -> bool:
@@ -78,12 +77,6 @@ def _read(part: str, kind: Any, path: str) -> Any:
 
 def _is_classifier(config: Any) -> bool:
     return any("ForImageClassification" in name for name in config.architectures or ())
-
-
-def _label_names(config: Any) -> tuple[str, ...] | None:
-    """Return the names of the labels; None where they are transformers' numbered defaults."""
-    names = [config.id2label[number] for number in sorted(config.id2label)]
-    return None if all(name == f"LABEL_{number}" for number, name in enumerate(names)) else tuple(names)
 
 
 def _with_weights(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
@@ -134,14 +127,12 @@ def _published(kind: Any, name: str, config: Any, spec: ModelSpec) -> Any:
 def _by_prompts(name: str, config: Any, spec: ModelSpec, checkpoint: Checkpoint | None, inputs: Inputs) -> nn.Module:
     from transformers import AutoModel, AutoTokenizer
 
-    model: Any = None
-    if hasattr(config, "text_config"):
-        has_own = spec.takes_own_weights
-        model = _published(AutoModel, name, config, spec) if has_own else AutoModel.from_config(config)
-    if not is_contrastive(model):
+    if not hasattr(config, "text_config"):
         raise ValueError(
             f"model={spec.name!r}: a {config.model_type} does not compare images with texts, as zero-shot needs"
         )
+    has_own = spec.takes_own_weights
+    model: Any = _published(AutoModel, name, config, spec) if has_own else AutoModel.from_config(config)
     state = None if checkpoint is None else checkpoint.model
     return with_prompts(model, _read("tokenizer", AutoTokenizer, name), spec, state, inputs)
 
