@@ -94,7 +94,8 @@ class _EncoderHost(Host):
     def layout_with(self, module: Any, **sizes: Any) -> Layout:
         """Return the layout, given the fields that are not decided by a block."""
         blocks = self.blocks(module)
-        return Layout(depth=len(blocks), prefix=_PREFIX, **Structure.of(blocks[0]).sizes(blocks[0]), **sizes)
+        sizes |= Structure.of(blocks[0]).sizes(blocks[0])
+        return Layout(depth=len(blocks), prefix=_PREFIX, **sizes)
 
     def mixin(self, module: nn.Module) -> type[ReducedModule]:
         return _ReducedEncoder

@@ -67,15 +67,17 @@ def find_tower(model: nn.Module, tower: str | nn.Module | None = None) -> tuple[
             found.append((name, module, host))
     if not found:
         inner = unwrapped(inside)
+        names = [type(module).__name__ for module in inner.modules()]
+        reasons = (f": {name} {why}" for name in names for start, why in _REASONS.items() if re.match(start, name))
         supported = ", ".join(name for host in HOSTS for name in host.model_classes)
         raise UnsupportedModelError(
             f"{type(inner).__name__} (from {type(inner).__module__}) holds no transformer that agglo can reduce"
-            f"{_because(inner)}; supported: {supported}. docs/hosts.md lists the families that are tested, and walks "
+            f"{next(reasons, '')}; supported: {supported}. docs/hosts.md lists the families that are tested, and walks "
             "through a host for a model of your own"
         )
     if len(found) > 1:
-        names = ", ".join(f"{name!r} ({type(module).__name__})" for name, module, _ in found)
-        raise ValueError(f"{type(inside).__name__} holds {len(found)} towers: {names}; choose one with tower=")
+        listed = ", ".join(f"{name!r} ({type(module).__name__})" for name, module, _ in found)
+        raise ValueError(f"{type(inside).__name__} holds {len(found)} towers: {listed}; choose one with tower=")
     _, module, host = found[0]
     return module, host
 
@@ -93,12 +95,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while type(model).__name__ in ("DataParallel", "DistributedDataParallel", "OptimizedModule"):
         model = next(model.children())
     return model
-
-
-def _because(model: nn.Module) -> str:
-    """Return why a model is not reduced, as the end of a sentence, if that is known."""
-    names = [type(module).__name__ for module in model.modules()]
-    return next((f": {name} {why}" for name in names for start, why in _REASONS.items() if re.match(start, name)), "")
 
 
 def applied_modules(model: nn.Module) -> list[nn.Module]:

@@ -1,6 +1,6 @@
 """Token-reduction methods, by name. A new file with a class marked `@register` is a new method.
 
-`base` is their interface, `validation` the rules for what they return.
+`base` is their interface, and the rules for what they return.
 """
 
 from importlib import import_module

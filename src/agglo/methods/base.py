@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from agglo.compiling import constant_result
 from agglo.grouping import Grouping, Mean
-from agglo.methods.validation import require_valid
 from agglo.schedule import Rates, Schedule, Stages
 from agglo.text import format_call
 
@@ -272,7 +271,10 @@ class Method(ABC):
         """Decide what becomes of the tokens."""
 
     def decide(self, view: View) -> Outcome:
-        """Call `reduce`, and check what it returns the first time that it is asked this.
+        """Call `reduce`, and check what it returns the first time that it reduces so many tokens at a stage.
+
+        To read the values of labels off the device takes time, and would break a graph that is compiled, traced or
+        captured.
 
         Raises:
             TypeError, ValueError: The outcome breaks a rule, which the message names.
@@ -282,7 +284,16 @@ class Method(ABC):
             return outcome
         checked: set[Any] = self.__dict__.setdefault("_checked", set())
         asked = (view.stage, view.training, view.tokens.shape[1], view.target)
-        if asked not in checked and require_valid(self, view, outcome):
+        if asked in checked:
+            return outcome
+        grouping = getattr(outcome, "grouping", None)
+        if not isinstance(grouping, Grouping):
+            raise TypeError(f"method {self.name!r} must return an Outcome of a Grouping, not {outcome!r}")
+        labels = grouping.labels
+        on_paper = type(labels) is not Tensor or labels.device.type == "meta"
+        if not on_paper and not (labels.is_cuda and torch.cuda.is_current_stream_capturing()):
+            if (rule := _broken_rule(self, view, outcome)) is not None:
+                raise ValueError(f"method {self.name!r} breaks a rule at stage {view.stage}: {rule}")
             checked.add(asked)
         return outcome
 
@@ -321,6 +332,62 @@ class Method(ABC):
     def __repr__(self) -> str:
         """Return the call that makes an equal one."""
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.options().items())})"
+
+
+def _broken_rule(method: Method, view: View, outcome: Outcome) -> str | None:
+    batch, n_tokens, width = view.tokens.shape
+    grouping, prefix, n_groups = outcome.grouping, view.prefix, outcome.grouping.n_groups
+    if grouping.prefix != prefix:
+        return f"the grouping's prefix must be view.prefix = {prefix}, not {grouping.prefix}"
+    wanted: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
+        "grouping.labels": (grouping.labels, (batch, n_tokens)),
+        "grouping.sizes": (grouping.sizes, (batch, n_groups)),
+        "grouping.weights": (grouping.weights, (batch, n_tokens)),
+        "grouping.counts": (grouping.counts, (batch,)),
+        "grouping.chosen": (grouping.chosen, (batch, n_groups)),
+        "tokens": (outcome.tokens, (batch, n_groups, width)),
+        "policy": (outcome.policy, (batch, n_groups)),
+        "processed": (outcome.processed, (batch, n_groups)),
+        "weights": (outcome.weights, (batch, n_groups - prefix, n_tokens - prefix)),
+        "loss": (outcome.loss, ()),
+    }
+    for name, (tensor, shape) in wanted.items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            return f"{name} must have the shape {shape}, not {tuple(tensor.shape)}"
+        whole = name in ("grouping.labels", "grouping.counts", "grouping.chosen")
+        if tensor is not None and not (tensor.dtype == torch.int64 if whole else tensor.is_floating_point()):
+            return f"{name} must be {'int64' if whole else 'floating point'}, not {tensor.dtype}"
+    # As many groups as `stages` promised, which is what is reported. Behind a mask all tokens may stay.
+    left, masked = n_groups - prefix, outcome.policy is not None or outcome.processed is not None
+    as_many = view.target is None or left == view.target or (method.varies == "at_most" and left < view.target)
+    if not (as_many or masked or method.varies == "about"):
+        hint = "A method that cannot leave as many says so in reachable() or stages(), or by `varies`"
+        return f"view.target = {view.target} patch tokens are to be left, not {left}. {hint}"
+    return _broken_label(view, outcome) if view.tokens.isfinite().all() else None  # NaN in a model means NaN out of it
+
+
+def _broken_label(view: View, outcome: Outcome) -> str | None:
+    grouping, prefix, n_groups = outcome.grouping, view.prefix, outcome.grouping.n_groups
+    labels, groups = grouping.labels, torch.arange(n_groups, device=grouping.labels.device)
+    patches = labels[:, prefix:]
+    if not (labels[:, :prefix] == groups[:prefix]).all():
+        return f"the {prefix} prefix tokens must be groups 0 to {prefix - 1}, not {labels[0, :prefix].tolist()}"
+    strange = (patches < prefix) | (patches >= n_groups)
+    strange = strange & (patches != -1) if grouping.drops else strange
+    if strange.any():
+        dropped = ", or -1" if grouping.drops else "; -1 drops a token, in a grouping with drops=True"
+        return f"patch labels must be from {prefix} to {n_groups - 1}{dropped}: one is {int(patches[strange][0])}"
+    if outcome.weights is not None:
+        return None
+    filled = torch.zeros(len(labels), n_groups + 1, dtype=torch.bool, device=labels.device)
+    filled = filled.scatter(1, labels % (n_groups + 1), True)[:, :-1]  # -1 becomes a column that is cut off
+    padding = grouping.sizes == 0
+    empty = ~filled if grouping.counts is None else ~filled & ~padding
+    if empty.any():
+        return "every group must have a token: of image {}, group {} has none".format(*empty.nonzero()[0].tolist())
+    if grouping.chosen is not None and not ((labels.gather(1, grouping.chosen) == groups) | padding).all():
+        return "the token that is chosen for a group must be one of its members"
+    return None
 
 
 class LearnedMethod(Method, nn.Module):

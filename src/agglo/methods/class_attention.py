@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from agglo.checks import flag, number
-from agglo.methods.base import Kind, Method, Outcome, Place, Return, Varies, View
+from agglo.methods.base import Kind, Method, Outcome, Place, Varies, View
 from agglo.methods.registry import register
 from agglo.schedule import Rates, Schedule, Stages
 
@@ -124,7 +124,6 @@ class EvoViT(Method):
     place: ClassVar[Place] = "before_block"
     proportional: bool = False
     remembers: ClassVar[bool] = True
-    tokens_return: ClassVar[Return] = "after_stage"
     kind: ClassVar[Kind] = "skips"
     reference: ClassVar[str] = "Xu et al., Evo-ViT: Slow-Fast Token Evolution for Dynamic Vision Transformer, AAAI 2022"
 

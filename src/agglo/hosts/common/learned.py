@@ -35,7 +35,7 @@ def prepare(
         method.build(shape)
         return method
     applied = getattr(loop, "agglo_applied", None)
-    before = applied.method if isinstance(applied, Applied) else None
+    before: Any = applied.method if isinstance(applied, Applied) else None
     if not getattr(method, "agglo_built", False):
         method.build(shape)
     else:

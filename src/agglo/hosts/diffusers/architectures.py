@@ -116,7 +116,7 @@ class Transformer:
 
     models: str  # names of the classes, for messages
     classes: tuple[str, ...]  # of blocks, those in the list first
-    axes_of: Callable[[Any, Arguments], Axes | None]
+    axes: Callable[[Any, Arguments], Axes | None]
     blocks: str = "transformer_blocks"  # the name of the list
     modules: tuple[str, ...] = ()  # others that the model has
     mixin: type[ReducedModule] = ReducedAttention
@@ -138,9 +138,6 @@ class Transformer:
             attentions = tuple(each for each in present if each is not None)
             cross, mlp = (None if part is None else getattr(block, part) for part in (self.cross, self.mlp))
             yield Modules(_site(index, name, attentions[0]), block, attentions, self.mixin, cross, mlp)
-
-    def axes(self, model: Any, given: Arguments) -> Axes | None:
-        return self.axes_of(model, given)
 
     def axes_at(self, axes: Axes | None, site: Site, n_tokens: int) -> Axes | None:
         return _fitting(axes, site, n_tokens)
