@@ -40,8 +40,6 @@ class Level:
 
 @dataclass(frozen=True)
 class CurvePanel:
-    """One set of axes with curves."""
-
     curves: Sequence[Curve]
     x_label: str
     y_label: str
@@ -56,8 +54,6 @@ class CurvePanel:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar with a range."""
-
     name: str
     value: float
     low: float  # ends of the range of values, or of the standard error around the value

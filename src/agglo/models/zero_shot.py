@@ -37,12 +37,8 @@ class Prompts:
 
 def read_prompts(class_names: str | None, templates: str | None) -> Prompts:
     """Read prompts from text files, one per line; "openai" is open_clip's list of CLIP's own for ImageNet."""
-    given: dict[str, Any] = {}
-    if class_names is not None:
-        given["class_names"] = _read(class_names, "IMAGENET_CLASSNAMES")
-    if templates is not None:
-        given["templates"] = _read(templates, "OPENAI_IMAGENET_TEMPLATES")
-    return Prompts(**given)
+    names = None if class_names is None else _read(class_names, "IMAGENET_CLASSNAMES")
+    return Prompts(names, (TEMPLATE,) if templates is None else _read(templates, "OPENAI_IMAGENET_TEMPLATES"))
 
 
 def _read(path: str, name: str) -> tuple[str, ...]:

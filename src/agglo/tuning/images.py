@@ -64,9 +64,7 @@ def split(images: Any, batch_size: int | None = None, *, tuples_are_inputs: bool
     batches: list[Batch] = []
     if isinstance(images, Tensor):
         batches.append(Batch(images, None, len(images)))
-    elif (
-        isinstance(images, Sequence) and images and all(isinstance(each, Tensor) and each.dim() == 3 for each in images)
-    ):
+    elif isinstance(images, Sequence) and {isinstance(each, Tensor) and each.dim() == 3 for each in images} == {True}:
         one_size = len({image.shape for image in images}) == 1
         batches.append(Batch(torch.stack(list(images)) if one_size else list(images), None, len(images)))
     else:

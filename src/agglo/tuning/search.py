@@ -10,7 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import reduce
 from itertools import pairwise
+from operator import add
 from typing import Any
 
 from agglo.config import ReductionConfig
@@ -199,8 +201,7 @@ class Search:
     def _quality(self, config: ReductionConfig, batches: int) -> Quality:
         """Return the quality on the first so many batches to search on, where a round ends."""
         ends = [0, *(rung for rung in self._rungs if rung <= batches)]
-        first, *further = (self._quality_of("search", config, start, end) for start, end in pairwise(ends))
-        return sum(further, start=first)
+        return reduce(add, (self._quality_of("search", config, start, end) for start, end in pairwise(ends)))
 
     def _quality_of(self, part: str, config: ReductionConfig, start: int, end: int) -> Quality:
         """Return the quality on some batches of a part of the images: "search" or "confirmation"."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import torch
@@ -104,11 +105,9 @@ class Subject:
         """Return how near outputs are to the dense model's; ValueError if they are not finite."""
         expected = [self._dense_output(batch) for batch in batches]
         with self._reduced(config):
-            first, *further = (
-                self._compared(batch, dense, named_tensors(self._run(batch))[1])
-                for batch, dense in zip(batches, expected, strict=True)
-            )
-        return sum(further, start=first)
+            pairs = zip(batches, expected, strict=True)
+            parts = [self._compared(batch, dense, named_tensors(self._run(batch))[1]) for batch, dense in pairs]
+        return reduce(add, parts)
 
     def accuracy(self, batches: Sequence[Batch]) -> float | None:
         """Return the accuracy of the dense model, in percent; None without labels."""

@@ -116,12 +116,10 @@ def register(dataset: DataSet) -> DataSet:
 
 
 def dataset_named(name: str) -> DataSet:
-    """Return a data set by its name."""
     return _KNOWN[choice("dataset", name, dataset_names())]
 
 
 def dataset_names() -> list[str]:
-    """Return the names of all data sets, sorted."""
     import_module(f"{__name__}.formats")
     return sorted(_KNOWN)
 

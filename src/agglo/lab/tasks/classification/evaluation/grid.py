@@ -71,8 +71,6 @@ def run(settings: EvaluationSettings, json_path: Path | None = None) -> dict[str
 
 
 class Evaluation(EvaluationGrid):
-    """The grid of a classifier."""
-
     prepared_by = ("image_size", "mean", "std", "interpolation", "crop", "squash")
 
     def __init__(self, settings: EvaluationSettings) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from agglo.lab.options import Amount, AtLeastOne, Fraction, Whole, option, require_limits
 from agglo.lab.tasks.classification.data import Augmentation, dataset_named
@@ -96,9 +94,8 @@ class TrainingSettings(ReductionSettings, Augmentation, CosineSettings):
 MAY_DIFFER = frozenset({"workers", "checkpoint_minutes", "tracker", "evaluation_batch_size", "from_scratch"})
 
 
-def _augmentation(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the augmentation of a data set as settings."""
-    return asdict(dataset_named(values["dataset"]).augmentation)
-
-
-RECIPES = recipes.Recipes(TrainingSettings, "agglo.lab.tasks.classification.training", of_data=_augmentation)
+RECIPES = recipes.Recipes(
+    TrainingSettings,
+    "agglo.lab.tasks.classification.training",
+    of_data=lambda values: asdict(dataset_named(values["dataset"]).augmentation),
+)
