@@ -96,15 +96,14 @@ def matched(ground_truth: Mapping[str, Any], detections: Sequence[Mapping[str, A
     evaluation.evaluate()
     # By category and image: matched objects (T * D), -, scores (D), which objects and which detections are ignored.
     states = [one.__getstate__() for one in evaluation._evalImgs_cpp]
-    return [_joined(states[start : start + count]) for start in range(0, len(states), count)]
-
-
-def _joined(parts: Sequence[tuple[Any, ...]]) -> Category:
-    """Join what the library knows of one category in each image."""
-    found, ignored = (
-        np.concatenate([np.reshape(part[i], (THRESHOLDS, -1)) for part in parts], axis=1) > 0 for i in (0, 4)
-    )
-    score = np.concatenate([part[2] for part in parts])
-    image = np.repeat(np.arange(len(parts)), [len(part[2]) for part in parts])
-    objects = np.array([part[3].count(False) for part in parts], np.int64)
-    return Category(image, score, found & ~ignored, ~ignored, objects)
+    categories = []
+    for start in range(0, len(states), count):
+        parts = states[start : start + count]
+        found, ignored = (
+            np.concatenate([np.reshape(part[i], (THRESHOLDS, -1)) for part in parts], axis=1) > 0 for i in (0, 4)
+        )
+        score = np.concatenate([part[2] for part in parts])
+        image = np.repeat(np.arange(count), [len(part[2]) for part in parts])
+        objects = np.array([part[3].count(False) for part in parts], np.int64)
+        categories.append(Category(image, score, found & ~ignored, ~ignored, objects))
+    return categories

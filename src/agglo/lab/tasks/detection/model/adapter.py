@@ -99,30 +99,21 @@ class DeformableAttention(nn.Module):
         Queries (B, Q, C) are at positions (Q, 2), x and y from 0 to 1; maps (B, S, C) of these shapes (height, width)
         follow each other, row by row.
         """
-        dtype = self.value.weight.dtype
+        dtype, width = self.value.weight.dtype, queries.shape[-1]
         with torch.autocast(queries.device.type, enabled=False):
             queries, maps = queries.to(dtype), maps.to(dtype)
             value = self.value(maps).float().unflatten(-1, (self.heads, -1))
             offsets = self.offsets(queries).float().unflatten(-1, (self.heads, self.levels, self.points, 2))
             weights = self.weights(queries).float().unflatten(-1, (self.heads, -1)).softmax(dim=-1)
             extents = offsets.new_tensor([(w, h) for h, w in shapes])[:, None]
-            found = sample(value, shapes, positions.float().view(1, -1, 1, 1, 1, 2) + offsets / extents, weights)
-            return cast(Tensor, self.out(found.to(dtype)))
-
-
-def sample(value: Tensor, shapes: Sequence[Shape], points: Tensor, weights: Tensor) -> Tensor:
-    """Return the sum (B, Q, H * d), by weights (B, Q, H, L * P), of values (B, S, H, d) at points (B, Q, H, L, P, 2).
-
-    Points, x and y, outside of 0 to 1 are outside of their map.
-    """
-    batch, _, heads, width = value.shape
-    on_grid = (2 * points - 1).transpose(1, 2).flatten(0, 1)  # (B * H, Q, L, P, 2)
-    found = []
-    for level, one_map in enumerate(value.split([h * w for h, w in shapes], dim=1)):
-        level_map = one_map.flatten(2).transpose(1, 2).reshape(batch * heads, width, *shapes[level])
-        found.append(F.grid_sample(level_map, on_grid[:, :, level], padding_mode="zeros", align_corners=False))
-    mixed = torch.stack(found, dim=-2).flatten(-2) * weights.transpose(1, 2).flatten(0, 1).unsqueeze(1)
-    return mixed.sum(-1).view(batch, heads * width, -1).transpose(1, 2).contiguous()
+            points = positions.float().view(1, -1, 1, 1, 1, 2) + offsets / extents
+            on_grid = (2 * points - 1).transpose(1, 2).flatten(0, 1)  # (B * H, Q, L, P, 2), from -1 to 1 on the map
+            found = []
+            for level, one_map in enumerate(value.split([h * w for h, w in shapes], dim=1)):
+                level_map = one_map.permute(0, 2, 3, 1).flatten(0, 1).unflatten(-1, shapes[level])  # (B * H, d, h, w)
+                found.append(F.grid_sample(level_map, on_grid[:, :, level], padding_mode="zeros", align_corners=False))
+            mixed = torch.stack(found, dim=-2).flatten(-2) * weights.transpose(1, 2).flatten(0, 1).unsqueeze(1)
+            return cast(Tensor, self.out(mixed.sum(-1).view(len(value), width, -1).transpose(1, 2).to(dtype)))
 
 
 def cell_centres(shapes: Sequence[Shape], device: torch.device | None = None) -> Tensor:
@@ -305,8 +296,12 @@ class ForwardState:
             size: dict[str, Any] = {"new_size": list(self.grid), "old_size": list(own), "num_prefix_tokens": prefix}
             positions = resample_abs_pos_embed(positions, **size, antialias=False)  # as in the released detectors
         self.embedded = embed(vit, images, positions)
-        real = None if sizes is None else real_patches(sizes, self.grid, adapter.strides[-2])
-        self.real = None if real is None else real.to(images.device)
+        self.real: Tensor | None = None
+        if sizes is not None:
+            heights, widths = torch.tensor(sizes).unbind(1)
+            top, left = (adapter.strides[-2] * torch.arange(n) for n in self.grid)
+            real = ((top < heights[:, None])[:, :, None] & (left < widths[:, None])[:, None, :]).flatten(1)
+            self.real = None if real.all() else real.to(images.device)
         self.finest, *pyramid = adapter.prior(images)
         self.shapes: list[Shape] = [(int(each.shape[-2]), int(each.shape[-1])) for each in pyramid]
         levels = zip(pyramid, adapter.level_embedding, strict=True)
@@ -314,8 +309,8 @@ class ForwardState:
 
     def inject(self, interaction: int, patches: Tensor) -> Tensor:
         """Return what the patches (B, N, C) gain from the pyramid before an interaction's blocks."""
-        module: Any = self.adapter.interactions[interaction]
-        return cast(Tensor, module.injector(patches, self.grid, self.pyramid, self.shapes))
+        injector: Any = self.adapter.interactions[interaction].injector
+        return cast(Tensor, injector(patches, self.grid, self.pyramid, self.shapes))
 
     def extract(self, interaction: int, patches: Tensor) -> None:
         """Update the pyramid from the patches (B, N, C) after an interaction's blocks."""
@@ -331,14 +326,6 @@ class ForwardState:
         maps = [self.adapter.up(pyramid[0]) + self.finest, *pyramid]
         sized = (F.interpolate(seen, each.shape[-2:], mode="bilinear", align_corners=False) for each in maps)
         return [norm(a + b) for a, b, norm in zip(maps, sized, self.adapter.norms, strict=True)]
-
-
-def real_patches(sizes: Sequence[tuple[int, int]], grid: Shape, patch: int) -> Tensor | None:
-    """Return which patches (B, N) show some of their image of a (height, width) in sizes; None if all do."""
-    heights, widths = torch.tensor(sizes).unbind(1)
-    top, left = (patch * torch.arange(n) for n in grid)
-    real = ((top < heights[:, None])[:, :, None] & (left < widths[:, None])[:, None, :]).flatten(1)
-    return None if real.all() else real
 
 
 def _initialise(module: nn.Module) -> None:
