@@ -72,7 +72,7 @@ class ZeroShot(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         model: Any = self.model
         own = hasattr(model, "encode_image")
-        found = _pooled(model.encode_image(images) if own else model.get_image_features(pixel_values=images))
+        found = model.encode_image(images) if own else _pooled(model.get_image_features(pixel_values=images))
         logits = model.logit_scale.exp() * F.normalize(found, dim=-1) @ self.embeddings.T
         bias = getattr(model, "logit_bias", None)
         return logits if bias is None else logits + bias
@@ -120,7 +120,7 @@ def zero_shot(
 def _text_features(model: Any, tokenizer: Any, texts: list[str]) -> Tensor:
     device = next(model.parameters()).device
     if hasattr(model, "encode_text"):
-        return _pooled(model.encode_text(tokenizer(texts).to(device)))
+        return model.encode_text(tokenizer(texts).to(device))
     config = model.config
     longest = getattr(config.text_config, "max_position_embeddings", None)
     # SigLIP was trained on texts that are padded to the full length, and sees the padding.
@@ -131,5 +131,4 @@ def _text_features(model: Any, tokenizer: Any, texts: list[str]) -> Tensor:
 
 def _pooled(answer: Any) -> Tensor:
     """Return the embedding, which transformers gives itself or as `pooler_output`."""
-    found: Tensor = answer if isinstance(answer, Tensor) else answer.pooler_output
-    return found
+    return answer if isinstance(answer, Tensor) else answer.pooler_output

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CANNOT = "cannot"  # the cell of a method that cannot do what its row and column ask for; the reason is given elsewhere
-_BETWEEN = "  "
+_BETWEEN, _BAR = "  ", r"\|"
 _NAMED = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _IN_LATEX = str.maketrans({**_NAMED, **{sign: rf"\{sign}" for sign in "&%$#_{}"}})
 
@@ -57,9 +57,9 @@ class Table:
 
     def markdown(self) -> str:
         """Return the table as GitHub's Markdown."""
-        titles, *rows = ([cell.replace("|", r"\|") for cell in line] for line in self._lines())
+        titles, *rows = (f"| {' | '.join(cell.replace('|', _BAR) for cell in line)} |" for line in self._lines())
         ruler = "|".join(":---" if column.left else "---:" for column in self.columns)
-        return "\n".join([_between_bars(titles), f"|{ruler}|", *map(_between_bars, rows)])
+        return "\n".join([titles, f"|{ruler}|", *rows])
 
     def latex(self) -> str:
         """Return a tabular with the rules of the booktabs package."""
@@ -79,7 +79,3 @@ def _written(cell: Any, form: str) -> str:
         return ""
     is_number = isinstance(cell, int | float) and not isinstance(cell, bool)
     return format(cell, form) if is_number else str(cell)
-
-
-def _between_bars(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -41,7 +41,13 @@ class Timm(Library):
         if state is not None:
             load(model, state, spec)
         if spec.image_size is not None:
-            _resize(model, spec.image_size)
+            if not hasattr(model, "set_input_size"):
+                fixed = f"{type(model).__name__} has a fixed image size"
+                raise ValueError(f"{fixed}; image_size={spec.image_size} cannot be set")
+            patch = model.patch_embed.patch_size
+            if any(side < 1 or side % p for side, p in zip(spec.image_size, patch, strict=True)):
+                raise ValueError(f"image_size={spec.image_size} must be multiples of the patch size {tuple(patch)}")
+            model.set_input_size(img_size=spec.image_size)
         return remember(model, Known(num_pretrained_classes=int(model.pretrained_cfg["num_classes"])))
 
     def inputs(self, model: Any) -> Inputs:
@@ -72,12 +78,3 @@ class Timm(Library):
             info = ImageNetInfo()
             return [info.index_to_description(number).partition(",")[0] for number in range(1000)]
         return None
-
-
-def _resize(model: Any, image_size: tuple[int, int]) -> None:
-    if not hasattr(model, "set_input_size"):
-        raise ValueError(f"{type(model).__name__} has a fixed image size; image_size={image_size} cannot be set")
-    patch = model.patch_embed.patch_size
-    if any(side < 1 or side % p for side, p in zip(image_size, patch, strict=True)):
-        raise ValueError(f"image_size={image_size} must be multiples of the patch size {tuple(patch)}")
-    model.set_input_size(img_size=image_size)

@@ -73,8 +73,7 @@ def train_transform(inputs: Inputs, augmentation: Augmentation) -> Transform:
         frame.transforms[:1] = whole
     cutout = [Cutout()] if augmentation.cutout else []
     steps = [convert(inputs), *frame.transforms, *cutout, *colours.transforms, *final.transforms]
-    transform: Transform = transforms.Compose(steps)
-    return transform
+    return transforms.Compose(steps)
 
 
 class Cutout:
