@@ -71,7 +71,7 @@ def _run(choices: Mapping[str, Any], settings: Settings) -> RunCell:
         return judged(detector, config, images(), samples, settings, _RESAMPLES), samples
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
-        train_detector(chosen, data, folder / "run", cpu=settings.on_cpu)
+        train_detector(chosen, data, folder / "run", cpu=settings.device == "cpu")
         if about["part"] == TRAINING:
             counted = dict(zip(("train", "validation"), map(len, splits()), strict=True))
             with (folder / "run" / "log.csv").open(encoding="utf-8") as file:

@@ -22,8 +22,9 @@ import torch
 from agglo.config import ReductionConfig
 from agglo.lab.bench import PartClock, TimingOptions, conclude, in_turns, page, smooth_images
 from agglo.lab.evaluation.configs import configs_of
+from agglo.lab.evaluation.grid import Reducible
 from agglo.lab.options import AtLeastOne, option
-from agglo.patch import apply, remove, report
+from agglo.patch import apply, remove
 from agglo.utils.devices import torch_threads
 from agglo.utils.machine import machine
 from agglo.utils.tables import Column, Table
@@ -61,7 +62,7 @@ def backbone(size: str, image: Sequence[int], parts: PartClock) -> Any:
 
 def run(options: Options) -> None:
     """Time all contenders, print a table and write the record."""
-    contenders = [None, *configs_of(options.method, keep_rates=options.keep_rate)]
+    reductions = configs_of(options.method, keep_rates=options.keep_rate)
     parts = PartClock()
     with torch_threads(options.threads):
         where = machine()
@@ -78,21 +79,20 @@ def run(options: Options) -> None:
             whole, _ = timed_pass(adapter, images)
             return {"method": 0.0, "blocks": whole - sum(parts.values()), "all": whole, **parts}
 
-        passes = in_turns("adapter", contenders, seconds, options.repeats)
-    results: list[dict[str, Any]] = []
-    for config, own in zip(contenders, passes, strict=True):
-        apply(adapter, config or ReductionConfig(keep_rate=1.0))
-        found = report(adapter)
-        assert found is not None
-        whole = [each["all"] for each in passes[0]]
-        about = {
-            "name": "dense" if config is None else str(config.create_method()),
-            "keep_rate": config and config.keep_rate,
-            "counts": found.counts,
-            "gflops": found.gflops_before if config is None else found.gflops_after,
+        passes = in_turns("adapter", [None, *reductions], seconds, options.repeats)
+    cells = Reducible(adapter, None, "random weights").cells(reductions, dense=True)
+    whole = [each["all"] for each in passes[0]]
+    results = [
+        {
+            "name": "dense" if cell.config is None else str(cell.config.create_method()),
+            "keep_rate": cell.config and cell.config.keep_rate,
+            "counts": cell.about["counts"],
+            "gflops": cell.about["gflops"],
             "to_dense": {part: median_ratio([each[part] for each in own], whole) for part in PARTS},
+            "passes": own,
         }
-        results.append({**about, "passes": own})
+        for cell, own in zip(cells, passes, strict=True)
+    ]
     record = {"machine": where, "settings": options.settings(), "tokens": results[0]["counts"][0], "results": results}
     conclude(record, describe(record), options.json)
 

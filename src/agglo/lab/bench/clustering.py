@@ -49,10 +49,6 @@ def spatial_tokens(batch: int, n: int, dim: int = 64, seed: int = 0) -> Tensor:
     return fields.flatten(2).transpose(1, 2).contiguous()
 
 
-def by_agglo(distances: Tensor, k: int, linkage: str) -> Labels:
-    return cluster(distances=distances, k=k, linkage=linkage).numpy()
-
-
 def by_scikit_learn(distances: Tensor, k: int, linkage: str) -> Labels:
     """Fit one estimator to image after image, as the released code of the ATC paper does."""
     from sklearn.cluster import AgglomerativeClustering
@@ -71,7 +67,7 @@ def _linkage_and_cut(library: str, distances: Tensor, k: int, linkage: str) -> L
 
 
 CONTESTANTS: dict[str, Contestant] = {
-    "agglo": by_agglo,
+    "agglo": lambda distances, k, linkage: cluster(distances=distances, k=k, linkage=linkage).numpy(),
     "scikit-learn": by_scikit_learn,
     "scipy": partial(_linkage_and_cut, "scipy.cluster.hierarchy"),
     "fastcluster": partial(_linkage_and_cut, "fastcluster"),

@@ -73,11 +73,6 @@ class Options(TimingOptions):
         if self.size % 64:
             raise ValueError(f"size={self.size} must be a multiple of 64 pixels")
 
-    @property
-    def side(self) -> int:
-        """The side of the latent."""
-        return self.size // PIXELS
-
 
 def contenders(keep_rates: Sequence[float], side: int) -> list[Record]:
     """Return the dense model, every option at the first keep rate, and those that matter most at further ones."""
@@ -157,7 +152,7 @@ def measure(options: Options) -> Record:
     """Time all contenders; return where and what ran, and the calls of each row."""
     from diffusers import DDIMScheduler
 
-    device, dtype, side = require_device(options.device), dtype_named(options.dtype), options.side
+    device, dtype, side = require_device(options.device), dtype_named(options.dtype), options.size // PIXELS
     versions = {name: version(name) for name in ("diffusers", "tomesd")}
     header = {"machine": {**machine(device), **versions}, "settings": options.settings(), "tokens": side**2}
     model, clock = random_unet(options.architecture, side).to(device), PartClock(device)

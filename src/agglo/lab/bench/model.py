@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from agglo.config import BUDGETS, ReductionConfig
-from agglo.drawing.charts import Bar, BarPanel, draw_bars
-from agglo.drawing.colours import FREE, SLICED
+from agglo.drawing.charts import FREE, SLICED, Bar, BarPanel, draw_bars
 from agglo.lab.bench import conclude, in_turns, noise, noise_line, page, where
 from agglo.lab.evaluation.configs import Configs, budget_of, configs_of
 from agglo.lab.evaluation.grid import GridCell, Reducible

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from agglo.config import ReductionConfig
 from agglo.embedded import classifier as embedded
 from agglo.lab.data.fashion_mnist import find_idx, read_idx, write_idx
 from agglo.lab.paper.study import CannotRunError, Need, Settings
 from agglo.lab.training.loop import started_from
+from agglo.methods.registry import find
 from agglo.models.opening import ModelSpec, build
 from agglo.patch import apply, remove, report
 from agglo.utils.files import replacing
@@ -22,7 +25,6 @@ FASHION = "fashion-mnist"
 DEITS = ("deit_tiny_patch16_224", "deit_small_patch16_224", "deit_base_patch16_224")
 IMAGES = {"imagenet": 50_000, "nabirds": 24_633, "coco": 40_137, "nuswide": 44_000}  # of the validation splits
 RECIPE = str(Path(__file__).parent / "items" / "miniature.toml")
-_LEARNING = ("dynamicvit", "dynamicvit_prsv", "svit", "dpc_knn", "sit", "patch_merger", "sinkhorn")
 _DATA = {
     "imagenet": "ImageNet-1K, val/ and for training train/",
     "nabirds": "NABirds",
@@ -43,7 +45,7 @@ class Entry:
     @property
     def learns(self) -> bool:
         """Whether nothing can be said about it off the shelf."""
-        return self.method in _LEARNING and self.options.get("weights") != "equal"
+        return issubclass(find(self.method), nn.Module) and self.options.get("weights") != "equal"
 
     def config(self, keep_rate: float | None = None, **how: Any) -> ReductionConfig:
         """Return the reduction at a budget: a keep rate, or a schedule."""
@@ -240,7 +242,7 @@ class FineTuner:
         reached = report(model)
         assert reached is not None
         folder = self.folder / "_".join(str(value).replace(" ", "-") for value in about.values())
-        best = finetune(how, self.roots[subject.data], folder, cpu=self.settings.on_cpu)
+        best = finetune(how, self.roots[subject.data], folder, cpu=self.settings.device == "cpu")
         start = started_from(folder)
         return {
             **{name: best[name] for name in ("top1", "top5", "mAP", "epoch") if name in best},

@@ -53,7 +53,8 @@ def run(study: Study, settings: Settings) -> Outcome:
                 found = attempt(run_cell, cell)
                 journal.add(cell.about, found)
                 number = next((f"{name} {value:.4g}" for name, value in found.items() if isinstance(value, float)), "")
-                advance(f"{cell.title}: {'cannot' if 'cannot' in found else number or 'done'}")
+                title = ", ".join(str(value) for value in cell.about.values() if value is not None)
+                advance(f"{title}: {'cannot' if 'cannot' in found else number or 'done'}")
     if is_main:
         write_output(study, read_results(folder), settings)  # with what earlier runs found, of more seeds, say
     results = [kept for cell in cells if (kept := journal.find(cell.about)) is not None]

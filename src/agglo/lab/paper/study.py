@@ -57,11 +57,6 @@ class Settings:
     device: str = "cpu"
     batch_size: int | None = None
 
-    @property
-    def on_cpu(self) -> bool:
-        """Whether training is kept from a GPU that is there."""
-        return self.device == "cpu"
-
     def folder(self, study: str) -> Path:
         """Return the folder of a study's record, tables and figures."""
         return self.output / "miniature" / study if self.miniature else self.output / study
@@ -83,10 +78,6 @@ class StudyCell(NamedTuple):
     @property
     def key(self) -> str:
         return key_of(self.about)
-
-    @property
-    def title(self) -> str:
-        return ", ".join(str(value) for value in self.about.values() if value is not None)
 
 
 class Section(NamedTuple):

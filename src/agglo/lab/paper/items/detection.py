@@ -197,7 +197,7 @@ class Judge:
     def train(self, chosen: DetectionSettings, run: Path) -> Path:
         """Return the last weights of a training, not the best, so that validation images choose nothing."""
         if run not in self.trained:
-            train_detector(chosen, self.settings.data[self.scale.data], run, cpu=self.settings.on_cpu)
+            train_detector(chosen, self.settings.data[self.scale.data], run, cpu=self.settings.device == "cpu")
             self.trained.add(run)
         return run / "last" / "model.safetensors"
 

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -190,43 +191,40 @@ def _draw(results: Sequence[Result], timing: Timing, settings: Settings, folder:
     return paths
 
 
-def _study(name: str, shows: str, about: str, stands_in: str, gpu_hours: str, full: Timing, **smaller: Any) -> Study:
-    more: dict[str, Any] = {"stands_in": stands_in, "gpu_hours": gpu_hours, "axes": _axes, "run": _run}
-    small = replace(full, seconds=2.0, **smaller)
-    return Study(name, shows, about, full, small, table=_table, draw=_draw, **more)
-
-
+_study = partial(Study, axes=_axes, run=_run, table=_table, draw=_draw)
 _FRAMEWORKS = (
     "Images per second of clustering alone over {}, keep rate 50 %, 64 channels, distances included: agglo's "
     "backends, scikit-learn, SciPy and fastcluster; SciPy's trees are cut into k groups, which the released "
     "benchmark does not do"
 )
-_SAME_SIZES = "The same sizes, up to two seconds per cell instead of a minute."
+_framework_study = partial(_study, stands_in="The same sizes, up to two seconds per cell instead of a minute.")
+_TOKENS = Timing("tokens", sizes=tuple((1, tokens) for tokens in (196, 256, 576, 1024, 4096)))
 ITEMS = (
     _study(
-        "throughput-model",
-        "figure backboneInference",
-        "Images per second of DeiT T, S and B over batch sizes 1 to 1024 at each keep rate, with random weights "
+        name="throughput-model",
+        shows="figure backboneInference",
+        about="Images per second of DeiT T, S and B over batch sizes 1 to 1024 at each keep rate, with random weights "
         "and pixels; a batch that does not fit is a result",
-        "DeiT-T alone, with random weights as in the full run; up to two seconds per cell instead of a minute.",
-        "5.1",
-        Timing(models=DEITS),
-        models=DEITS[:1],
+        stands_in="DeiT-T alone, with random weights as in the full run; up to two seconds per cell instead of a "
+        "minute.",
+        gpu_hours="5.1",
+        full=Timing(models=DEITS),
+        miniature=Timing(models=DEITS[:1], seconds=2.0),
     ),
-    _study(
-        "throughput-frameworks",
-        "figure framework_comp",
-        _FRAMEWORKS.format("batch sizes 1 to 1024 at 196 tokens"),
-        _SAME_SIZES,
-        "2.8",
-        Timing(),
+    _framework_study(
+        name="throughput-frameworks",
+        shows="figure framework_comp",
+        about=_FRAMEWORKS.format("batch sizes 1 to 1024 at 196 tokens"),
+        gpu_hours="2.8",
+        full=Timing(),
+        miniature=Timing(seconds=2.0),
     ),
-    _study(
-        "throughput-tokens",
-        "figure inferenceIM",
-        _FRAMEWORKS.format("196 to 4096 tokens at batch 1"),
-        _SAME_SIZES,
-        "1.3",
-        Timing("tokens", sizes=tuple((1, tokens) for tokens in (196, 256, 576, 1024, 4096))),
+    _framework_study(
+        name="throughput-tokens",
+        shows="figure inferenceIM",
+        about=_FRAMEWORKS.format("196 to 4096 tokens at batch 1"),
+        gpu_hours="1.3",
+        full=_TOKENS,
+        miniature=replace(_TOKENS, seconds=2.0),
     ),
 )
