@@ -6,7 +6,7 @@ import argparse
 
 from agglo.checks import choice
 from agglo.lab.cli.reproduce import Options, run_items
-from agglo.lab.options import add_options, read_options
+from agglo.lab.options import add_options, matching
 from studies import studies
 
 
@@ -15,7 +15,7 @@ def main() -> None:
         prog="python -m studies", description="Without NAME: all studies, and what each needs."
     )
     add_options(parser, Options)
-    options = read_options(Options, parser.parse_args())
+    options = Options(**matching(Options, parser.parse_args()))
     every = studies()
     name = options.item
     run_items(options, list(every.values()), None if name in (None, "all") else every[choice("study", name, every)])

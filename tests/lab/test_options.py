@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import pytest
 
-from agglo.lab.options import AtLeastOne, Fraction, add_options, help_texts, option, read_options, require_limits
+from agglo.lab.options import AtLeastOne, Fraction, add_options, help_texts, matching, option, require_limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Own(Base):
 def read(*words: str) -> Own:
     parser = argparse.ArgumentParser()
     add_options(parser, Own)
-    return read_options(Own, parser.parse_args(words))
+    return Own(**matching(Own, parser.parse_args(words)))
 
 
 def test_what_is_typed_and_what_is_not() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from agglo.clustering import cut, linkage
@@ -31,9 +32,6 @@ from agglo.utils.machine import load_warning
 from agglo.utils.tables import CANNOT, Column, Table
 from agglo.utils.timing import speeds_in_turns
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 KEEP_RATES = (0.9, 0.7, 0.5, 0.25)
 LINKAGES = ("single", "average", "complete")
 _SCALE = 10  # of the images, which are 28 pixels wide
@@ -49,9 +47,8 @@ def show(output: Path, *, images: int | None = None) -> dict[str, Any]:
     accuracy.png, groups.png and results.json in the output folder take the place of an earlier demo's.
     """
     output.mkdir(parents=True, exist_ok=True)
-    (output / "results.json").unlink(missing_ok=True)  # a demo measures: it does not repeat what was measured before
     configs = configs_of(("tome", "atc"), keep_rates=KEEP_RATES, linkages=LINKAGES)
-    report = run(EvaluationSettings(EMBEDDED, IMAGES, configs, images=images), output / "results.json")
+    report = run(EvaluationSettings(EMBEDDED, IMAGES, configs, images=images))
     model = build(EMBEDDED)
     wanted = inputs_for(model, "fashion-mnist")
     split = open_split("fashion-mnist", IMAGES, "val", transform=evaluation_transform(wanted, normalise=False))
@@ -64,8 +61,7 @@ def show(output: Path, *, images: int | None = None) -> dict[str, Any]:
     apply = Reducible(model, None, "").apply
     for result, speed in zip(done, speeds_in_turns(model, timed, [inputs], _TURNS, apply), strict=True):
         result.update(speed)
-    cannot = [result for result in report["results"] if "cannot" in result]
-    write_json(output / "results.json", {**report, "results": done, "cannot": cannot})  # as `agglo evaluate` does
+    write_json(output / "results.json", {**report, "results": done})  # as `agglo evaluate` does
     plot(report, output / "accuracy.png", QUALITY)
     half = {config: name for config, name in configs.items() if config.keep_rate == 0.5}
     chosen, names = [0, count // 2][:count], ["image 1", "image 2"][:count]

@@ -4,7 +4,7 @@
     class Options:
         epochs: AtLeastOne = option(30, "passes over the training images")
 
-`add_options` adds the fields to a parser of argparse, and `read_options` makes an instance of what was typed.
+`add_options` adds the fields to a parser of argparse, and `matching` finds what was typed for them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from agglo.embedded import classifier as embedded
 from agglo.models.libraries.base import ModelSpec
@@ -29,7 +30,6 @@ from agglo.schedule import EXAMPLES
 from agglo.utils.devices import best_device
 from agglo.utils.files import require_output
 
-T = TypeVar("T")
 EMBEDDED = ModelSpec(embedded.NAME, pretrained=True)  # the classifier that comes with agglo
 
 # Numbers with the least and the most that they may be.
@@ -99,11 +99,6 @@ def add_options(parser: argparse.ArgumentParser, settings: type[Any]) -> None:
         groups[title, bool(exclusive)].add_argument(*flags, **keywords)
 
 
-def read_options(settings: type[T], typed: argparse.Namespace) -> T:
-    """Return an instance of a dataclass with what was typed for the options that `add_options` added."""
-    return settings(**matching(settings, typed))
-
-
 def matching(settings: type[Any], values: Any) -> dict[str, Any]:
     """Return the attributes of an object that have the names of a dataclass's fields."""
     return {each.name: getattr(values, each.name) for each in fields(settings) if hasattr(values, each.name)}
@@ -117,9 +112,9 @@ def _hints(settings: type[Any]) -> dict[str, Any]:
 def _metadata(settings: type[Any], name: str) -> dict[str, Any]:
     """Return the metadata and the group of a field, from the base class where a class only changes the default."""
     bases = [base for base in settings.__mro__ if name in inspect.get_annotations(base)]
-    declared = {base: base.__dict__["__dataclass_fields__"][name].metadata for base in bases}
-    found = next((base for base in bases if declared[base]), bases[0])
-    return {"help": "", "group": found.__dict__.get("GROUP"), **declared[found]}
+    declared = [(base.__dict__["__dataclass_fields__"][name].metadata, base) for base in bases]
+    found, base = next((each for each in declared if each[0]), declared[0])
+    return {"help": "", "group": base.__dict__.get("GROUP"), **found}
 
 
 def _argument(each: Field[Any], hint: Any, more: dict[str, Any]) -> tuple[Sequence[str], dict[str, Any]]:
@@ -173,11 +168,9 @@ def _accepted(least: float, most: float) -> str:
 
 def _number(kind: type[int] | type[float], least: float, most: float, text: str) -> float:
     what = "whole number" if kind is int else "number"
-    try:
+    with suppress(ValueError):
         if least <= (value := kind(text)) <= most:
             return value
-    except ValueError:
-        pass
     limits = "" if least == -math.inf else f" of {_accepted(least, most)}"
     raise argparse.ArgumentTypeError(f"{text!r} is not a {what}{limits}")
 

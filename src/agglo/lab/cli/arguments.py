@@ -10,7 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
+from agglo import tuned
 from agglo.config import LastBlock, ReductionConfig
+from agglo.lab.evaluation.configs import configs_of
+from agglo.lab.evaluation.report import Quality, plot
 from agglo.lab.options import (
     IMPORT_HELP,
     SCHEDULE_HELP,
@@ -21,12 +24,10 @@ from agglo.lab.options import (
     device_or_best,
     matching,
     option,
-    read_options,
     require_plot_name,
 )
 from agglo.methods.base import PLACES
-from agglo.text import parse_options
-from agglo.utils.files import require_output
+from agglo.text import parse_options, parse_value
 
 T = TypeVar("T")
 USAGE_ERROR, INTERRUPTED = 2, 130
@@ -38,7 +39,6 @@ class Parser(argparse.ArgumentParser):
     Args:
         load: Imports the module of a command once the command is typed. It has a docstring, which becomes the
             description, and perhaps EXAMPLES; a dataclass `Options` with `run(options)`, or `add_commands(parser)`.
-        settings: As of ArgumentParser.
     """
 
     def __init__(self, *, load: Callable[[], ModuleType] | None = None, **settings: Any) -> None:
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
     def add_run(self, options: type[Any], run: Callable[[Any], Any]) -> None:
         """Add the options of a command, and what runs it."""
         add_options(self, options)
-        self.set_defaults(run=lambda typed: run(read_options(options, typed)))
+        self.set_defaults(run=lambda typed: run(options(**matching(options, typed))))
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE_ERROR, f"agglo: error: {message}; see {self.prog} --help\n")
@@ -122,25 +122,22 @@ class ReductionOptions:
         """Return whether a keep rate, a threshold or a schedule was typed."""
         return bool(self.keep_rate or self.threshold or self.schedule)
 
-    def configs(self, keep_rates: Sequence[float] = (), **more: Any) -> dict[ReductionConfig, str]:
+    def configs(self, keep_rates: Sequence[float] = ()) -> dict[ReductionConfig, str]:
         """Return the configs that are asked for, at these keep rates if nothing else is."""
-        from agglo.lab.evaluation.configs import configs_of, tuned_configs
-
         typed = configs_of(
             self.method or ["atc"],
             keep_rates=self.keep_rate or (() if self.has_budget() or self.tuned else keep_rates),
             thresholds=self.threshold or (),
             schedules=self.schedule or (),
             linkages=self.linkage,
-            features=self.features,
+            features=None if self.features is None else parse_value(self.features),
             blocks=self.blocks,
             proportional=None if self.proportional is None else self.proportional == "on",
             place=self.place,
             last_block=self.last_block,
             **parse_options(self.method_option),
-            **more,
         )
-        return typed | tuned_configs(self.tuned)
+        return typed | {tuned.config(source): f"tuned {Path(source).stem}" for source in self.tuned}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +161,6 @@ class GridOptions(ReductionOptions, ExecutionOptions):
         """Return the settings of a grid, given its own; raise a ValueError for files that cannot be written."""
         if self.plot is not None:
             require_plot_name(self.plot)
-        if self.json is not None:
-            require_output(self.json)
         if not self.has_budget():
             if self.no_dense and not self.tuned:
                 budgets = "--keep-rate, --threshold, --schedule and --tuned"
@@ -177,11 +172,9 @@ class GridOptions(ReductionOptions, ExecutionOptions):
         own = {"configs": self.configs(), "dense": not self.no_dense, "device": device_or_best(self.device)}
         return kind(**{**matching(kind, self), **own, **more})
 
-    def tell(
-        self, report: dict[str, Any], text: Callable[[dict[str, Any]], str], plot: Callable[[dict[str, Any], Path], Any]
-    ) -> None:
+    def tell(self, report: dict[str, Any], text: Callable[[dict[str, Any]], str], quality: Quality) -> None:
         """Print and draw a report; of several processes only the first does."""
         if os.environ.get("RANK", "0") == "0":
             print(text(report))
             if self.plot is not None:
-                plot(report, self.plot)
+                plot(report, self.plot, quality)

@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +17,6 @@ from agglo.lab.cli.arguments import GridOptions, ReductionOptions
 from agglo.lab.cli.training import SETTINGS, RecipeOptions
 from agglo.lab.data.image_files import require_image_name
 from agglo.lab.evaluation.grid import run_grid
-from agglo.lab.evaluation.report import plot
 from agglo.lab.options import AtLeastOne, ExecutionOptions, Whole, device_or_best, option
 from agglo.lab.tasks.detection.evaluation.figures import show
 from agglo.lab.tasks.detection.evaluation.grid import QUALITY, Evaluation, EvaluationSettings, text
@@ -135,7 +133,7 @@ def run_evaluate(options: EvaluateOptions) -> None:
     report = run_grid(Evaluation, options.settings(EvaluationSettings), options.json)
     if report["model"]["weights"] == "random":
         print("agglo: weights are random, and so is what was found; give --checkpoint", file=sys.stderr)
-    options.tell(report, text, partial(plot, quality=QUALITY))
+    options.tell(report, text, QUALITY)
 
 
 @dataclass(frozen=True, kw_only=True)

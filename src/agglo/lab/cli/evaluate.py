@@ -25,7 +25,7 @@ from textwrap import indent
 from typing import ClassVar
 
 from agglo.lab.cli.arguments import GridOptions
-from agglo.lab.evaluation.report import plot, text
+from agglo.lab.evaluation.report import text
 from agglo.lab.options import ExecutionOptions, ModelOptions, ZeroShotOptions, option
 from agglo.lab.tasks.classification.data import dataset_named, dataset_names
 from agglo.lab.tasks.classification.data.transforms import FRAMES
@@ -83,4 +83,4 @@ class Options(GridOptions, ZeroShotOptions):
 def run(options: Options) -> None:
     own = {"model": options.trained_spec(), "crop": options.crop_pct, "cache_gigabytes": options.cache}
     report = evaluate(options.settings(EvaluationSettings, **own), options.json)
-    options.tell(report, partial(text, quality=QUALITY), partial(plot, quality=QUALITY))
+    options.tell(report, partial(text, quality=QUALITY), QUALITY)

@@ -53,11 +53,9 @@ class RecipeOptions:
         return {**typed, **dict(assignment(text) for text in self.set)}
 
     def run(self, recipes: Any, train: Callable[[Any, Path, Path], dict[str, Any]]) -> None:
-        """List the recipes, show one, or train by it.
+        """List the recipes of a task, show one, or train by it.
 
-        Args:
-            recipes: Those of the task.
-            train: Trains, given settings, data and the folder of the run, and returns the best row of the log.
+        `train` takes settings, data and the folder of the run, and returns the best row of the log.
         """
         if self.list:
             rows = [[name, recipes.load(name).about] for name in recipes.names()]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+
+from PIL import Image as pil
+from PIL import ImageOps, UnidentifiedImageError
+from PIL.Image import Image
 
 from agglo.utils.files import require_output
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 _SHOWN = 5
 _WRITABLE = (".gif", ".jpeg", ".jpg", ".png", ".webp")
@@ -34,12 +34,10 @@ class Files:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def open(self, index: int) -> Any:
-        from PIL import Image
-
+    def open(self, index: int) -> Image:
         path = self.root / self.paths[index]
         try:
-            with Image.open(path) as image:
+            with pil.open(path) as image:
                 return image.convert("RGB")
         except Exception as error:  # decoders fail in many ways on bytes that are no image
             raise BadImageError(f"image {str(path)!r} cannot be read: {error}") from None
@@ -69,12 +67,10 @@ def require_file(path: Path) -> Path:
 
 def open_image(path: Path) -> Image:
     """Open an image file as RGB, rotated as its EXIF data says."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
     if not path.is_file():
         raise ValueError(f"image={str(path)!r} is not a file")
     try:
-        with Image.open(path) as image:
+        with pil.open(path) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
     except (UnidentifiedImageError, OSError) as error:
         raise ValueError(f"image={str(path)!r} cannot be read as an image: {error}") from error

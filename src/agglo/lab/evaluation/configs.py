@@ -6,10 +6,8 @@ Each `ReductionConfig` comes with the name of its row in tables: a dict of names
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from agglo import tuned
 from agglo.config import DEFAULTS, ReductionConfig
 from agglo.methods.registry import find
 from agglo.schedule import Schedule
@@ -25,7 +23,6 @@ def configs_of(
     thresholds: Iterable[float] = (),
     schedules: Iterable[str | Schedule] = (),
     linkages: Sequence[str] | None = None,
-    features: str | None = None,
     **arguments: Any,
 ) -> dict[ReductionConfig, str]:
     """Return every method at every budget, each with its name; repeated ones once.
@@ -34,16 +31,21 @@ def configs_of(
         methods: Names, or texts such as "atc:features=values".
         keep_rates, thresholds, schedules: The budgets.
         linkages: For the methods that have a linkage and do not say theirs; None is their default.
-        features: For the methods that have features; None is their default.
         arguments: Fields of `ReductionConfig` for all methods, and options for those that have them; None is left out.
 
     Raises:
         ValueError: Something is unknown, or none of the methods has an option.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
-    if features is not None:
-        given["features"] = parse_value(features)
-    asked = [each for text in methods for each in _with_linkages(text, linkages)]
+    asked = []
+    for text in methods:
+        name, unnamed, options = parse_call(text)
+        if unnamed:
+            raise ValueError(f"method={text!r}: options are written option=value, not {unnamed[0]!r}")
+        if not linkages or "linkage" in options or "linkage" not in find(name).defaults():
+            asked.append((name, options))
+        else:
+            asked += [(name, {**options, "linkage": parse_value(linkage)}) for linkage in linkages]
     accepted = {*DEFAULTS, *(option for name, _ in asked for option in find(name).defaults())}
     for option, value in {**given, **({} if linkages is None else {"linkage": linkages})}.items():
         if option not in accepted:
@@ -77,18 +79,3 @@ def row_name(name: str, options: Mapping[str, Any]) -> str:
 def budget_of(result: Mapping[str, Any]) -> str:
     """Return the budget of a result, such as "keep 0.5"; nothing for the dense model."""
     return "" if result["config"] is None else ReductionConfig.from_dict(result["config"]).budget
-
-
-def tuned_configs(sources: Iterable[str]) -> dict[ReductionConfig, str]:
-    """Return what `agglo tune` found, each named after its file or ready-made result."""
-    return {tuned.config(source): f"tuned {Path(source).stem}" for source in sources}
-
-
-def _with_linkages(text: str, linkages: Sequence[str] | None) -> list[tuple[str, dict[str, Any]]]:
-    """Return the name and options of a method's text: once for every linkage, unless the text has its own."""
-    name, values, options = parse_call(text)
-    if values:
-        raise ValueError(f"method={text!r}: options are written option=value, not {values[0]!r}")
-    if not linkages or "linkage" in options or "linkage" not in find(name).defaults():
-        return [(name, options)]
-    return [(name, {**options, "linkage": parse_value(linkage)}) for linkage in linkages]

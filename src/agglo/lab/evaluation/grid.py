@@ -50,10 +50,8 @@ class GridCell:
 class Reducible:
     """A model that is reduced in one way after another.
 
-    Args:
-        model: The model.
-        learned: Weights that methods have learned, by name; None where they start afresh, as the model did.
-        source: Where these weights come from, for error messages.
+    `learned` holds the weights that methods have learned, by name; None where they start afresh, as the model did.
+    `source` says in error messages where they come from.
     """
 
     def __init__(self, model: nn.Module, learned: Mapping[str, Tensor] | None, source: str) -> None:
@@ -107,21 +105,14 @@ def one_of_several(device: str) -> Accelerator | None:
 
 
 class EvaluationGrid(ABC):
-    """One model and one data set, ready to be evaluated dense and reduced.
+    """One model and one data set, ready to be evaluated dense and reduced."""
 
-    Attributes:
-        prepared_by: Entries of "inputs" in the report in which a journal must agree with an earlier run.
-        settings: Those of the task, all of which have configs, dense, batch_size, threads, device and dtype.
-        model: The model that is evaluated.
-        reducible: The same, to be reduced in one way after another.
-    """
-
-    prepared_by: ClassVar[Sequence[str]]
+    prepared_by: ClassVar[Sequence[str]]  # entries of "inputs" in the report in which an earlier run must agree
     model: nn.Module
-    reducible: Reducible
+    reducible: Reducible  # the same model
 
     def __init__(self, settings: Any) -> None:
-        self.settings = settings
+        self.settings = settings  # of the task: all have configs, dense, batch_size, threads, device and dtype
         self.accelerator = one_of_several(settings.device)
         self.device = require_device(settings.device) if self.accelerator is None else self.accelerator.device
         torch.manual_seed(0)  # random weights are then the same ones when a stopped run resumes

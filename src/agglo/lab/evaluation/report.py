@@ -27,30 +27,15 @@ _TITLES = {
 
 @dataclass(frozen=True)
 class Quality:
-    """The metrics of a task.
+    """The metrics of a task."""
 
-    Args:
-        metrics: Names of metrics in results, and the titles of their columns.
-        main: The metrics that get a table of methods by budgets, and a plot.
-        fractions: The metrics that are fractions of the images, whose sampling error is therefore known.
-    """
-
-    metrics: dict[str, str]
-    main: Sequence[str]
-    fractions: Sequence[str] = ()
+    metrics: dict[str, str]  # names in results, and the titles of their columns
+    main: Sequence[str]  # those that get a table of methods by budgets, and a plot
+    fractions: Sequence[str] = ()  # those that are fractions of the images, whose sampling error is therefore known
 
 
 class _Row:
-    """A result, with its config and its budget.
-
-    Attributes:
-        config: None for the dense model.
-        kind: The field of the config that is its budget.
-        level: The budget as a number, by which rows of one kind are ordered.
-        budget: The budget without its kind, which the column's title names.
-        how: The method with its options, then the other fields of the config.
-        line: What distinguishes the curves of a plot: name, kind of schedule, the method's options, other fields.
-    """
+    """A result, with its config, which is None for the dense model, and its budget."""
 
     def __init__(self, result: dict[str, Any]) -> None:
         self.result, self.name = result, result["name"]
@@ -59,13 +44,14 @@ class _Row:
             return
         self.config = config = ReductionConfig.from_dict(result["config"])
         self.kind = next(name for name in _TITLES if getattr(config, name) is not None)
-        # A schedule that cannot run has no counts.
+        # The budget as a number, by which rows of one kind are ordered. A schedule that cannot run has no counts.
         self.level = fmean(result.get("counts") or [0]) if self.kind == "schedule" else getattr(config, self.kind)
-        self.budget = config.budget.rpartition(" ")[2]
+        self.budget = config.budget.rpartition(" ")[2]  # without its kind, which the column's title names
         given = {n: value for n, value in config.given().items() if n not in BUDGETS and n not in config.options}
         self.how = [str(config.create_method()), *(f"{name}={format_value(value)}" for name, value in given.items())]
         method, *others = self.how
         self.schedule = str(config.schedule or "").partition(":")[0]
+        # What distinguishes the curves of a plot.
         self.line = (self.name, self.schedule, *method.partition(":")[2].split(","), *others)
 
     def speed_range(self) -> tuple[float, float] | None:
@@ -140,14 +126,12 @@ def _all_rows(rows: Sequence[_Row], metrics: Sequence[str], kind: str, quality: 
     lines: list[list[Any]] = []
     for row in rows:
         result = row.result
-        line = [row.budget, row.name]
-        if "cannot" in result:
-            line.append(CANNOT)
-        else:
+        line: list[Any] = [CANNOT]
+        if "cannot" not in result:
             speed, of_dense = result["images_per_second"], dense.get(result.get("processor"))
-            line += [_tokens(result), result["gflops"], *(result[name] for name in metrics), speed]
+            line = [_tokens(result), result["gflops"], *(result[name] for name in metrics), speed]
             line += [speed / of_dense] if of_dense else []
-        lines.append(line + [None] * (len(columns) - len(line)))
+        lines.append([row.budget, row.name, *line, *[None] * (len(columns) - 2 - len(line))])
     return Table(columns, lines).text()
 
 
@@ -187,10 +171,7 @@ def _notes(report: Report, rows: Sequence[_Row], quality: Quality) -> list[str]:
     if len(processors) > 1:
         notes.append(f"speeds are of several processors ({', '.join(processors)}); x dense compares those of one")
     cannot = (row for row in rows if "cannot" in row.result)
-    return [
-        *notes,
-        *(f"cannot: {row.name} at {row.budget}: {row.result['cannot']}" for row in cannot),
-    ]
+    return [*notes, *(f"cannot: {row.name} at {row.budget}: {row.result['cannot']}" for row in cannot)]
 
 
 def plot(report: Report, path: Path, quality: Quality) -> None:

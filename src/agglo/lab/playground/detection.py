@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from PIL.Image import Image
 
 from agglo.config import ReductionConfig
 from agglo.drawing.groups import Pixels, count_groups, patch_labels
@@ -19,9 +20,6 @@ from agglo.lab.tasks.detection.evaluation.figures import groups_on_grid
 from agglo.lab.tasks.detection.specs import Opened
 from agglo.patch import apply, remove, report, trace
 from agglo.utils.timing import timed_pass
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 LONGEST = 1024  # pixels of the long side of an image
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from PIL import Image
 
-from agglo.drawing.groups import Ints, Pixels, count_groups, draw_groups, enlarged, fill, grid_of, tokens
+from agglo.drawing.groups import Pixels, count_groups, draw_groups, enlarged, fill, grid_of, tokens
 from agglo.lab.drawing.detections import draw_detections
 from agglo.lab.playground.detection import Detected, Found
 from agglo.lab.playground.tokens import Tree
 
-_SIDE, _DETECTION_SIDE = 224, 336  # pixels that an image has at least
 _LARGE = 60_000  # bytes of a PNG
 
 
@@ -39,36 +39,25 @@ def _templates() -> Environment:
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     found.globals |= {
         "data_url": data_url,
-        "enlarge": lambda pixels: enlarged(pixels, _scale(pixels)),
+        "enlarged": enlarged,
+        "scale_of": lambda pixels, side=224: max(1, side // min(pixels.shape[:2])),  # for sides of this many pixels
         "count_groups": count_groups,
         "token_count": lambda labels: tokens(count_groups(labels)),
-        "draw_groups": _draw_groups,
+        "draw_groups": draw_groups,
         "draw_objects": _draw_objects,
         "dendrogram": Dendrogram,
-        "detection_scale": lambda pixels: _scale(pixels, _DETECTION_SIDE),
     }
     return found
 
 
 def data_url(pixels: Pixels) -> str:
     """Return an image (H, W, 3) as PNG, exact, or as WebP where that would be large: photographs."""
-    from PIL import Image
-
     image, file, kind = Image.fromarray(pixels), io.BytesIO(), "png"
     image.save(file, "PNG", compress_level=1)  # quick to make rather than small
     if file.tell() > _LARGE:
         file, kind = io.BytesIO(), "webp"
         image.save(file, "WEBP", quality=88, method=1)
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def _scale(pixels: Pixels, side: int = _SIDE) -> int:
-    """Return how many times larger a small image is shown."""
-    return max(1, side // min(pixels.shape[:2]))
-
-
-def _draw_groups(pixels: Pixels, labels: Ints, spans: tuple[float, float] | None, scale: int | None) -> Pixels:
-    return draw_groups(pixels, labels.astype(np.int64), scale=scale or _scale(pixels), spans=spans)
 
 
 def _draw_objects(found: Detected, one: Found, scale: int) -> Any:
@@ -80,13 +69,6 @@ class Dendrogram:
     """A tree of merges as `page/templates/tokens.html` draws it: leaves at the bottom, and a line where it is cut.
 
     Heights are drawn as square roots: most merges lie near the ground, and all of them count.
-
-    Attributes:
-        below, above: Paths of the merges below and above the cut.
-        leaves: Every leaf with its left edge, from left to right.
-        step: Width of a leaf.
-        cut: Where the tree is cut.
-        colours: Mean colours of the patches, the leaves.
     """
 
     width, height, floor, top = 800.0, 240.0, 228.0, 6.0  # the coloured feet of the leaves lie below the floor
@@ -109,6 +91,7 @@ class Dendrogram:
             paths.append(f"M{x[left]:.1f} {y[left]}V{y[node]}H{x[right]:.1f}V{y[right]}")
         done = n_leaves - tree.groups
         self.below, self.above = "".join(paths[:done]), "".join(paths[done:])
+        # Every leaf with its left edge, from left to right.
         self.leaves = [(leaf, position * self.step) for position, leaf in enumerate(order)]
         # Between the last merge that is done and the first that is not.
         heights = [0.0, *merges[:, 2], merges[-1, 2] * 1.05]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import base64
 import io
 from functools import cache
-from typing import TYPE_CHECKING
+
+from PIL import Image as pil
+from PIL import ImageOps
+from PIL.Image import Image
 
 from agglo.checks import choice
 from agglo.embedded import classifier as embedded
 from agglo.lab.data.fashion_mnist import read_split
 from agglo.lab.data.image_files import open_image
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 MOST_BYTES = 8 * 1024 * 1024
 MOST_PIXELS = 24_000_000
@@ -33,23 +33,19 @@ _N_SCENES, _SCENE_SIDE = 4, 112
 @cache
 def garments() -> dict[str, Image]:
     """Return single garments and the photograph by name, for a classifier."""
-    from PIL import Image
-
     images, _ = read_split(embedded.IMAGES, "val")
-    found = {name: Image.fromarray(images[number]).convert("RGB") for name, number in _GARMENTS.items()}
+    found = {name: pil.fromarray(images[number]).convert("RGB") for name, number in _GARMENTS.items()}
     return {**found, "pagoda": open_image(embedded.PHOTO)}
 
 
 @cache
 def scenes() -> dict[str, Image]:
     """Return scenes of several garments and the photograph by name, for a detector."""
-    from PIL import Image
-
     from agglo.lab.tasks.detection.data.scenes import make_scenes
 
     made = make_scenes(embedded.IMAGES, _N_SCENES, seed=0, split="val", size=_SCENE_SIDE)
     pixels = {f"scene {number + 1}": made.scene(number).pixels for number in range(_N_SCENES)}
-    found = {name: Image.fromarray(each).convert("RGB") for name, each in pixels.items()}
+    found = {name: pil.fromarray(each).convert("RGB") for name, each in pixels.items()}
     return {**found, "pagoda": open_image(embedded.PHOTO)}
 
 
@@ -59,8 +55,6 @@ def chosen_image(value: str) -> Image:
     Raises:
         ValueError: It is neither, or the image is too large. The message names nothing of the server.
     """
-    from PIL import Image, ImageOps
-
     if value.startswith(PREFIX):
         known = {**scenes(), **garments()}
         return known[choice("example", value.removeprefix(PREFIX), known)]
@@ -70,7 +64,7 @@ def chosen_image(value: str) -> Image:
     if len(body) > MOST_BYTES * 4 // 3 + 4:
         raise ValueError(f"The file is too large; {LIMITS}.")
     try:
-        image = Image.open(io.BytesIO(base64.b64decode(body, validate=True)), formats=FORMATS)
+        image = pil.open(io.BytesIO(base64.b64decode(body, validate=True)), formats=FORMATS)
     except Exception:  # decoders fail in many ways, and their messages may name things of the server
         raise ValueError(f"This is no image, or too large a one; {LIMITS}.") from None
     width, height = image.size  # which is known before any of its pixels are read

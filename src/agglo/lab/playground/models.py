@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -37,36 +38,23 @@ class Locked(Generic[T]):
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self._value: T | None = None
-        self._lock = threading.Lock()
+        self._made, self._lock = cache(make), threading.Lock()
 
     @contextmanager
     def use(self) -> Iterator[T]:
         with self._lock:
-            if self._value is None:
-                self._value = self._make()
-            yield self._value
+            yield self._made()
 
 
 @dataclass
 class Models:
-    """All models of the page, each opened when it is first used and used by one visitor at a time.
+    """All models of the page, each opened when it is first used and used by one visitor at a time."""
 
-    Args:
-        spec: The classifier.
-        pipeline: A folder of diffusers; None is the embedded generator.
-        steps: Of denoising; None is 25, of a pipeline 50.
-        detector_name: As `open_detector` takes it.
-        tuned_files: Results of `agglo tune`, beside the ready-made ones.
-        device: Where all of them run.
-    """
-
-    spec: ModelSpec = EMBEDDED
-    pipeline: str | None = None
-    steps: int | None = None
-    detector_name: str = embedded.DETECTOR
-    tuned_files: Sequence[Path] = ()
+    spec: ModelSpec = EMBEDDED  # the classifier
+    pipeline: str | None = None  # a folder of diffusers; None is the embedded generator
+    steps: int | None = None  # of denoising; None is the generator's default
+    detector_name: str = embedded.DETECTOR  # as `open_detector` takes it
+    tuned_files: Sequence[Path] = ()  # results of `agglo tune`, beside the ready-made ones
     device: str = "cpu"
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import sys
+from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
 
@@ -65,12 +66,9 @@ def application(models: Models, host: str) -> Any:
 
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach a host."""
-    if host == "localhost":
-        return True
-    try:
+    with suppress(ValueError):
         return ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host == "localhost"
 
 
 def listening(host: str, port: int) -> socket.socket:

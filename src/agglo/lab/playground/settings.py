@@ -22,13 +22,9 @@ def methods() -> list[str]:
 def choose(
     method: str, linkage: str = "average", *, keep_rate: float | None = None, threshold: float | None = None
 ) -> ReductionConfig:
-    """Return a method with a keep rate or a threshold, or the config that a text such as "tome:keep_rate=0.7" is.
+    """Return a method with a keep rate or a threshold; the linkage is for atc alone.
 
-    Args:
-        method: Its name, or the text of a config, which has a budget of its own.
-        linkage: For atc alone.
-        keep_rate: See `ReductionConfig`.
-        threshold: See `ReductionConfig`.
+    A text such as "tome:keep_rate=0.7" in place of the method's name is a config with a budget of its own.
     """
     if ":" in method:
         return ReductionConfig.parse(method)

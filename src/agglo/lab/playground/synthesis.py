@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL.Image import Image
 
 from agglo.config import ReductionConfig
 from agglo.drawing.groups import Ints, Pixels, first_members, grid_of
@@ -18,9 +18,6 @@ from agglo.lab.tasks.synthesis.evaluation.grid import panel_pixels
 from agglo.patch import apply, remove, report, trace
 from agglo.tracing import Trace
 from agglo.utils.timing import stopwatch
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +41,9 @@ def draw(
     config: ReductionConfig | None,
     after_step: Callable[[int], None] = lambda step: None,
 ) -> Drawn:
-    """Draw an image. The model is dense afterwards.
+    """Draw an image, with the dense model if the config is None. The model is dense afterwards.
 
-    Args:
-        generator: The model.
-        request: What to draw.
-        config: None draws with the dense model.
-        after_step: Called with the number of steps that are done.
+    `after_step` is called with the number of steps that are done.
     """
     try:
         if config is not None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 import numpy as np
+from PIL.Image import Image
 
 from agglo.clustering.api import LINKAGES
 from agglo.config import ReductionConfig
@@ -25,9 +26,6 @@ from agglo.lab.playground.settings import choose, methods
 from agglo.lab.playground.synthesis import Drawn, draw
 from agglo.lab.playground.tokens import compare
 from agglo.version import __version__
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 TITLE = "agglo playground"
 _WAITING = 64  # requests at most

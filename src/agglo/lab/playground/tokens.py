@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
 
 from agglo.clustering import linkage
@@ -24,9 +25,6 @@ from agglo.models.outputs import logits_in
 from agglo.patch import apply, remove, report, trace
 from agglo.schedule import Counts
 from agglo.utils.timing import timed_pass
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 TOP = 5
 

@@ -90,12 +90,9 @@ def train(
     once the run is done.
 
     Args:
-        settings: Those of the run.
         data: Folder of the data set, which settings.json notes.
-        output: Folder of the run.
         prepare: Makes the task, given the accelerator and this process's share of a batch.
         may_differ: Names of settings that decide nothing about the weights.
-        name: Title of the progress bar.
         loss_scale: The scale that fp16 starts with; torch's default.
         some_unused: DDP's find_unused_parameters.
         cpu: Train on the CPU even where there is a GPU.

@@ -159,9 +159,8 @@ class ReductionSettings:
         """The reduction applied while the run trains; None for the dense model."""
         if self.method == "none":
             return None
-        named = {
-            name: getattr(self, name) for name in ReductionSettings.of_method[:-1] if getattr(self, name) is not None
-        }
+        names = ReductionSettings.of_method[:-1]
+        named = {name: value for name in names if (value := getattr(self, name)) is not None}
         return ReductionConfig.of(self.method, **named, **self.method_options)
 
     def require_reduction(self) -> None:

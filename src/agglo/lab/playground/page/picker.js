@@ -1,8 +1,5 @@
 // An image from the examples or from a file, as the component's value: "example:..." or a data URL.
-const tell = text => {
-  const place = element.querySelector(".said");
-  if (place) place.textContent = text;
-};
+const tell = text => { element.querySelector(".said").textContent = text; };
 
 const read = blob => new Promise((done, fail) => {
   const reader = new FileReader();
@@ -25,10 +22,7 @@ async function shrunk(file) {
 async function take(file) {
   if (!file) return;
   tell("");
-  let blob = file;
-  if (file.size > props.large) {
-    try { blob = await shrunk(file); } catch (error) { blob = file; }
-  }
+  const blob = file.size > props.large ? await shrunk(file).catch(() => file) : file;
   if (blob.size > props.most) { tell(props.too_large); return; }
   props.value = await read(blob); // which is a change, and told
 }
