@@ -81,33 +81,21 @@ def data_need(name: str) -> Need:
 
 @dataclass(frozen=True)
 class Subject:
-    """A classifier and the data set that it is measured on.
-
-    Attributes:
-        images: Images of its validation split.
-        weights: What its weights are called; empty for the embedded classifier.
-        training: Images of Fashion-MNIST to train on; 0 is all images of the data set.
-        bundled: Whether the images are those that come with agglo.
-        timm_name, options: How timm builds it, if not by the model's name alone.
-        crop: As in an evaluation; None is the data set's protocol.
-        image_size: Pixels, if not the model's own.
-        patches, depth: Tokens of an image without its class token, and blocks.
-        ts: Numbers of tokens removed per block, where that is studied.
-    """
+    """A classifier and the data set that it is measured on."""
 
     model: str
     data: str
-    images: int
-    weights: str = ""
-    training: int = 0
-    bundled: bool = False
-    timm_name: str = ""
+    images: int  # of its validation split
+    weights: str = ""  # what they are called; empty for the embedded classifier
+    training: int = 0  # images of Fashion-MNIST to train on; 0 is all images of the data set
+    bundled: bool = False  # whether the images are those that come with agglo
+    timm_name: str = ""  # how timm builds it, if not by the model's name alone
     options: Mapping[str, Any] = field(default_factory=dict)
-    crop: float | None = None
-    image_size: int | None = None
-    patches: int = 196
-    depth: int = 12
-    ts: tuple[int, ...] = ()
+    crop: float | None = None  # as in an evaluation; None is the data set's protocol
+    image_size: int | None = None  # pixels, if not the model's own
+    patches: int = 196  # tokens of an image without its class token
+    depth: int = 12  # blocks
+    ts: tuple[int, ...] = ()  # numbers of tokens removed per block, where that is studied
 
     @property
     def needs(self) -> tuple[Need, ...]:

@@ -21,16 +21,11 @@ _MOST = 4  # panels in a row: the data sets of the paper
 
 @dataclass(frozen=True)
 class Value:
-    """A number with what is known of its error.
-
-    Attributes:
-        error: Standard error, of the images it was measured on and of the seeds; None where it is not known.
-        spread: Standard deviation over seeds; None for one seed.
-    """
+    """A number with what is known of its error."""
 
     number: float
-    error: float | None = None
-    spread: float | None = None
+    error: float | None = None  # standard error, of the images it was measured on and of the seeds
+    spread: float | None = None  # standard deviation over seeds; None for one seed
 
     def __str__(self) -> str:
         return f"{self.number:.2f}" if self.spread is None else f"{self.number:.2f} ({self.spread:.2f})"
@@ -107,18 +102,13 @@ def printed_accuracy(table: str, model: str, data: str) -> Callable[[str, Any], 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured and what is printed, by row and column.
-
-    Attributes:
-        comparable: Whether the printed numbers are of the same model and data. Otherwise a table says so, and has no
-            differences.
-    """
+    """What was measured and what is printed, by row and column."""
 
     rows: Sequence[str]
     columns: Sequence[Any]
     measured: Callable[[str, Any], Value | str | None]
     expected: Callable[[str, Any], Value | None] = lambda row, column: None
-    comparable: bool = True
+    comparable: bool = True  # of the same model and data; otherwise a table says so, and has no differences
 
     def table(self, head: Callable[[Any], str] = percent, title: str = "method") -> Table:
         """Make a table of what was measured, what is printed, and the difference with its error, for every column.

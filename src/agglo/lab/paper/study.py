@@ -38,22 +38,14 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user asks for.
+    """What the user asks for."""
 
-    Attributes:
-        miniature: Whether to run on the models and images that come with agglo, with everything smaller.
-        data, weights: Paths by the names of needs.
-        output: Folder of the folders of all studies.
-        runs: Folder for what training writes, of no use once the record holds its results.
-        seeds, batch_size: None is the study's own number.
-    """
-
-    miniature: bool = False
-    data: Mapping[str, Path] = field(default_factory=dict)
+    miniature: bool = False  # run on the models and images that come with agglo, with everything smaller
+    data: Mapping[str, Path] = field(default_factory=dict)  # paths by the names of needs
     weights: Mapping[str, Path] = field(default_factory=dict)
-    output: Path = Path("results")
-    runs: Path = Path("runs/reproduce")
-    seeds: int | None = None
+    output: Path = Path("results")  # folder of the folders of all studies
+    runs: Path = Path("runs/reproduce")  # what training writes, of no use once the record holds its results
+    seeds: int | None = None  # None is the study's own number, here and of the batch size
     device: str = "cpu"
     batch_size: int | None = None
 
@@ -90,36 +82,23 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Study:
-    """A table or a figure.
-
-    Attributes:
-        shows: The table or figure, as the paper calls it.
-        about: What it measures.
-        full, miniature: The scale of a run: whatever value its functions read. None where there is no such run.
-        axes: From a scale and settings to all cells, whether they can be run here or not.
-        run: From a scale and settings to what measures one cell after the other, in the order of `axes`; it may keep a
-            model or images open between them, and raises CannotRunError for a cell that cannot be measured.
-        table: From results and a scale to tables of what was measured so far.
-        draw: From results, a scale, settings and a folder to the paths of the figures it wrote there.
-        gpu_hours: An estimate for the full run; `registry.GPU_HOURS` says how it is made.
-        stands_in: What stands in for what in miniature.
-        optional: Needs that no cell has, but which change how cells are measured.
-        borrow: From settings to results of other studies, which `table` and `draw` get before this study's own.
-        command: What runs it.
-    """
+    """A table or a figure."""
 
     name: str
-    shows: str
-    about: str
-    full: Any
+    shows: str  # the table or figure, as the paper calls it
+    about: str  # what it measures
+    full: Any  # the scale of a run: whatever value its functions read; None where there is no such run
     miniature: Any
-    axes: Callable[[Any, Settings], Iterable[StudyCell]]
+    axes: Callable[[Any, Settings], Iterable[StudyCell]]  # all cells, whether they can be run here or not
+    # From a scale and settings to what measures one cell after the other, in the order of `axes`; it may keep a model
+    # or images open between them, and raises CannotRunError for a cell that cannot be measured.
     run: Callable[[Any, Settings], RunCell]
-    table: Callable[[Sequence[Result], Any], Sequence[Section]]
-    draw: Callable[[Sequence[Result], Any, Settings, Path], Sequence[Path]] = lambda *_: ()
-    gpu_hours: str = "none"
-    stands_in: str = ""
-    optional: tuple[Need, ...] = ()
+    table: Callable[[Sequence[Result], Any], Sequence[Section]]  # of what was measured so far
+    draw: Callable[[Sequence[Result], Any, Settings, Path], Sequence[Path]] = lambda *_: ()  # figures, into a folder
+    gpu_hours: str = "none"  # an estimate for the full run; `registry.GPU_HOURS` says how it is made
+    stands_in: str = ""  # what stands in for what in miniature
+    optional: tuple[Need, ...] = ()  # needs that no cell has, but which change how cells are measured
+    # Results of other studies, which `table` and `draw` get before this study's own.
     borrow: Callable[[Settings], Sequence[Result]] = lambda _: ()
     command: str = "agglo reproduce"
 

@@ -58,23 +58,17 @@ class DetectorScale:
     In miniature every detector has a class token, so that one detector serves all methods, and the dense detector is
     trained on as long as the methods are. In full there is a second dense detector for the methods that need a class
     token.
-
-    Attributes:
-        methods: Off the shelf come those that learn nothing.
-        shelf_rates, tuned_rates: Keep rates, the most telling first.
-        dense, tuned: Recipe and choices of training.
-        validation: Number of validation scenes in miniature.
     """
 
     models: tuple[str, ...]
     data: str
-    methods: tuple[Entry, ...]
-    shelf_rates: tuple[float, ...] = RATES
+    methods: tuple[Entry, ...]  # off the shelf come those that learn nothing
+    shelf_rates: tuple[float, ...] = RATES  # keep rates, the most telling first
     tuned_rates: tuple[float, ...] = RATES
     shelf_seeds: int = 1
-    dense: tuple[str, Mapping[str, Any]] = ("dense", {})
+    dense: tuple[str, Mapping[str, Any]] = ("dense", {})  # recipe and choices of training
     tuned: tuple[str, Mapping[str, Any]] = ("finetune", {})
-    validation: int = 1000
+    validation: int = 1000  # scenes, in miniature
     resamples: int = 200
     batch_size: int = 1
     workers: int = 2

@@ -74,24 +74,17 @@ def reductions(options: Mapping[str, Mapping[str, Any]], keep_rates: Sequence[fl
 
 @dataclass(frozen=True)
 class GeneratorScale:
-    """Images, steps and keep rates of a study of image synthesis.
-
-    Attributes:
-        per_class, sets: Images of a class in a set of seeds, and sets.
-        reference: Real images that they are compared with.
-        tome: Options of the paper's ToMe, which most likely kept the first token of each cell.
-        embedded: Whether the embedded generator and Fashion-MNIST stand in.
-    """
+    """Images, steps and keep rates of a study of image synthesis."""
 
     keep_rates: tuple[float, ...]
-    per_class: int
+    per_class: int  # images of a class in a set of seeds
     sets: int
     steps: int
     guidance: float
     batch_size: int
-    reference: int
-    tome: dict[str, Any] = field(default_factory=dict)
-    embedded: bool = False
+    reference: int  # real images that they are compared with
+    tome: dict[str, Any] = field(default_factory=dict)  # the paper's most likely kept the first token of each cell
+    embedded: bool = False  # whether the embedded generator and Fashion-MNIST stand in
 
     @property
     def generator_needs(self) -> tuple[Need, ...]:

@@ -37,17 +37,11 @@ FRAMEWORKS = ("agglo", "agglo, torch", *_PEERS)
 
 @dataclass(frozen=True)
 class Timing:
-    """What is timed, and for how long: so many passes of a cell, warm-up included, or fewer within `seconds`.
+    """What is timed, and for how long: so many passes of a cell, warm-up included, or fewer within `seconds`."""
 
-    Attributes:
-        over: Columns of the table and the axis of the figure: batch or tokens.
-        models: Empty for the clustering alone.
-        sizes: Pairs of batch size and tokens.
-    """
-
-    over: str = "batch"
-    models: tuple[str, ...] = ()
-    sizes: tuple[tuple[int, int], ...] = tuple((2**power, 196) for power in range(11))
+    over: str = "batch"  # columns of the table and the axis of the figure: batch or tokens
+    models: tuple[str, ...] = ()  # empty for the clustering alone
+    sizes: tuple[tuple[int, int], ...] = tuple((2**power, 196) for power in range(11))  # batch size and tokens
     passes: int = 1000
     seconds: float = 60.0
 
