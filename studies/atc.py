@@ -14,10 +14,10 @@ from agglo.lab.paper.study import Result, RunCell, Section, Settings, StudyCell
 from agglo.lab.tasks.classification.evaluation.grid import EvaluationSettings
 from agglo.lab.tasks.classification.tuning import prepare
 from agglo.tuning.images import split
+from agglo.tuning.result import Quality
 from agglo.tuning.search import solve
 from agglo.tuning.settings import TuneSettings
 from agglo.tuning.space import Space
-from agglo.tuning.statistics import Quality
 from agglo.tuning.subject import Subject as TunedSubject
 from agglo.utils.tables import Column, Table
 from studies import study

@@ -30,7 +30,7 @@ from agglo.lab.tasks.detection.evaluation.average_precision import DetectionBatc
 from agglo.lab.tasks.detection.specs import open_detector
 from agglo.models.opening import ModelSpec
 from agglo.tuning import Tuned, TuneSettings, submodule_output
-from agglo.tuning.statistics import Quality
+from agglo.tuning.result import Quality
 from agglo.utils.files import write_json
 from agglo.utils.tables import Column, Table
 

@@ -11,8 +11,7 @@ import pytest
 
 import agglo
 from agglo.drawing import charts
-from agglo.drawing.charts import Bar, BarPanel, Curve, CurvePanel, Level
-from agglo.drawing.colours import DENSE, LOOKS, in_order, looks, method_of
+from agglo.drawing.charts import DENSE, LOOKS, Bar, BarPanel, Curve, CurvePanel, Level, in_order, looks, method_of
 
 pytest.importorskip("matplotlib")
 from matplotlib.colors import to_rgb

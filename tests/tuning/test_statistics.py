@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.special import rel_entr, softmax
 from scipy.stats import sem
 
-from agglo.tuning.statistics import Drop, Quality
+from agglo.tuning.result import Drop, Quality
 from agglo.tuning.subject import distances
 
 

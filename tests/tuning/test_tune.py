@@ -22,10 +22,10 @@ from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.lab.data.fashion_mnist import read_split
 from agglo.tuning import Tuned, TuneSettings, search, subject, submodule_output
 from agglo.tuning.images import split
+from agglo.tuning.result import Quality
 from agglo.tuning.search import Search
 from agglo.tuning.settings import Target
 from agglo.tuning.space import Space
-from agglo.tuning.statistics import Quality
 from agglo.tuning.subject import Cost, Subject
 from agglo.utils.journal import Journal
 from tests.support.detection import SMALL_MODEL

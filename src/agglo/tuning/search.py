@@ -17,9 +17,9 @@ from typing import Any
 
 from agglo.config import ReductionConfig
 from agglo.hosts.common.swap import UnsupportedModelError
+from agglo.tuning.result import Quality
 from agglo.tuning.settings import Target, TuneSettings
 from agglo.tuning.space import Candidate, Space
-from agglo.tuning.statistics import Quality
 from agglo.tuning.subject import Subject
 from agglo.utils.journal import Journal
 from agglo.utils.progress import progress

@@ -19,8 +19,8 @@ from agglo.models.libraries import class_count
 from agglo.models.outputs import call, named_tensors
 from agglo.patch import apply, remove, report, trace
 from agglo.tuning.images import Batch, TuneImages, moved
+from agglo.tuning.result import Quality
 from agglo.tuning.settings import TuneSettings
-from agglo.tuning.statistics import Quality
 from agglo.utils.timing import in_turns, seconds_per_pass
 
 _LEAST_SECONDS = 0.04  # a timing shorter than this runs the model several times
