@@ -89,8 +89,7 @@ def test_atc_is_what_the_paper_describes(linkage: str, keep_rate: float) -> None
 
 
 def counts(adapter: nn.Module, tokens: int | None = None) -> list[int]:
-    report = agglo.report(adapter, n_tokens=tokens)
-    assert report is not None and report.counts is not None
+    report: Any = agglo.report(adapter, n_tokens=tokens)
     return report.counts
 
 
@@ -113,8 +112,7 @@ def test_nominal_size_and_gflops() -> None:
     with FlopCounterMode(display=False) as counter:
         adapter(images_of(1, 64, 96))
     agglo.apply(adapter, keep_rate=0.5)
-    report = agglo.report(adapter)
-    assert report is not None and report.gflops_after is not None
+    report: Any = agglo.report(adapter)
     assert report.n_tokens == 96
     # levels x points x channels x (4 corners and a weight), of 4 injectors and 6 extractors
     samples = 96 * (4 * 3 * 4 * WIDTH * 5 + 6 * 5.25 * 4 * WIDTH * 5)

@@ -27,8 +27,8 @@ def test_keeping_everything_and_taking_apart_are_dense_and_removal_is_exact(fami
     apart = family.run(agglo.apply(model, TakenApart(), schedule=agglo.Stages(0.5)), x)
     assert_same(apart, dense, atol=1e-4)
     agglo.apply(model, keep_rate=0.5)
-    report = agglo.report(model)
-    assert report is not None and report.gflops_after is not None and report.gflops_after < report.gflops_before
+    report: Any = agglo.report(model)
+    assert report.gflops_after < report.gflops_before
     with agglo.trace(model) as trace:
         reduced = family.run(model, x)
     for grouping in trace.groupings.values():

@@ -54,9 +54,7 @@ def test_what_is_reported_to_be_spared_does_not_run(name: str, request_: str) ->
     model, ran, reported = build(name), [], []
     for last_block in ("all", "class_token"):
         agglo.apply(model, **REQUESTS[request_], last_block=last_block)
-        report = agglo.report(model)
-        assert report is not None
-        assert report.gflops_after is not None
+        report: Any = agglo.report(model)
         assert report.config.last_block == last_block
         ran.append(counted_flops(model, IMAGE))
         reported.append(2e9 * report.gflops_after)

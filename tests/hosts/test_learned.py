@@ -14,17 +14,14 @@ from torch import nn
 
 import agglo
 from agglo.methods.dynamic_vit import DynamicViT
-
-timm_vit = pytest.importorskip("timm.models.vision_transformer")
+from tests.support.reductions import lively_vit
 
 IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
 LEARNED = [info.name for info in agglo.list_methods() if info.learns]
 
 
-def deit(**options: Any) -> Any:
-    torch.manual_seed(0)
-    sizes = {"img_size": 32, "patch_size": 4, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 5}
-    return timm_vit.VisionTransformer(**{**sizes, **options})
+def deit() -> Any:
+    return lively_vit(32, 4)
 
 
 def learned(model: nn.Module) -> dict[str, nn.Parameter]:

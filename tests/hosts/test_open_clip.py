@@ -10,20 +10,12 @@ from torch import Tensor, nn
 
 import agglo
 from agglo.testing import HostContract, TakenApart, assert_same
-from tests.support.class_heads import CUSTOM
+from tests.support.class_heads import CUSTOM, TOWER
 
 open_clip = pytest.importorskip("open_clip")
 from open_clip.transformer import QuickGELU, Transformer, VisionTransformer  # noqa: E402
 
-SMALL = {
-    "image_size": 64,
-    "patch_size": 8,
-    "width": 48,
-    "layers": 8,
-    "heads": 4,
-    "mlp_ratio": 2.0,
-    "output_dim": 24,
-}
+SMALL = {**TOWER, "image_size": 64, "layers": 8, "heads": 4, "output_dim": 24}
 IMAGE = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
 TEXT = torch.arange(1, 17).reshape(2, 8)
 
@@ -107,8 +99,7 @@ def test_forward_intermediates() -> None:
 def test_flops_of_vit_b_16() -> None:
     with torch.device("meta"):
         model = open_clip.model.CLIP(512, open_clip.model.CLIPVisionCfg(), open_clip.model.CLIPTextCfg(layers=1))
-    report = agglo.report(agglo.apply(model, keep_rate=0.5))
-    assert report is not None
+    report: Any = agglo.report(agglo.apply(model, keep_rate=0.5))
     assert report.gflops_before == pytest.approx(17.56, abs=0.02)  # a ViT-B/16 at 224
     assert report.counts == [196] * 3 + [98] * 3 + [49] * 3 + [24] * 3
 

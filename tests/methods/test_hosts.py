@@ -51,8 +51,7 @@ def test_every_kind_of_method_runs_on_every_host(host: Any, name: str) -> None:
         reduced = run(model, x)
     assert reduced.shape == dense.shape
     assert reduced.isfinite().all()
-    report = agglo.report(model)
-    assert report is not None and report.counts is not None
+    report: Any = agglo.report(model)
     for step in trace.steps:
         assert report.varies != "no" or step.total.n_groups - 1 == report.counts[step.block]
     assert not torch.equal(reduced, dense)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -25,15 +26,13 @@ class SoftMethod(LearnedMethod):
     place: ClassVar[Place] = "before_block"
     proportional: bool = False
     kind: ClassVar[Kind] = "merges soft"
+    # Of width and n_out: from patch tokens (B, N, width) to new ones (B, n_out, width) and weights (B, n_out, N).
+    mixer: Callable[[int, int], nn.Module]
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: list[int] = []
         self.mixers = nn.ModuleList()
-
-    @abstractmethod
-    def mixer(self, width: int, n_out: int) -> nn.Module:
-        """Return a module from patch tokens (B, N, width) to new ones (B, n_out, width) and weights (B, n_out, N)."""
 
     def build(self, shape: ModelShape) -> None:
         self.counts = [n_out for _, n_out in shape.stages]
@@ -63,20 +62,6 @@ def linear(width_in: int, width_out: int, bias: bool = True) -> nn.Linear:
     return layer
 
 
-@register
-class SiT(SoftMethod):
-    """Mixes all tokens into fewer by weights that an MLP reads off each token (the token slimming module).
-
-    Without the distillation of the original paper, as in the study.
-    """
-
-    name: ClassVar[str] = "sit"
-    reference: ClassVar[str] = "Zong et al., Self-slimmed Vision Transformer, ECCV 2022"
-
-    def mixer(self, width: int, n_out: int) -> TokenSlimming:
-        return TokenSlimming(width, n_out)
-
-
 class TokenSlimming(nn.Module):
     """weights = softmax over the tokens of scale * MLP(LayerNorm(x)); new tokens = weights x, x not normalised."""
 
@@ -94,14 +79,15 @@ class TokenSlimming(nn.Module):
 
 
 @register
-class PatchMerger(SoftMethod):
-    """Mixes all tokens into fewer by the attention of learned queries, one for each new token."""
+class SiT(SoftMethod):
+    """Mixes all tokens into fewer by weights that an MLP reads off each token (the token slimming module).
 
-    name: ClassVar[str] = "patch_merger"
-    reference: ClassVar[str] = "Renggli et al., Learning to Merge Tokens in Vision Transformers, 2022"
+    Without the distillation of the original paper, as in the study.
+    """
 
-    def mixer(self, width: int, n_out: int) -> QueryMixer:
-        return QueryMixer(width, n_out)
+    name: ClassVar[str] = "sit"
+    reference: ClassVar[str] = "Zong et al., Self-slimmed Vision Transformer, ECCV 2022"
+    mixer = TokenSlimming
 
 
 class QueryMixer(nn.Module):
@@ -120,23 +106,12 @@ class QueryMixer(nn.Module):
 
 
 @register
-class Sinkhorn(SoftMethod):
-    """Mixes all tokens into fewer by an optimal transport plan from their directions to learned ones.
+class PatchMerger(SoftMethod):
+    """Mixes all tokens into fewer by the attention of learned queries, one for each new token."""
 
-    iterations: how often the plan's rows and columns are normalised in turn.
-    temperature: what cosines are divided by; smaller is closer to a hard assignment.
-    """
-
-    name: ClassVar[str] = "sinkhorn"
-    reference: ClassVar[str] = "Haurum et al., Multi-Scale Hybrid ViT and Sinkhorn Tokenizer, WACV 2022"
-
-    def __init__(self, iterations: int = 3, temperature: float = 1.0) -> None:
-        super().__init__()
-        self.iterations = number("iterations", iterations, whole=True, minimum=1)
-        self.temperature = number("temperature", temperature, above=0)
-
-    def mixer(self, width: int, n_out: int) -> TransportMixer:
-        return TransportMixer(width, n_out, self.iterations, self.temperature)
+    name: ClassVar[str] = "patch_merger"
+    reference: ClassVar[str] = "Renggli et al., Learning to Merge Tokens in Vision Transformers, 2022"
+    mixer = QueryMixer
 
 
 class TransportMixer(nn.Module):
@@ -157,6 +132,24 @@ class TransportMixer(nn.Module):
             cosines = F.normalize(self.centres.float(), dim=-1) @ directions.transpose(1, 2)  # (B, n_out, N)
             plan = transport_plan(cosines / self.temperature, self.iterations)
             return (plan @ directions).to(x.dtype), plan
+
+
+@register
+class Sinkhorn(SoftMethod):
+    """Mixes all tokens into fewer by an optimal transport plan from their directions to learned ones.
+
+    iterations: how often the plan's rows and columns are normalised in turn.
+    temperature: what cosines are divided by; smaller is closer to a hard assignment.
+    """
+
+    name: ClassVar[str] = "sinkhorn"
+    reference: ClassVar[str] = "Haurum et al., Multi-Scale Hybrid ViT and Sinkhorn Tokenizer, WACV 2022"
+
+    def __init__(self, iterations: int = 3, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.iterations = number("iterations", iterations, whole=True, minimum=1)
+        self.temperature = number("temperature", temperature, above=0)
+        self.mixer = partial(TransportMixer, iterations=self.iterations, temperature=self.temperature)
 
 
 def transport_plan(scores: Tensor, iterations: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -48,10 +50,8 @@ def test_the_tower_sees_the_image_scaled_down(vlm: VLM) -> None:
 def test_the_nearest_square_is_taken_and_told() -> None:
     model = agglo.apply(VLMS[0].model(), keep_rate=0.5, output="smaller_image")
     assert agglo.image_tokens(model) == 36  # 32 are asked for, 25 and 36 are squares
-    found = agglo.report(model)
-    assert found is not None
+    found: Any = agglo.report(model)
     assert found.image_tokens == (64, 36)
     assert found.counts == [36] * 8
-    assert found.gflops_after is not None
     assert found.gflops_after < found.gflops_before
     assert str(found).startswith("smaller image")
