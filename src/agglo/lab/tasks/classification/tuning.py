@@ -7,17 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from agglo.lab.tasks.classification.data import open_split
-from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
-from agglo.lab.tasks.classification.evaluation.grid import EvaluationSettings, prompted, spread
+from agglo.lab.tasks.classification.evaluation.grid import Evaluation, EvaluationSettings
 from agglo.models.libraries import class_count
-from agglo.models.opening import build
 from agglo.models.outputs import features_in
 from agglo.tuning import Tuned, TuneSettings, tune
 from agglo.tuning.settings import Output
-from agglo.utils.devices import dtype_named, require_device, torch_threads
+from agglo.utils.devices import dtype_named, torch_threads
 from agglo.utils.progress import progress
 
 
@@ -28,27 +24,19 @@ def prepare(settings: EvaluationSettings, *, quiet: bool = False) -> tuple[nn.Mo
         The model; one batch of images (N, C, H, W), as bytes, with classes (N,) if the data set's are those of the
         model; and the function that gives logits, or the features of a model without a head.
     """
-    dtype, device = dtype_named(settings.dtype), require_device(settings.device)
-    data = open_split(settings.dataset, settings.data, "val")
-    torch.manual_seed(0)  # random weights are then the same ones when a stopped search goes on
-    model: Any = build(prompted(settings.model, data))
-    wanted = inputs_for(model, data.name, settings.frame)
-    data.transform = evaluation_transform(wanted, normalise=False)
-    loader = DataLoader(spread(data, settings.images), settings.batch_size, num_workers=settings.workers)
-    batches = []
-    with progress(len(loader), "reading images", every_seconds=10, quiet=quiet) as advance:
-        for images, labels in loader:
-            # What workers send lies in shared memory, with open files for as long as it is kept.
-            batches.append((images.clone(), labels.clone()))
-            advance(f"{len(images)} images")
-    pixels, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    known = not data.multi_label and len(data.classes) == class_count(model)
+    opened = Evaluation(settings)
+    batches = -(-len(opened.images) // settings.batch_size)
+    with progress(batches, "reading images", every_seconds=10, quiet=quiet) as advance:
+        opened.keep_images(lambda title: advance(""))
+    pixels, targets = (torch.stack(parts) for parts in zip(*opened.images, strict=True))
+    known = not opened.data.multi_label and len(opened.data.classes) == class_count(opened.model)
+    inputs, dtype = opened.inputs, dtype_named(settings.dtype)
 
     def output(model: nn.Module, images: Tensor) -> Tensor:
         # Bytes until here: they take a quarter of the memory.
-        return features_in(model(wanted.normalise(images).to(dtype)))
+        return features_in(model(inputs.normalise(images).to(dtype)))
 
-    return model.to(device, dtype), [(pixels, targets)] if known else [pixels], output
+    return opened.model, [(pixels, targets)] if known else [pixels], output
 
 
 def tune_on_folder(folder: EvaluationSettings, *, settings: TuneSettings | None = None, **how: Any) -> Tuned:

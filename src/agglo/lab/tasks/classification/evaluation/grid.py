@@ -79,7 +79,6 @@ class Evaluation(EvaluationGrid):
         self.spec = spec = prompted(settings.model, self.data)
         checkpoint = None if spec.checkpoint is None else Checkpoint.read(spec.checkpoint)
         self.model = build(spec, checkpoint)
-        require_same_classes(self.model, self.data)
         # Weights that a method learned; None where the model's own weights are random too.
         learned = None if spec.has_random_weights else {} if checkpoint is None else dict(checkpoint.method)
         own = "pretrained" if spec.takes_own_weights else str(spec.checkpoint)
@@ -101,7 +100,7 @@ class Evaluation(EvaluationGrid):
         steps = len(self._loader()) * len(cells) + keep * len(self._decoding())
         with progress(steps, f"batches of {self.settings.batch_size}", every_seconds=10, quiet=self.quiet) as advance:
             if keep:
-                self._keep_images(advance)
+                self.keep_images(advance)
             for cell in cells:
                 journal.add(cell.key, {**cell.about, **self._measured(cell, advance)})
 
@@ -109,7 +108,7 @@ class Evaluation(EvaluationGrid):
         """Return the result of one cell, for callers who keep results themselves; None is the dense model."""
         [cell] = self.reducible.cells({} if config is None else {config: config.method}, dense=config is None)
         if self.fits_in_memory and not isinstance(self.images, list):
-            self._keep_images(lambda title: None)
+            self.keep_images(lambda title: None)
         return {**cell.about, **self._measured(cell, lambda title: None)}
 
     def _decoding(self) -> DataLoader[Any]:
@@ -121,7 +120,7 @@ class Evaluation(EvaluationGrid):
             return self._decoding()
         return self.accelerator.prepare_data_loader(self._decoding(), device_placement=False)
 
-    def _keep_images(self, advance: Callable[[str], None]) -> None:
+    def keep_images(self, advance: Callable[[str], None]) -> None:
         """Decode all images once, and keep them as bytes for every cell."""
         kept: list[tuple[Tensor, Tensor]] = []
         for images, targets in self._decoding():
@@ -131,6 +130,7 @@ class Evaluation(EvaluationGrid):
         self.images, self.workers = kept, 0
 
     def _measured(self, cell: GridCell, advance: Callable[[str], None]) -> dict[str, Any]:
+        require_same_classes(self.model, self.data)
         self.reducible.apply(cell.config)
         return evaluate(
             self.model,
