@@ -35,7 +35,7 @@ def images(batch: int = 2, size: tuple[int, int] = (56, 56)) -> Tensor:
     return x * torch.linspace(0.2, 2, batch)[:, None, None, None]
 
 
-def view(seed: int = 0, batch: int = 2, n: int = 13, target: int | None = 5, prefix: int = 1, **changes: Any) -> View:
+def view(seed: int = 0, batch: int = 2, n: int = 13, target: int | None = 5, prefix: int = 1, **changes: Any) -> Any:
     """Random tokens with 8 channels, 3 heads, and attention of which some tokens get most."""
     generator = torch.Generator().manual_seed(seed)
     shape = (batch, prefix + n)

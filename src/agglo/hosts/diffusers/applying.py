@@ -12,14 +12,7 @@ from agglo.config import CLASSIFIER_FIELDS, ReductionConfig
 from agglo.grouping import Mean
 from agglo.hosts.common.swap import CHANGING, UnsupportedModelError, install, reduced_class, uninstall
 from agglo.hosts.diffusers import mixins
-from agglo.hosts.diffusers.architectures import (
-    ARCHITECTURES,
-    Architecture,
-    Modules,
-    architecture_of,
-    named,
-    own_axes,
-)
+from agglo.hosts.diffusers.architectures import ARCHITECTURES, Architecture, Modules, architecture_of, named, own_axes
 from agglo.hosts.diffusers.state import DiffusionPlan, Site
 from agglo.methods import Grid, LearnedMethod, Method
 from agglo.methods.base import square

@@ -152,10 +152,9 @@ def _fitting(axes: Axes | None, site: Site, n_tokens: int) -> Axes | None:
 
 def _patches(model: Any, given: Arguments) -> Axes:
     patch = model.config.patch_size
-    lengths = given["hidden_states"].shape[-2:] if isinstance(patch, int) else given["hidden_states"].shape[-3:]
-    return tuple(
-        n // side for n, side in zip(lengths, (patch, patch) if isinstance(patch, int) else patch, strict=True)
-    )
+    sides = (patch, patch) if isinstance(patch, int) else patch
+    lengths = given["hidden_states"].shape[-len(sides) :]
+    return tuple(length // side for length, side in zip(lengths, sides, strict=True))
 
 
 def _points_of_ids(model: Any, given: Arguments) -> Axes | None:
