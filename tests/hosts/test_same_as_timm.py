@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import agglo
 from agglo.testing import assert_same, tensors
+from tests.support.class_heads import made, open_clip_tower
 
 timm_vit = pytest.importorskip("timm.models.vision_transformer")
 
@@ -28,15 +30,10 @@ class Twin:
     reduction: dict[str, Any]
 
 
-def torchvision() -> nn.Module:
-    models = pytest.importorskip("torchvision.models.vision_transformer")
-    return models.VisionTransformer(64, 8, 12, 3, 48, 96, num_classes=10)  # type: ignore[no-any-return]
-
-
-def open_clip() -> nn.Module:
-    library = pytest.importorskip("open_clip.transformer")
-    sizes = {"image_size": 64, "patch_size": 8, "width": 48, "layers": 12, "heads": 3, "mlp_ratio": 2.0}
-    return library.VisionTransformer(**sizes, output_dim=10)  # type: ignore[no-any-return]
+torchvision = partial(
+    made, "torchvision.models.vision_transformer", "VisionTransformer", 64, 8, 12, 3, 48, 96, num_classes=10
+)
+open_clip = partial(open_clip_tower, image_size=64, layers=12, output_dim=10)
 
 
 def transformers() -> nn.Module:

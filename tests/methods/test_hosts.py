@@ -11,13 +11,8 @@ from torch import nn
 
 import agglo
 from agglo.methods import create
+from tests.support.class_heads import torchvision_model
 from tests.support.reductions import built, view
-
-
-def torchvision_vit() -> nn.Module:
-    models = pytest.importorskip("torchvision.models")
-    model: nn.Module = models.VisionTransformer(32, 4, 4, 4, 32, 64, num_classes=5)
-    return model
 
 
 def transformers_vit() -> nn.Module:
@@ -34,7 +29,7 @@ def run(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return output if isinstance(output, torch.Tensor) else output.last_hidden_state
 
 
-@pytest.mark.parametrize("host", [transformers_vit, torchvision_vit])
+@pytest.mark.parametrize("host", [transformers_vit, torchvision_model])
 @pytest.mark.parametrize("name", ["atc", "kmedoids", "topk", "sit", "svit", "evovit"])  # one of each kind
 def test_every_kind_of_method_runs_on_every_host(host: Any, name: str) -> None:
     torch.manual_seed(0)
