@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.nn.functional import interpolate, max_pool2d
 
 from agglo.drawing.groups import Pixels, enlarged
 
@@ -48,12 +50,13 @@ def draw_detections(
     """
     from PIL import Image, ImageDraw, ImageFont
 
-    found = {name: _array(values) for name, values in detections.items() if name in ("boxes", "labels", "masks")}
+    drawn = ("boxes", "labels", "masks", "scores")
+    found = {name: np.asarray(torch.as_tensor(detections[name]).detach().cpu()) for name in drawn if name in detections}
+    if "scores" in found:
+        found = {name: values[found["scores"] >= least] for name, values in found.items()}
     names = [classes[label] for label in found["labels"]]
-    if "scores" in detections:
-        scores = _array(detections["scores"])
-        names = [f"{name} {score:.2f}" for name, score in zip(names, scores, strict=True) if score >= least]
-        found = {name: values[scores >= least] for name, values in found.items()}
+    if "scores" in found:
+        names = [f"{name} {score:.2f}" for name, score in zip(names, found["scores"], strict=True)]
     boxes, labels = found["boxes"].reshape(-1, 4) * scale, found["labels"].tolist()
     colours = _colours(labels, labels if present is None else present)
     pixels = _with_objects(enlarged(image, scale), boxes, found.get("masks"), colours)
@@ -68,8 +71,6 @@ def draw_detections(
 
 def _with_objects(image: Pixels, boxes: NDArray[Any], masks: NDArray[Any] | None, colours: Sequence[Colour]) -> Pixels:
     """Return the image with its objects, small ones on top: a tint, a line along the mask's edge, and the box."""
-    import torch
-    from torch.nn.functional import interpolate, max_pool2d
     from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
     if not len(boxes):
@@ -88,10 +89,6 @@ def _with_objects(image: Pixels, boxes: NDArray[Any], masks: NDArray[Any] | None
             drawn = draw_segmentation_masks(drawn, line, 1.0, [colour])
     drawn = draw_bounding_boxes(drawn, torch.from_numpy(boxes[order]), colors=colours, width=thickness)
     return drawn.permute(1, 2, 0).numpy()
-
-
-def _array(values: Any) -> NDArray[Any]:
-    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
 
 
 def _colours(labels: Sequence[int], present: Sequence[int]) -> list[Colour]:

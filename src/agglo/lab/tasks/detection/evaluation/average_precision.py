@@ -123,27 +123,23 @@ def evaluate(
     and fills caches; a batch that is alone runs twice. Several processes return the same, and their speeds add up.
 
     advance is called after each batch; keep in the first process, with all detections as COCO results in the order of
-    the images.
+    the images. The detector is left in eval mode.
     """
     like, data = next(model.parameters()), images.data
-    was_training = model.training
     model.eval()
     speeds: list[float] = []
     results: list[dict[str, Any]] = []
-    try:
-        for number, (batch, targets) in zip(images.numbers, images, strict=True):
-            inputs = [image.to(like.device, like.dtype) for image in batch]
-            run = partial(model, original_sizes=[target["original_size"] for target in targets])
-            for _ in range(2 if len(images) == 1 else 1):
-                seed_everything("evaluation", number)
-                with nullcontext() if accelerator is None else accelerator.autocast():
-                    spent, found = timed_pass(run, inputs)
-                speeds.append(len(inputs) / spent)
-            results += as_coco_results(found, [target["image_id"] for target in targets], data.category_ids)
-            if advance is not None:
-                advance()
-    finally:
-        model.train(was_training)
+    for number, (batch, targets) in zip(images.numbers, images, strict=True):
+        inputs = [image.to(like.device, like.dtype) for image in batch]
+        run = partial(model, original_sizes=[target["original_size"] for target in targets])
+        for _ in range(2 if len(images) == 1 else 1):
+            seed_everything("evaluation", number)
+            with nullcontext() if accelerator is None else accelerator.autocast():
+                spent, found = timed_pass(run, inputs)
+            speeds.append(len(inputs) / spent)
+        results += as_coco_results(found, [target["image_id"] for target in targets], data.category_ids)
+        if advance is not None:
+            advance()
     speed = median(speeds[1:] or [0.0])
     if accelerator is not None:
         from accelerate.utils import gather_object

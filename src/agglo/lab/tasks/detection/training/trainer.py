@@ -15,7 +15,7 @@ from agglo.lab.tasks.detection.specs import method_weights
 from agglo.lab.tasks.detection.training.settings import MAY_DIFFER, DetectionSettings
 from agglo.lab.training.batches import ImageBatches, Share
 from agglo.lab.training.loop import TrainingTask, train
-from agglo.lab.training.settings import method_loss, trace_if_reduced
+from agglo.lab.training.settings import trace_if_reduced
 from agglo.models.checkpoints import fingerprint, load_method
 from agglo.patch import apply
 from agglo.utils.randomness import seed_everything
@@ -72,8 +72,8 @@ class Detection(TrainingTask):
     def loss(self, forward: nn.Module, inputs: Any, targets: Any) -> Mapping[str, Tensor]:
         with trace_if_reduced(self.model) as record:
             losses = forward(inputs, targets)
-        if (extra := method_loss(record)) is not None:
-            losses = {**losses, "loss_method": extra}
+        if record is not None and record.loss is not None:
+            losses = {**losses, "loss_method": record.loss}
         return {name: value.float() for name, value in losses.items()}
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
