@@ -31,11 +31,9 @@ def image_tokens(model: nn.Module, dense: int | None = None) -> int:
     >>> agglo.image_tokens(model)  # of 64
     16
     """
-    found = reduced_vlms(model)
-    if not found:
+    reduction = next((vlm_reduction_of(module) for module in reduced_vlms(model)), None)
+    if reduction is None:
         raise ValueError(f"{type(model).__name__} is not reduced: call agglo.apply(model, ..., output='merged') first")
-    reduction = vlm_reduction_of(found[0])
-    assert reduction is not None
     if dense is not None:
         dense = number("dense", dense, whole=True, minimum=1)
     if None not in (dense, reduction.dense) and dense != reduction.dense:
