@@ -23,7 +23,7 @@ from agglo.lab.paper.paths import find
 from agglo.lab.paper.registry import GPU_HOURS, benchmarks, item_named, items, overview
 from agglo.lab.paper.runner import run as run_item
 from agglo.lab.paper.runner import runnable_cells
-from agglo.lab.paper.study import Settings, Study, StudyCell
+from agglo.lab.paper.study import Settings, Study
 
 EXAMPLES = """\
 examples:
@@ -63,11 +63,9 @@ def run(options: Options) -> None:
 def run_items(options: Options, items: Sequence[Study], one: Study | None) -> None:
     """List items, or measure one of them or all."""
     mini = options.miniature
-    chosen = [item for item in items if item.is_offered(mini)]
-    if one is not None:
-        chosen = [one]
-        if not one.is_offered(mini):
-            raise ValueError(f"item={options.item!r} is there {'without' if mini else 'with'} --miniature only")
+    chosen = [item for item in (items if one is None else [one]) if item.is_offered(mini)]
+    if one is not None and not chosen:
+        raise ValueError(f"item={options.item!r} is there {'without' if mini else 'with'} --miniature only")
     is_measured = not (options.item is None or mini or options.redraw)
     found = {
         "data": find("data", options.data, chosen, mini),
@@ -82,11 +80,10 @@ def run_items(options: Options, items: Sequence[Study], one: Study | None) -> No
         if len(chosen) > 1 and item.cells(settings) and not runnable_cells(item, settings):
             print(f"agglo: {item.name}: nothing that it needs is here", file=sys.stderr)
             continue
-        folder, left_out = settings.folder(item.name), list[StudyCell]()
+        folder = settings.folder(item.name)
+        left_out = [] if options.redraw else list(run_item(item, settings).left_out)
         if options.redraw:
             write_output(item, read_results(folder), settings)
-        else:
-            left_out = list(run_item(item, settings).left_out)
         if os.environ.get("RANK", "0") == "0":
             print((folder / "tables.md").read_text(encoding="utf-8"))
             absent = [need.name for cell in left_out for need in cell.needs if not need.is_available(settings)]

@@ -78,10 +78,7 @@ def run(options: Options) -> None:
     own = {"model": options.trained_spec(), "device": device_or_best(options.device)}
     tuned = tune_on_folder(
         EvaluationSettings(**{**matching(EvaluationSettings, options), **own}),
-        speedup=options.speedup,
-        max_drop=options.max_drop,
-        gflops=options.gflops,
-        minutes=options.minutes,
+        **{name: getattr(options, name) for name in ("speedup", "max_drop", "gflops", "minutes")},
         path=output,
         settings=TuneSettings(methods=options.method, candidates=options.candidates, seed=options.seed),
     )

@@ -17,7 +17,6 @@ from pathlib import Path
 from agglo.lab.cli.arguments import ReductionOptions
 from agglo.lab.data.image_files import require_image_name
 from agglo.lab.drawing.animation import save_animation
-from agglo.lab.evaluation.configs import Configs
 from agglo.lab.options import AtLeastOne, Whole, ZeroShotOptions, option
 from agglo.lab.tasks.classification.evaluation.figures import animate, visualize
 
@@ -47,24 +46,17 @@ class Options(ZeroShotOptions, ReductionOptions):
 def run(options: Options) -> None:
     output = require_image_name(options.output)
     configs = options.configs([0.5])
-    if output.suffix.lower() == ".gif":
-        _animate(options, configs)
-    else:
+    if output.suffix.lower() != ".gif":
         spec = options.trained_spec()
         visualize(spec, options.images, configs, after=options.after, scale=options.scale).save(output)
-    print(output)
-
-
-def _animate(options: Options, configs: Configs) -> None:
-    """Write an animation, or raise a ValueError unless one image, one method and one block are asked for."""
-    output = f"output={str(options.output)!r}"
+        print(output)
+        return
+    what = f"output={str(output)!r} is an animation"
     for given, number in (("images", len(options.images)), ("methods or keep rates", len(configs))):
         if number > 1:
-            raise ValueError(f"{output} is an animation of one image and one method, not of {number} {given}")
+            raise ValueError(f"{what} of one image and one method, not of {number} {given}")
     if options.threshold or options.schedule or options.after is not None or len(options.blocks or [0]) > 1:
-        raise ValueError(
-            f"{output} is an animation: it takes --keep-rate and one block, not --threshold, --schedule or --after"
-        )
+        raise ValueError(f"{what}: it takes --keep-rate and one block, not --threshold, --schedule or --after")
     frames = animate(
         options.trained_spec(),
         options.images[0],
@@ -73,4 +65,5 @@ def _animate(options: Options, configs: Configs) -> None:
         keep_rate=options.keep_rate[0] if options.keep_rate else None,
         scale=options.scale,
     )
-    save_animation(frames, options.output)
+    save_animation(frames, output)
+    print(output)

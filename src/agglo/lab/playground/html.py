@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import io
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -30,24 +29,7 @@ def asset(name: str) -> str:
 
 def render(template: str, **values: Any) -> str:
     """Fill a template of the folder `page`."""
-    return _templates().get_template(f"{template}.html").render(values)
-
-
-@cache
-def _templates() -> Environment:
-    loader = PackageLoader("agglo.lab.playground", "page/templates")
-    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    found.globals |= {
-        "data_url": data_url,
-        "enlarged": enlarged,
-        "scale_of": lambda pixels, side=224: max(1, side // min(pixels.shape[:2])),  # for sides of this many pixels
-        "count_groups": count_groups,
-        "token_count": lambda labels: tokens(count_groups(labels)),
-        "draw_groups": draw_groups,
-        "draw_objects": _draw_objects,
-        "dendrogram": Dendrogram,
-    }
-    return found
+    return _TEMPLATES.get_template(f"{template}.html").render(values)
 
 
 def data_url(pixels: Pixels) -> str:
@@ -106,3 +88,17 @@ class Dendrogram:
 
     def _y(self, height: float) -> float:
         return round(float(self.floor - (max(height, 0.0) / self._highest) ** 0.5 * (self.floor - self.top)), 1)
+
+
+_LOADER = PackageLoader("agglo.lab.playground", "page/templates")
+_TEMPLATES = Environment(loader=_LOADER, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+_TEMPLATES.globals |= {
+    "data_url": data_url,
+    "enlarged": enlarged,
+    "scale_of": lambda pixels, side=224: max(1, side // min(pixels.shape[:2])),  # for sides of this many pixels
+    "count_groups": count_groups,
+    "token_count": lambda labels: tokens(count_groups(labels)),
+    "draw_groups": draw_groups,
+    "draw_objects": _draw_objects,
+    "dendrogram": Dendrogram,
+}

@@ -44,8 +44,7 @@ def scenes() -> dict[str, Image]:
     from agglo.lab.tasks.detection.data.scenes import make_scenes
 
     made = make_scenes(embedded.IMAGES, _N_SCENES, seed=0, split="val", size=_SCENE_SIDE)
-    pixels = {f"scene {number + 1}": made.scene(number).pixels for number in range(_N_SCENES)}
-    found = {name: pil.fromarray(each).convert("RGB") for name, each in pixels.items()}
+    found = {f"scene {n + 1}": pil.fromarray(made.scene(n).pixels).convert("RGB") for n in range(_N_SCENES)}
     return {**found, "pagoda": open_image(embedded.PHOTO)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -93,14 +93,10 @@ class Models:
 
     def open_first(self) -> None:
         """Open the classifier, which the page shows first, and the user's own models, which may be wrong."""
-        first: list[Locked[Any]] = [self.classifier]
-        if self.detector_name != embedded.DETECTOR:
-            first.append(self.detector)
-        if self.pipeline is not None:
-            first.append(self.generator)
-        for model in first:
-            with model.use():
-                pass
+        own_detector = nullcontext() if self.detector_name == embedded.DETECTOR else self.detector.use()
+        own_generator = nullcontext() if self.pipeline is None else self.generator.use()
+        with self.classifier.use(), own_detector, own_generator:
+            pass
 
     def _open_classifier(self) -> Classifier:
         classifier = open_classifier(self.spec, self.device)

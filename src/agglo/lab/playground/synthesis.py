@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
-from PIL.Image import Image
 
 from agglo.config import ReductionConfig
 from agglo.drawing.groups import Ints, Pixels, first_members, grid_of
@@ -56,24 +55,18 @@ def draw(
         return Drawn(config=config, refused=str(error))
     finally:
         remove(generator.reduced)
-    canvas = generator.canvas(image)
+    canvas, steps = generator.canvas(image), {}
+    for number in sorted({0, len(record.passes) // 2, len(record.passes) - 1}):
+        for step in record.passes[number : number + 1]:
+            grouping = step[0].total
+            # Of a guided model's two halves the prompted one comes last.
+            labels = first_members(grouping.labels[-1:, grouping.prefix :])[0]
+            steps[number + 1] = labels.reshape(grid_of(len(labels), (canvas.height, canvas.width)))
     return Drawn(
         config=config,
         seconds=taken.seconds,
         counts=[] if found is None or found.counts is None else found.counts,
         image=panel_pixels(image),
         canvas=panel_pixels(canvas),
-        steps=_groups(canvas, record),
+        steps=steps,
     )
-
-
-def _groups(canvas: Image, record: Trace) -> dict[int, Ints]:
-    """Return the groups of the first, the middle and the last step."""
-    found = {}
-    for number in sorted({0, len(record.passes) // 2, len(record.passes) - 1}):
-        for step in record.passes[number : number + 1]:
-            grouping = step[0].total
-            # Of a guided model's two halves the prompted one comes last.
-            labels = first_members(grouping.labels[-1:, grouping.prefix :])[0]
-            found[number + 1] = labels.reshape(grid_of(len(labels), (canvas.height, canvas.width)))
-    return found

@@ -15,7 +15,6 @@ import numpy as np
 from PIL.Image import Image
 
 from agglo.clustering.api import LINKAGES
-from agglo.config import ReductionConfig
 from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.lab.data.fashion_mnist import CLASSES
 from agglo.lab.playground.detection import detect
@@ -28,7 +27,6 @@ from agglo.lab.playground.tokens import compare
 from agglo.version import __version__
 
 TITLE = "agglo playground"
-_WAITING = 64  # requests at most
 _NONE = "none"
 # Requests that follow a control: only the latest position of a slider counts.
 _FOLLOW: dict[str, Any] = {"trigger_mode": "always_last", "show_progress": "hidden", "concurrency_limit": 8}
@@ -59,7 +57,7 @@ def build(models: Models) -> Any:
             dynamic_tab(models)
             synthesis_tab(models)
             detection_tab(models)
-    page.queue(max_size=_WAITING, api_open=False)
+    page.queue(max_size=64, api_open=False)
     return page
 
 
@@ -196,8 +194,7 @@ def synthesis_tab(models: Models) -> None:
         """Yield all images that are drawn so far."""
         drawn: list[Drawn] = []
         try:
-            configs: list[ReductionConfig | None] = [None]
-            configs += [choose(name, linkage, keep_rate=keep_rate) for name in ("tomesd", "atc")]
+            configs = [None, *(choose(name, linkage, keep_rate=keep_rate) for name in ("tomesd", "atc"))]
             configs += [] if tuned == _NONE else [choose(tuned)]
             request = models.request(what, int(seed))
             for number, config in enumerate(configs, start=1):

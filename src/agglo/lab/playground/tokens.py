@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from agglo.clustering import linkage
 from agglo.config import ReductionConfig
-from agglo.drawing.groups import Ints, Pixels, as_pixels, count_groups, stages_of
+from agglo.drawing.groups import Pixels, as_pixels, count_groups, stages_of
 from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.lab.playground.settings import Result, dense_size
 from agglo.lab.tasks.classification.evaluation.figures import dataset_of, prepared
@@ -132,7 +132,11 @@ def _reduced(
             model(inputs)
         stages = stages_of(record, pixels)[0]
         counts = [count_groups(labels) for labels in stages.values()]
-        gflops = _gflops(model, config, stages, counts)
+        found: Any = report(model)
+        if found.gflops_after is None and stages:
+            # What a threshold leaves is known after the pass: a schedule of the same counts costs the same.
+            found = report(apply(model, config.method, schedule=Counts(counts, blocks=list(stages))))
+        gflops = found.gflops_after or found.gflops_before
     except (ValueError, UnsupportedModelError) as error:
         return Classified(config=config, refused=str(error)), None
     top = classifier.top(output)
@@ -142,14 +146,3 @@ def _reduced(
     features, how, weights = views[0]
     merges = linkage(features[0].float(), how, weights=None if weights is None else weights[0], check=False)
     return side, Tree(merges.cpu(), counts[0], min(stages), how, isinstance(method, ATC))
-
-
-def _gflops(model: Any, config: ReductionConfig, stages: dict[int, Ints], counts: list[int]) -> float:
-    """Return the GFLOPs of the pass.
-
-    What a threshold leaves is known after it: a schedule of the same counts costs the same.
-    """
-    found: Any = report(model)
-    if found.gflops_after is None and stages:
-        found = report(apply(model, config.method, schedule=Counts(counts, blocks=list(stages))))
-    return found.gflops_after or found.gflops_before

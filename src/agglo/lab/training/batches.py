@@ -81,14 +81,13 @@ class ImageBatches:
     def batches(self, epoch: int, first_step: int, n_steps: int) -> Iterator[Batch]:
         """Yield this process's batches of steps first_step to n_steps - 1, `accumulation` for each."""
         order = epoch_order(len(self), self.seed, epoch, self.repeats)
-        loader = DataLoader(
+        yield from DataLoader(
             _Seeded(self.data, self.seed, epoch),
             batch_sampler=([(order[at], at) for at in batch] for batch in self.share.batches(first_step, n_steps)),
             num_workers=self.workers,
             collate_fn=self.collate,
             pin_memory=torch.cuda.is_available(),
         )
-        return iter(loader)
 
 
 @dataclass(frozen=True)

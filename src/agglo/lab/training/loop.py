@@ -32,10 +32,6 @@ from agglo.utils.randomness import seed_everything
 BEST = "best_metric"  # in a row of the log: the metric it is ranked by, of the weights or their average
 
 
-class NonFiniteLossError(ValueError):
-    """The loss or its gradient is not finite."""
-
-
 class TrainingTask(ABC):
     """The part of training that differs between tasks."""
 
@@ -99,7 +95,14 @@ def train(
     """
     accelerator = _accelerator(settings, output, loss_scale, some_unused, cpu)
     about = {"settings": asdict(settings), "processes": accelerator.num_processes, "data": str(data)}
-    _require_same_settings(output, about, may_differ)
+    if (path := output / "settings.json").exists():
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+            then = {**before["settings"], "processes": before["processes"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{str(path)!r} is not the settings of a run; choose another folder") from error
+        now = {**about["settings"], "processes": about["processes"]}
+        require_same(path, then, now, [name for name in now if name not in may_differ])
     share = Share(settings.batch_size, settings.accumulation, accelerator.num_processes, accelerator.process_index)
     task = prepare(accelerator, share)
     loop = TrainingLoop(settings, accelerator, output, task, share)
@@ -109,8 +112,8 @@ def train(
         # Settings and data are known to be right by now: a run that never began must not block the folder.
         output.mkdir(parents=True, exist_ok=True)
         remove_unfinished(output)
-        if not (output / "settings.json").exists():
-            write_json(output / "settings.json", {**about, "machine": machine()})
+        if not path.exists():
+            write_json(path, {**about, "machine": machine()})
         start = task.fingerprints()
         if not (output / "start.json").exists():
             write_json(output / "start.json", start)
@@ -151,20 +154,6 @@ def _accelerator(settings: LoopSettings, output: Path, loss_scale: float, some_u
         # Checkpoints and exports need all weights in every process.
         raise ValueError(f"Accelerate is set to {kind}, which shards weights; only data parallel runs are supported")
     return accelerator
-
-
-def _require_same_settings(output: Path, about: Mapping[str, Any], may_differ: Collection[str]) -> None:
-    """Raise ValueError if the folder belongs to a run with other settings than those that may differ."""
-    path = output / "settings.json"
-    if not path.exists():
-        return
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-        then = {**before["settings"], "processes": before["processes"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{str(path)!r} is not the settings of a run; choose another folder") from error
-    now = {**about["settings"], "processes": about["processes"]}
-    require_same(path, then, now, [name for name in now if name not in may_differ])
 
 
 def started_from(output: Path) -> dict[str, str]:
@@ -297,7 +286,7 @@ class TrainingLoop:
     def _require_finite(self, what: str, value: float, epoch: int) -> None:
         """Raise before a step that would spoil the weights, and with them the next checkpoint."""
         if not math.isfinite(value):
-            raise NonFiniteLossError(
+            raise ValueError(
                 f"the {what} is {value} in epoch {epoch + 1}, step {self.position.step}; checkpoints in "
                 f"{str(self.folder / 'last')!r} are from before; try a lower lr, clip_grad=1 or precision=no"
             )

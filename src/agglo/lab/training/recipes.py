@@ -35,10 +35,6 @@ class Case:
     note: str | None = None  # shown to the user
     refuse: str | None = None  # why there is no run in this case
 
-    def holds(self, settings: Mapping[str, Any]) -> bool:
-        wanted = all(settings[name] in values for name, values in self.when.items())
-        return wanted and not any(settings[name] in values for name, values in self.unless.items())
-
 
 @dataclass(frozen=True)
 class _File:
@@ -60,13 +56,22 @@ class Recipe(Generic[S]):
     def resolve(self, choices: Mapping[str, Any]) -> tuple[S, list[str]]:
         """Return the settings for what a user chose, and the notes of the cases that apply."""
         chosen = checked(self.task.settings, choices, "command line")
-        chosen = {**self.task.implied(chosen), **chosen}
+        implied: set[str] = set()  # to go without what the recipe says
+        if chosen.get("checkpoint") is not None:  # replaces the weights that a recipe starts from
+            implied.update({"pretrained", "from_scratch"} & self.task.start.keys())
+        if any(chosen.get(name) is not None for name in BUDGETS):
+            implied.update(BUDGETS)
+        if chosen.get("method") is not None:
+            own = self.task.settings
+            implied.update(own.of_method if chosen["method"] == "none" else own.of_no_method)
+        chosen = {**{name: self.task.start[name] for name in implied}, **chosen}
         values: dict[str, Any] = {**self.task.start, **self.values}
         values = {**values, **self.task.of_data({**values, **chosen}), **self.values}
         notes = []
         for case in self.cases:
             settled = {**values, **chosen}
-            if case.holds(settled):
+            excluded = any(settled[name] in values for name, values in case.unless.items())
+            if not excluded and all(settled[name] in values for name, values in case.when.items()):
                 if case.refuse:
                     these = ", ".join(f"{name}={settled[name]!r}" for name in {**case.when, **case.unless})
                     raise ValueError(f"recipe {self.name} with {these}: {case.refuse}")
@@ -124,19 +129,6 @@ class Recipes(Generic[S]):
             name: [checked(self.settings, {name: value}, source)[name] for value in values]
             for name, values in each.items()
         }
-
-    def implied(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that follow from what a user chose, in place of a recipe's."""
-        names: set[str] = set()
-        if chosen.get("checkpoint") is not None:  # replaces the weights that a recipe starts from
-            names.update({"pretrained", "from_scratch"} & self.start.keys())
-        if any(chosen.get(name) is not None for name in BUDGETS):
-            names.update(BUDGETS)
-        if chosen.get("method") == "none":
-            names.update(self.settings.of_method)
-        elif chosen.get("method") is not None:
-            names.update(self.settings.of_no_method)
-        return {name: self.start[name] for name in names}
 
 
 def checked(settings: type[Any], values: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from agglo.config import ReductionConfig
@@ -177,8 +177,3 @@ class ReductionSettings:
 def trace_if_reduced(model: nn.Module) -> AbstractContextManager[Trace | None]:
     """Trace the model's passes, for what its method adds to a loss; yields None where nothing is applied to it."""
     return trace(model) if applied_modules(model) else nullcontext()
-
-
-def method_loss(record: Trace | None) -> Tensor | None:
-    """Return what the method adds to the loss of the traced pass; None if nothing."""
-    return None if record is None or record.loss is None else record.loss.float()

@@ -19,12 +19,6 @@ function shape(kind, attributes) {
   return made;
 }
 
-function line(text) {
-  const made = document.createElement("span");
-  made.textContent = text;
-  return made;
-}
-
 function outline(members, rows, columns) {
   const edges = [];
   for (const patch of members) {
@@ -64,7 +58,7 @@ function light() {
   for (const leaf of element.querySelectorAll("[data-leaf]"))
     leaf.classList.toggle("lit", leaves !== null && leaves.has(Number(leaf.dataset.leaf)));
   const status = element.querySelector(".lit[role=status]");
-  if (status && said.length) status.replaceChildren(...said.map(line));
+  if (status && said.length) status.innerText = said.join("\n"); // which is text, with a line break between two
 }
 
 element.addEventListener("click", event => {

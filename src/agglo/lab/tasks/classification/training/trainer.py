@@ -28,7 +28,7 @@ from agglo.lab.tasks.classification.evaluation.grid import evaluate
 from agglo.lab.tasks.classification.training.settings import MAY_DIFFER, TrainingSettings
 from agglo.lab.training.batches import ImageBatches, MemoryBatches, Share
 from agglo.lab.training.loop import TrainingTask, train
-from agglo.lab.training.settings import method_loss, trace_if_reduced
+from agglo.lab.training.settings import trace_if_reduced
 from agglo.methods.dynamic_vit import distillation_loss
 from agglo.models.checkpoints import Checkpoint, fingerprint, load_method, split_method
 from agglo.models.libraries.base import class_count, head_name, known_of, set_classes
@@ -104,8 +104,8 @@ class Objective:
         with trace_if_reduced(self.model) as record, watched:
             logits = logits_in(forward(inputs)).float()
         loss: Tensor = self.criterion(logits, targets)
-        if (extra := method_loss(record)) is not None:
-            loss = loss + extra
+        if record is not None and record.loss is not None:
+            loss = loss + record.loss.float()
         if self.teacher is not None and record is not None:
             policy = record.steps[-1].outcome.policy
             if policy is None:
