@@ -150,8 +150,7 @@ class Comparison:
 def by_method(results: Sequence[Result], over: str, metric: str, **how: Any) -> Comparison:
     """Return what was measured over all seeds: methods but for the dense model, by the values of `over`, largest first.
 
-    Args:
-        how: Further fields of the comparison.
+    `how` are further fields of the comparison.
     """
     groups = grouped(results, "method", over)
     rows = list(dict.fromkeys(str(result["method"]) for result in results if result["method"] != DENSE))
