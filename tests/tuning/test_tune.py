@@ -129,7 +129,8 @@ def test_the_best_of_all_candidates_is_found_by_halving() -> None:
     axes = {"features": tuple({"features": each} for each in features)}
     axes["linkage"] = tuple({"linkage": each} for each in linkages)
     settings = TuneSettings(candidates=12, quiet=True)
-    halving = Search(stub, [Space("atc", axes, {})], Target("gflops", 0.4), Journal(None, {}), settings, 1.0)
+    journal = Journal(None, {"machine": {"cpu": "a CPU", "gpu": None}})
+    halving = Search(stub, [Space("atc", axes, {})], Target("gflops", 0.4), journal, settings, 1.0)
     best = halving._best_of(halving.spaces[0])
     assert best is not None and distance[features[best[0]], linkages[best[1]]] == min(distance.values())
     ranked = sorted(distance, key=lambda key: distance[key])

@@ -113,8 +113,6 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one method."""
-
     name: str
     x: Sequence[float]
     y: Sequence[float]

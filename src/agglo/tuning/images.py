@@ -137,7 +137,6 @@ def _is_labels(value: Any) -> TypeGuard[Tensor]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return all tensors in a batch, in order."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from agglo.utils.files import replacing, require_output
-from agglo.utils.machine import machine, processor
+from agglo.utils.machine import processor
 
 Key = Mapping[str, Any]
 Result = dict[str, Any]
@@ -26,13 +23,12 @@ class Journal:
 
     Args:
         path: None keeps everything in memory.
-        header: What all results have in common, such as fingerprints of weights and data. Further entries of an
+        header: What all results have in common: the "machine", fingerprints of weights and data. Further entries of an
             existing file stay.
         same: Names of header entries, dotted for nested ones, in which an existing file must agree with the header.
         subject: Names in a key that say which model and data a result belongs to.
         sources: Names in a result that must be equal in all results of one subject, where two results have them.
         entries: Name of the list of results in the file.
-        device: Whose machine is noted, unless the header has a "machine".
         writes: Whether this process writes the file, of several that run the same cells together. Let all of them
             open the journal before the first one adds to it.
 
@@ -49,13 +45,12 @@ class Journal:
         subject: Sequence[str] = (),
         sources: Sequence[str] = (),
         entries: str = "results",
-        device: torch.device | str = "cpu",
         writes: bool = True,
     ) -> None:
         self.path, self._subject, self._sources = path, subject, sources
-        self._entries, self._device, self._writes = entries, torch.device(device), writes
+        self._entries, self._writes = entries, writes
         self.header: dict[str, Any] = plain(header)
-        self._given_machine = self.header.get("machine")
+        self._machine = self.header["machine"]
         self._results: dict[str, Result] = {}
         if path is not None and path.exists():
             before, self._results = self._read(require_output(path))
@@ -106,10 +101,6 @@ class Journal:
     def content(self) -> dict[str, Any]:
         """The header and the results, as the file holds them."""
         return {**self.header, self._entries: self.results}
-
-    @cached_property
-    def _machine(self) -> dict[str, Any]:
-        return self._given_machine or machine(self._device)
 
     def _read(self, path: Path) -> tuple[dict[str, Any], dict[str, Result]]:
         try:

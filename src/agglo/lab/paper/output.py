@@ -6,9 +6,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from agglo.lab.paper.study import Result, Section, Settings, Study
 from agglo.utils.files import replacing
 from agglo.utils.journal import Journal, key_of
+from agglo.utils.machine import machine
 
 RECORD, MARKDOWN, LATEX = "record.json", "tables.md", "tables.tex"
 # Which model and images a cell is about, and what must then be equal in all its results: one table is not to mix
@@ -21,11 +24,10 @@ def open_journal(study: Study, settings: Settings, *, writes: bool = True) -> Jo
     """Open the journal of a study. Of several processes that run the same cells together, one writes."""
     return Journal(
         settings.folder(study.name) / RECORD,
-        {"item": study.name, "miniature": settings.miniature},
+        {"item": study.name, "miniature": settings.miniature, "machine": machine(torch.device(settings.device))},
         same=("item", "miniature"),
         subject=_SUBJECT,
         sources=_SOURCES,
-        device=settings.device,
         writes=writes,
     )
 

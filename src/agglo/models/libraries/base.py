@@ -96,6 +96,20 @@ class Library(ABC):
         """Return the names of a model's classes; None where its library does not say."""
         return None
 
+    @staticmethod
+    def refuse_options(options: Mapping[str, Any], owner: str) -> None:
+        """Raise ValueError for options that models of a library or a config do not have, unless they are off."""
+        for name, value in options.items():
+            if value:
+                raise ValueError(f"{name}={value!r}: {owner} has no such option; 0 or none leaves it out")
+
+    @staticmethod
+    def require_size(spec: ModelSpec, inputs: Inputs) -> None:
+        """Raise ValueError for another image size than the one of a model whose library cannot resample positions."""
+        if spec.image_size not in (None, inputs.image_size):
+            own = f"{spec.name} takes {inputs.image_size}"
+            raise ValueError(f"image_size={spec.image_size}: {own}; models of timm and open_clip take others")
+
 
 def known_of(model: Any) -> Known:
     """Return what `remember` noted; nothing is known of other models."""
@@ -119,13 +133,6 @@ def with_prompts(
     return remember(found, Known(inputs, spec.prompts.class_names))
 
 
-def refuse_options(options: Mapping[str, Any], owner: str) -> None:
-    """Raise ValueError for options that models of a library or a config do not have, unless they are off."""
-    for name, value in options.items():
-        if value:
-            raise ValueError(f"{name}={value!r}: {owner} has no such option; 0 or none leaves it out")
-
-
 def load(model: nn.Module, state: Mapping[str, Tensor], spec: ModelSpec) -> None:
     """Load the weights of a spec's file, which must fit exactly except for a new head.
 
@@ -139,13 +146,6 @@ def load(model: nn.Module, state: Mapping[str, Tensor], spec: ModelSpec) -> None
         body = {name: value for name, value in state.items() if name in fitting or not name.startswith(ENDS)}
         state = {**ends, **body}
     load_exactly(model, state, str(spec.checkpoint))
-
-
-def require_size(spec: ModelSpec, inputs: Inputs) -> None:
-    """Raise ValueError for another image size than the one of a model whose library cannot resample positions."""
-    if spec.image_size not in (None, inputs.image_size):
-        own = f"{spec.name} takes {inputs.image_size}"
-        raise ValueError(f"image_size={spec.image_size}: {own}; models of timm and open_clip take others")
 
 
 def head_name(model: nn.Module) -> str | None:
@@ -168,7 +168,6 @@ def class_count(model: Any) -> int:
 
 
 def set_classes(model: Any, classes: int) -> None:
-    """Replace the head of a model by a new one."""
     if hasattr(model, "reset_classifier"):
         model.reset_classifier(classes)
         return

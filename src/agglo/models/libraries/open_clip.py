@@ -13,7 +13,7 @@ from torch import nn
 from agglo.checks import choice
 from agglo.models.checkpoints import Checkpoint, load_exactly
 from agglo.models.inputs import Inputs
-from agglo.models.libraries.base import Known, Library, ModelSpec, refuse_options, remember, with_prompts
+from agglo.models.libraries.base import Known, Library, ModelSpec, remember, with_prompts
 
 _SOURCES = ("hf-hub:", "local-dir:")  # whose rest is open_clip's to read
 _TOWER = "visual."
@@ -27,7 +27,7 @@ class OpenClip(Library):
         import open_clip
         from open_clip.model import resize_pos_embed
 
-        refuse_options({"num_classes": spec.prompts is None and spec.num_classes, **spec.options}, "open_clip")
+        self.refuse_options({"num_classes": spec.prompts is None and spec.num_classes, **spec.options}, "open_clip")
         tag = None
         if not name.startswith(_SOURCES):
             name, _, tag = name.partition(":")

@@ -9,17 +9,7 @@ from torch import nn
 from agglo.checks import choice
 from agglo.models.checkpoints import Checkpoint
 from agglo.models.inputs import Inputs, crop_of
-from agglo.models.libraries.base import (
-    Known,
-    Library,
-    ModelSpec,
-    class_count,
-    load,
-    refuse_options,
-    remember,
-    require_size,
-    set_classes,
-)
+from agglo.models.libraries.base import Known, Library, ModelSpec, class_count, load, remember, set_classes
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of all its classifiers but SWAG's
 
@@ -31,7 +21,7 @@ class Torchvision(Library):
     def build(self, name: str, spec: ModelSpec, checkpoint: Checkpoint | None) -> nn.Module:
         from torchvision import models
 
-        refuse_options(spec.options, "torchvision")
+        self.refuse_options(spec.options, "torchvision")
         name, _, tag = name.partition(":")
         choice("torchvision's classifier", name, models.list_models(module=models))
         published = models.get_model_weights(name)
@@ -40,7 +30,7 @@ class Torchvision(Library):
         side, resized = preset.crop_size[0], preset.resize_size[0]
         how = preset.interpolation.value
         inputs = Inputs((side, side), tuple(preset.mean), tuple(preset.std), how, crop_of(side, resized))
-        require_size(spec, inputs)
+        self.require_size(spec, inputs)
         options: dict[str, Any] = {"weights": weights if spec.takes_own_weights else None}
         if not spec.takes_own_weights and name.startswith("vit_"):
             options["image_size"] = side

@@ -12,17 +12,7 @@ from torch import nn
 
 from agglo.models.checkpoints import HEADS, Checkpoint, listed
 from agglo.models.inputs import Inputs, crop_of, evaluation_transform
-from agglo.models.libraries.base import (
-    ENDS,
-    Known,
-    Library,
-    ModelSpec,
-    load,
-    refuse_options,
-    remember,
-    require_size,
-    with_prompts,
-)
+from agglo.models.libraries.base import ENDS, Known, Library, ModelSpec, load, remember, with_prompts
 
 _INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # as PIL numbers them
 _TOLERATED = 2.0  # levels of 255: transformers resizes tensors where timm resizes PIL images
@@ -41,12 +31,12 @@ class Transformers(Library):
             source = "local-dir" if Path(name).expanduser().is_dir() else "hf-hub"
             raise ValueError(f"model={spec.name!r} is timm's: write {source}:{name}")
         inputs = inputs_of(name)
-        require_size(spec, inputs)
+        self.require_size(spec, inputs)
         if spec.prompts is not None:
             return _by_prompts(name, config, spec, checkpoint, inputs)
         num_pretrained_classes = config.num_labels if _is_classifier(config) else None
         options = {key: value for key, value in spec.options.items() if value}
-        refuse_options({key: value for key, value in options.items() if not hasattr(config, key)}, name)
+        self.refuse_options({key: value for key, value in options.items() if not hasattr(config, key)}, name)
         config.update(options)
         model = _with_weights(name, config, spec, checkpoint)
         names = tuple(config.id2label[number] for number in sorted(config.id2label))

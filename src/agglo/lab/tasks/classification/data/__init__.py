@@ -30,10 +30,8 @@ _SAMPLED = 256  # images whose content a fingerprint reads
 class ClassificationData(Dataset[tuple[Any, Any]]):
     """One split: [i] -> (transform(PIL image), target); the target is a float tensor (classes,) if multi_label.
 
-    Args:
-        images: The images, which are opened one by one: `Files`, or what has the same methods.
-        targets: The class of each image; with multi_label a tuple of classes.
-        multi_label: Whether an image has several classes.
+    `images` opens them one by one: `Files`, or what has the same methods. `targets` are the class of each image; with
+    multi_label a tuple of classes.
     """
 
     classes: list[str]
@@ -132,14 +130,13 @@ def open_split(
     Raises:
         ValueError: A file is missing. An unreadable image raises BadImageError when it is asked for.
     """
-    name = detect(root) if name is None else name
-    dataset = dataset_named(name)
+    dataset = dataset_named(detect(root) if name is None else name)
     choice("split", split, ("train", "val"))
     _require_folder(root)
     data = dataset.read(root, split)
-    data.name, data.transform = name, transform
+    data.name, data.transform = dataset.name, transform
     if not len(data):
-        raise ValueError(f"{name}: split {split!r} of {str(root)!r} holds no images")
+        raise ValueError(f"{data.name}: split {split!r} of {str(root)!r} holds no images")
     return data
 
 

@@ -82,10 +82,10 @@ class TrainingSettings(ReductionSettings, Augmentation, CosineSettings):
             raise ValueError(f"patch_drop_rates={self.patch_drop_rates} must lie in 0 to 1, without 1")
         if self.in_memory and (self.randaugment or self.colour_jitter or self.erasing or self.cutout):
             raise ValueError("in_memory=true goes without randaugment, colour_jitter, erasing and cutout")
-        if self.checkpoint is not None and self.pretrained:
-            raise ValueError(f"give either pretrained=true or checkpoint={self.checkpoint!r}, not both")
-        if self.from_scratch == (self.pretrained or self.checkpoint is not None):
-            problem = "weights and from_scratch=true exclude each other" if self.from_scratch else "no starting weights"
+        weights = {name: getattr(self, name) for name in ("checkpoint", "pretrained", "from_scratch")}
+        given = [f"{name}={value!r}" for name, value in weights.items() if value]
+        if len(given) != 1:
+            problem = f"{' and '.join(given)} exclude each other" if given else "no starting weights"
             raise ValueError(f"{problem}: give one of checkpoint=F, pretrained=true and from_scratch=true")
         self.require_rates()
 

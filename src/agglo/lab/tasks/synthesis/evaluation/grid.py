@@ -30,6 +30,7 @@ from agglo.lab.tasks.synthesis.evaluation.generators import Generator
 from agglo.text import parse_call
 from agglo.utils.files import remove_unfinished, replacing
 from agglo.utils.journal import Journal
+from agglo.utils.machine import machine
 from agglo.utils.progress import progress
 from agglo.utils.randomness import seed_everything
 from agglo.utils.timing import stopwatch
@@ -99,7 +100,7 @@ def generate(
     """
     number, count = (0, 1) if processes is None else (processes.process_index, processes.num_processes)
     described = [[request.name, request.prompt, request.seed] for request in requests]
-    header = {"settings": {**generator.about, "batch_size": batch_size, "requests": described}}
+    header = {"settings": {**generator.about, "batch_size": batch_size, "requests": described}, "machine": machine()}
     same: Any = {"same": ("settings",), "subject": ("name",), "sources": ("config",)}
     journal = Journal(output / "record.json", header, writes=number == 0, **same)
     for cell in cells:  # an impossible one raises before hours of work on the others
