@@ -74,9 +74,8 @@ def require_limits(settings: Any) -> None:
             if get_origin(base) is Annotated and value is not None:
                 least, most = base.__metadata__[0]
                 if not least <= value <= most:
-                    raise ValueError(
-                        f"{name}={value!r} must be {'in ' if most < math.inf else ''}{_accepted(least, most)}"
-                    )
+                    within = "in " if most < math.inf else ""
+                    raise ValueError(f"{name}={value!r} must be {within}{_accepted(least, most)}")
 
 
 def add_options(parser: argparse.ArgumentParser, settings: type[Any]) -> None:
@@ -218,9 +217,8 @@ class ModelOptions:
         """Return the model, and warn if its weights are random."""
         spec = self.spec()
         if spec.has_random_weights:
-            print(
-                "agglo: weights are random, and so are the results; give --checkpoint or --pretrained", file=sys.stderr
-            )
+            notice = "weights are random, and so are the results; give --checkpoint or --pretrained"
+            print(f"agglo: {notice}", file=sys.stderr)
         return spec
 
 

@@ -108,9 +108,8 @@ def _requests(options: Options) -> list[Request]:
             raise ValueError("--prompts are for pipelines, and go without --classes; the embedded model has classes")
         return wanted.prompt_requests(options.prompts, options.per_class, seed=options.seed)
     if embedded == options.imagenet:
-        raise ValueError(
-            "--imagenet is for pipelines" if embedded else "say what to generate: --imagenet, or --prompts F"
-        )
+        refusal = "--imagenet is for pipelines" if embedded else "say what to generate: --imagenet, or --prompts F"
+        raise ValueError(refusal)
     make = wanted.fashion_requests if embedded else wanted.imagenet_requests
     return make(options.per_class, classes=options.classes, seed=options.seed)
 

@@ -82,9 +82,8 @@ class Dendrogram:
         filled = fill(pixels, np.arange(n_leaves).reshape(grid))
         patches = filled[:: pixels.shape[0] // grid[0], :: pixels.shape[1] // grid[1]].reshape(-1, 3).tolist()
         self.colours = ["#{:02x}{:02x}{:02x}".format(*patch) for patch in patches]
-        self.title = (
-            f"{tree.linkage} linkage over {n_leaves} tokens at block {tree.block}, cut into {tree.groups} groups"
-        )
+        where = f"{n_leaves} tokens at block {tree.block}"
+        self.title = f"{tree.linkage} linkage over {where}, cut into {tree.groups} groups"
 
     def _y(self, height: float) -> float:
         return round(float(self.floor - (max(height, 0.0) / self._highest) ** 0.5 * (self.floor - self.top)), 1)

@@ -186,17 +186,15 @@ class TrainingLoop:
 
         self.settings, self.accelerator, self.folder, self.task = settings, accelerator, folder, task
         n_images = len(task.data)
-        self.steps_per_epoch = n_images // share.total
-        if self.steps_per_epoch == 0:
+        self.steps_per_epoch = steps = n_images // share.total
+        if steps == 0:
             raise ValueError(f"{n_images} training images do not fill one step of {share.total}: lower batch_size")
         self.model = model = task.model
         # The average is copied before Accelerate wraps the model's forward: a copy of that would run the original.
         self.average = (
             ModelEmaV3(model, settings.ema_decay, use_warmup=settings.ema_warmup) if settings.ema_decay else None
         )
-        self.optimiser, self.scheduler = optimiser_and_schedule(
-            settings, task.groups, share.total, self.steps_per_epoch
-        )
+        self.optimiser, self.scheduler = optimiser_and_schedule(settings, task.groups, share.total, steps)
         self.wrapped, self.stepper = accelerator.prepare(model, self.optimiser)
         if self.average is not None:
             self.average.to(accelerator.device)
