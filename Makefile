@@ -33,13 +33,13 @@ types: $(READY)  ## mypy
 	$(BIN)/mypy
 
 pytest: $(READY)  ## the tests alone
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 # Chosen by measured processor time: 290 s of one busy core, so two minutes of two idle ones.
 QUICK = tests/test_*.py tests/methods tests/drawing tests/utils tests/clustering/test_linkage.py tests/hosts/test_timm.py
 
 quick: lint  ## while you work: lint, then the core of the library's tests (two minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto $(QUICK)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal $(QUICK)
 
 browser-test: $(READY)  ## the playground in a real browser (part of make test where there is one; apt install chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/lab/playground -rs
