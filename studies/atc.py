@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from agglo.lab.paper import compare
-from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, LINKAGES, RATES, ClassifierScale, Entry, Subject
+from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, LINKAGES, RATES, Backbone, ClassifierScale, Entry
 from agglo.lab.paper.items.off_the_shelf import run_evaluations
 from agglo.lab.paper.output import read_results
 from agglo.lab.paper.study import Result, RunCell, Section, Settings, StudyCell
@@ -18,11 +18,11 @@ from agglo.tuning.result import Quality
 from agglo.tuning.search import solve
 from agglo.tuning.settings import TuneSettings
 from agglo.tuning.space import Space
-from agglo.tuning.subject import Subject as TunedSubject
+from agglo.tuning.subject import Subject
 from agglo.utils.tables import Column, Table
 from studies import study
 
-DEIT_TINY = Subject(DEITS[0], "imagenet", IMAGES["imagenet"], DEITS[0])
+DEIT_TINY = Backbone(DEITS[0], "imagenet", IMAGES["imagenet"], DEITS[0])
 BETTER = {"features": "tokens", "importance": "class", "mean": "preserve_norm"}
 _TOKENS = {"features": "tokens"}
 _BEFORE = {"place": "before_block"}
@@ -88,17 +88,17 @@ def _about(level: float, method: str, options: Mapping[str, Any]) -> dict[str, A
     return {"level": level, "method": method, "options": text, "place": options.get("place", "after_attention")}
 
 
-def _places_axes(subject: Subject, settings: Settings) -> Iterator[StudyCell]:
+def _places_axes(subject: Backbone, settings: Settings) -> Iterator[StudyCell]:
     for level in LEVELS:
         for way in WAYS:
             yield StudyCell(_about(level, *way), subject.needs)
 
 
-def _run_places(subject: Subject, settings: Settings) -> RunCell:
+def _run_places(subject: Backbone, settings: Settings) -> RunCell:
     chosen = EvaluationSettings(subject.spec(settings), subject.root(settings), images=_IMAGES, device=settings.device)
     model, batches, output = prepare(chosen)
     images = split(batches, batch_size=chosen.batch_size)
-    tuned = TunedSubject(model, images, TuneSettings(output=output))
+    tuned = Subject(model, images, TuneSettings(output=output))
 
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
         method, options = next(way for way in WAYS if _about(about["level"], *way) == about)
@@ -110,7 +110,7 @@ def _run_places(subject: Subject, settings: Settings) -> RunCell:
     return run
 
 
-def _places_table(results: Sequence[Result], subject: Subject) -> list[Section]:
+def _places_table(results: Sequence[Result], subject: Backbone) -> list[Section]:
     columns = [Column("method", left=True), Column("place", left=True)]
     columns += [Column(f"{what} at {level:g}") for level in LEVELS for what in ("KL", "points lost")]
     rows = []

@@ -185,7 +185,8 @@ def _apply_to_tower(
             require_no_override(each, override)
         method = learned.prepare(method, by_name, shape, model=model, tower=module, loop=loop)
         install(loop, mixin, Applied(plan, method, config))
-        for former in [*_readers(model, loop), *reduced_vlms(model)]:
+        readers = [each for each in model.modules() if isinstance(each, ReducedReader) and loop in each.modules()]
+        for former in [*readers, *reduced_vlms(model)]:
             uninstall(former)
         for each, override, setting in further:
             install(each, override, setting)
@@ -198,12 +199,6 @@ def _schedule(config: ReductionConfig, method: Method, host: Host) -> Schedule |
     if host.rates_are_nested and isinstance(schedule, Stages) and not schedule.returning:
         return replace(schedule, nested=True)
     return schedule
-
-
-def _readers(model: nn.Module, loop: nn.Module) -> list[nn.Module]:
-    """Return modules of the model that were given another class since they read what the loop gives."""
-    parts = [each for each in model.modules() if isinstance(each, ReducedReader)]
-    return [each for each in parts if any(part is loop for part in each.modules())]
 
 
 def _shape_of(plan: Plan, method: Method, layout: Layout) -> ModelShape:

@@ -11,7 +11,7 @@ import pytest
 
 import agglo
 from agglo.drawing import charts
-from agglo.drawing.charts import DENSE, LOOKS, Bar, BarPanel, Curve, CurvePanel, Level, in_order, looks, method_of
+from agglo.drawing.charts import DENSE, LOOKS, Bar, BarPanel, Curve, CurvePanel, DenseLine, in_order, looks, method_of
 
 pytest.importorskip("matplotlib")
 from matplotlib.colors import to_rgb
@@ -61,7 +61,9 @@ def test_variations_keep_the_colour_and_differ_in_line_and_strangers_get_further
 def test_curves_show_the_errors_of_their_points(tmp_path: Path, figures: list[Any]) -> None:
     curve = Curve("tome", [1.0, 2.0], [70.0, 72.0], [0.5, 0.25], [(0.5, 1.5), (1.9, 2.3)])
     panels = [
-        CurvePanel([curve, Curve("sit", [1, 2], [60, 61], faint=True)], "x", "y", Level(73.0, 0.4, 1.2, (1.1, 1.3))),
+        CurvePanel(
+            [curve, Curve("sit", [1, 2], [60, 61], faint=True)], "x", "y", DenseLine(73.0, 0.4, 1.2, (1.1, 1.3))
+        ),
         CurvePanel([Curve("mine", [1, 2], [70, 71])], "x", "y"),
     ]
     charts.draw_curves(panels, tmp_path / "a.png", title="title", note="note", share_y=True)

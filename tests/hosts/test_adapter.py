@@ -151,7 +151,7 @@ def beginning(method: Any, x: Tensor, prefix: int, **plan: Any) -> tuple[Forward
 def test_a_group_gains_the_weighted_mean_of_its_members(prefix: int) -> None:
     torch.manual_seed(0)
     x, gain = torch.randn(2, prefix + 12, 5), torch.randn(2, 12, 5)
-    atc = agglo.methods.parse_method("atc")
+    atc = agglo.methods.create("atc")
     run, block = beginning(atc, x, prefix, schedule=agglo.Counts((7, 3), blocks=(0, 1)))
     before = [block(0), block(1)][1]
     run.add(torch.nn.functional.pad(gain, (0, 0, prefix, 0)))
@@ -172,7 +172,7 @@ def test_a_group_gains_the_weighted_mean_of_its_members(prefix: int) -> None:
 def test_what_was_dropped_keeps_its_value_and_gains_its_own() -> None:
     torch.manual_seed(0)
     x, first, second = torch.randn(2, 12, 5), torch.randn(2, 12, 5), torch.randn(2, 12, 5)
-    drops = agglo.methods.parse_method("random:seed=1")
+    drops = agglo.methods.create("random", seed=1)
     run, block = beginning(drops, x, 0, schedule=agglo.Counts((7, 3), blocks=(0, 2)), proportional=False)
     torch.testing.assert_close(block(0), x)
     run.add(first)
@@ -219,13 +219,13 @@ def test_no_method_is_forgotten() -> None:
 
 @pytest.mark.parametrize("text", EVERY)
 def test_every_method_forward_backward_and_at_other_sizes(text: str) -> None:
-    adapter, method = small_adapter(nominal_size=(64, 64)).train(), agglo.methods.parse_method(text)
+    adapter = small_adapter(nominal_size=(64, 64)).train()
     if asks := text in ASK_THE_CLASS_TOKEN:
         with pytest.raises(ValueError, match="class_token=True"):
-            agglo.apply(adapter, method, keep_rate=0.5)
+            agglo.apply(adapter, text, keep_rate=0.5)
         adapter = small_adapter(class_token=True).train()
     torch.manual_seed(0)
-    agglo.apply(adapter, method, keep_rate=0.5)
+    agglo.apply(adapter, text, keep_rate=0.5)
     with agglo.trace(adapter) as trace:
         maps = adapter(images_of())
     assert [tuple(m.shape) for m in maps] == [(2, WIDTH, side, side) for side in (32, 16, 8, 4)]

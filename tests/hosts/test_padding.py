@@ -38,7 +38,7 @@ def real_patches(sizes: list[tuple[int, int]] = SIZES) -> Tensor:
 def applied(text: str) -> Any:
     adapter = small_adapter(class_token=text == "evit", nominal_size=(64, 64))
     torch.manual_seed(0)
-    return agglo.apply(adapter, agglo.methods.parse_method(text), keep_rate=0.5)
+    return agglo.apply(adapter, text, keep_rate=0.5)
 
 
 @pytest.mark.parametrize("text", MIXING)
@@ -106,7 +106,7 @@ def test_an_images_groups_are_those_of_its_tokens_alone(
     real[0, :rows, :columns] = True
     real[1, :3, :4] = True
     real = real.flatten(1)
-    method = agglo.methods.parse_method(f"atc:linkage={linkage},features=tokens")
+    method = agglo.methods.create("atc", linkage=linkage, features="tokens")
     first = shown = view(seed, n=25, prefix=prefix, grid=(5, 5))
     patches, totals = RealPatches(real), []  # type: ignore[var-annotated]
     for target in (int(25 * rate), max(2, int(25 * rate * rate))):

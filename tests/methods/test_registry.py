@@ -11,7 +11,8 @@ import pytest
 from torch import nn
 
 import agglo
-from agglo.methods import ATC, Method, Outcome, View, create, import_modules, parse_method, registry
+from agglo.methods import ATC, Method, Outcome, View, create, import_modules, registry
+from agglo.text import parse_call
 
 timm = pytest.importorskip("timm")
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
@@ -81,7 +82,8 @@ def test_every_form_leads_back() -> None:
     for info in agglo.list_methods():
         for options in [{}, *VARIED.get(info.name, [])]:
             method = create(info.name, **options)
-            again = parse_method(str(method))
+            name, _, written = parse_call(str(method))
+            again = create(name, **written)
             assert type(again) is type(method)
             assert again.options() == method.options()
             assert eval(repr(method), {type(method).__name__: type(method)}).options() == method.options()
@@ -89,7 +91,7 @@ def test_every_form_leads_back() -> None:
 
 
 def test_methods_are_values() -> None:
-    assert create("atc", linkage="single") == parse_method("atc:linkage=single") == ATC("single")
+    assert create("atc", linkage="single") == ATC("single")
     assert len({create("atc"), create("atc"), create("atc", linkage="single"), create("tome"), create("l1")}) == 4
     assert create("atc") != create("atc", linkage="single") != "atc"
     assert create("l1") != create("l2")
@@ -98,7 +100,8 @@ def test_methods_are_values() -> None:
     assert len({create("sit"), create("sit")}) == 2
     mixed = create("atc", linkage="single", importance="class")
     assert str(mixed) == "atc:linkage=single,importance=class"
-    assert parse_method("atc:importance=class , linkage=single") == mixed
+    name, _, written = parse_call("atc:importance=class , linkage=single")
+    assert create(name, **written) == mixed
 
 
 @pytest.mark.parametrize(
@@ -114,7 +117,7 @@ def test_methods_are_values() -> None:
 )
 def test_errors_name_what_is_accepted(wrong: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        parse_method(wrong)
+        agglo.ReductionConfig.parse(wrong)
 
 
 OWN = """
@@ -135,7 +138,7 @@ def test_modules_are_imported_by_name(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
     import_modules(["own_methods"])
-    assert parse_method("own_first").name == "own_first"
+    assert create("own_first").name == "own_first"
     for module, reason in (("own_absent", "own_absent"), ("own_broken", "no_such_library")):
         with pytest.raises(ValueError, match=f"module '{module}' cannot be imported: ModuleNotFoundError.*{reason}"):
             import_modules([module])

@@ -123,7 +123,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Level:
+class DenseLine:
     """The height of the dense model, and its point on it where the x axis has one."""
 
     y: float
@@ -137,7 +137,7 @@ class CurvePanel:
     curves: Sequence[Curve]
     x_label: str
     y_label: str
-    level: Level | None = None
+    level: DenseLine | None = None
     title: str = ""
     x_ticks: Sequence[float] | None = None
     from_zero: bool = False  # of the x axis

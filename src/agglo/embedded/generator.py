@@ -77,12 +77,6 @@ def to_model(images: Tensor) -> Tensor:
     return padded.to(torch.float32) / 127.5 - 1.0
 
 
-def to_images(samples: Tensor) -> Tensor:
-    """Return samples of the model (B, 1, 32, 32) as grey images (B, 1, 28, 28), uint8."""
-    inner = samples[..., PADDING:-PADDING, PADDING:-PADDING]
-    return ((inner.float().clamp(-1.0, 1.0) + 1.0) * 127.5).round().to(torch.uint8)
-
-
 @torch.no_grad()
 def sample(
     model: nn.Module,
@@ -125,4 +119,5 @@ def sample(
             noisy = scheduler.step(velocity, step, noisy).prev_sample
             if after_step is not None:
                 after_step(number)
-    return to_images(noisy)
+    inner = noisy[..., PADDING:-PADDING, PADDING:-PADDING]
+    return ((inner.float().clamp(-1.0, 1.0) + 1.0) * 127.5).round().to(torch.uint8)

@@ -25,7 +25,7 @@ from agglo.lab.options import EMBEDDED
 from agglo.lab.tasks.classification.data import open_split
 from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
 from agglo.lab.tasks.classification.evaluation.figures import draw_configs
-from agglo.lab.tasks.classification.evaluation.grid import QUALITY, EvaluationSettings, run
+from agglo.lab.tasks.classification.evaluation.grid import METRICS, EvaluationSettings, run
 from agglo.models.opening import build
 from agglo.utils.files import write_json
 from agglo.utils.machine import load_warning
@@ -62,7 +62,7 @@ def show(output: Path, *, images: int | None = None) -> dict[str, Any]:
     for result, speed in zip(done, speeds_in_turns(model, timed, [inputs], _TURNS, apply), strict=True):
         result.update(speed)
     write_json(output / "results.json", {**report, "results": done})  # as `agglo evaluate` does
-    plot(report, output / "accuracy.png", QUALITY)
+    plot(report, output / "accuracy.png", METRICS)
     half = {config: name for config, name in configs.items() if config.keep_rate == 0.5}
     chosen, names = [0, count // 2][:count], ["image 1", "image 2"][:count]
     drawn = seen[chosen].expand(-1, 3, -1, -1)

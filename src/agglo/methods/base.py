@@ -204,7 +204,7 @@ class Method(ABC):
 
     `agglo.register` shows how one is written.
 
-    >>> print(agglo.methods.parse_method("tome:features=tokens"))
+    >>> print(agglo.methods.create("tome", features="tokens"))
     tome:features=tokens
     """
 
@@ -325,7 +325,7 @@ class Method(ABC):
         return object.__hash__(self) if isinstance(self, nn.Module) else hash(type(self))
 
     def __str__(self) -> str:
-        """Return the text that `parse_method` reads: the name, and the options that are not the defaults."""
+        """Return the text that `agglo.apply` reads: the name, and the options that are not the defaults."""
         options = {name: value for name, value in self.options().items() if value != self.defaults()[name]}
         return format_call(self.name, (), options)
 

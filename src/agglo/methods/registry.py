@@ -14,7 +14,6 @@ from torch import nn
 
 from agglo.checks import choice
 from agglo.methods.base import Kind, Method
-from agglo.text import parse_call
 
 T = TypeVar("T", bound=type[Method])
 
@@ -83,18 +82,6 @@ def create(method: str, **options: Any) -> Method:
     for name in options:
         choice(f"option of method {method!r}", name, found.defaults())
     return found(**options)
-
-
-def parse_method(text: str) -> Method:
-    """Create the method that a text describes: its name, or `name:option=value,option=value`.
-
-    >>> print(parse_method("tome:features=tokens"))
-    tome:features=tokens
-    """
-    name, values, options = parse_call(text)
-    if values:
-        raise ValueError(f"method={text!r}: options are written option=value, not {values[0]!r}")
-    return create(name, **options)
 
 
 def list_methods() -> list[MethodInfo]:

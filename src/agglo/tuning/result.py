@@ -173,7 +173,7 @@ class Tuned:
 
     def plot(self, path: str | PathLike[str]) -> None:
         """Draw each method's front and the chosen point, as measured on the images to search on, to a .png or .svg."""
-        from agglo.drawing.charts import Curve, CurvePanel, Level, draw_curves
+        from agglo.drawing.charts import Curve, CurvePanel, DenseLine, draw_curves
 
         content, settings, data = self.content, self.content["settings"], self.content["data"]
         target, by_time = Target(**content["target"]), content["target"]["kind"] != "gflops"
@@ -196,7 +196,9 @@ class Tuned:
         curves.append(curve("chosen", [content["chosen"]], ringed=True))
         x_title = "times as fast as dense" if by_time else "times fewer GFLOPs than dense"
         y_title = "points of accuracy lost" if has_labels else f"{settings['objective']} distance to the dense output"
-        panel = CurvePanel(curves, x_title, y_title, Level(0.0, x=1.0) if has_labels else None, y_log=not has_labels)
+        panel = CurvePanel(
+            curves, x_title, y_title, DenseLine(0.0, x=1.0) if has_labels else None, y_log=not has_labels
+        )
         measured = f"{_device(content)}, {settings['dtype']}, batch {data['batch_size']}"
         note = f"bars: standard error of {data['search']} images"
         draw_curves([panel], Path(path), title=f"{content['model']['name']}: {target}\n{measured}", note=note)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agglo.lab.paper.classifiers import ATC, Subject
+from agglo.lab.paper.classifiers import ATC, Backbone
 from agglo.lab.paper.items.per_block import RELEASED, TOME, schedule_of
 
 BASE, LARGE, HUGE = ((196, 12), (196, 24), (256, 32))
@@ -19,8 +19,8 @@ AFTER = [
 ]
 
 
-def subject(patches: int, depth: int) -> Subject:
-    return Subject("vit", "imagenet", 1, patches=patches, depth=depth)
+def subject(patches: int, depth: int) -> Backbone:
+    return Backbone("vit", "imagenet", 1, patches=patches, depth=depth)
 
 
 @pytest.mark.parametrize(("size", "t", "kind", "tome", "released", "exact"), AFTER)

@@ -118,7 +118,7 @@ def test_the_tree_is_scipys_and_its_cut_is_the_first_stage(classifier: Classifie
     tree = found.tree
     assert tree is not None and tree.is_method and (tree.block, tree.groups) == (3, 78)
     keys = []
-    atc = agglo.methods.parse_method(f"atc:linkage={linkage}")
+    atc = agglo.methods.create("atc", linkage=linkage)
     reduce = atc.reduce
     atc.reduce = lambda view: keys.append(view.features("keys")) or reduce(view)
     model = agglo.apply(own_model(), atc, keep_rate=0.4)

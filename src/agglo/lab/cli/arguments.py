@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 from agglo import tuned
 from agglo.config import LastBlock, ReductionConfig
 from agglo.lab.evaluation.configs import configs_of
-from agglo.lab.evaluation.report import Quality, plot
+from agglo.lab.evaluation.report import TaskMetrics, plot
 from agglo.lab.options import (
     IMPORT_HELP,
     SCHEDULE_HELP,
@@ -172,9 +172,9 @@ class GridOptions(ReductionOptions, ExecutionOptions):
         own = {"configs": self.configs(), "dense": not self.no_dense, "device": device_or_best(self.device)}
         return kind(**{**matching(kind, self), **own, **more})
 
-    def tell(self, report: dict[str, Any], text: Callable[[dict[str, Any]], str], quality: Quality) -> None:
+    def tell(self, report: dict[str, Any], text: Callable[[dict[str, Any]], str], task: TaskMetrics) -> None:
         """Print and draw a report; of several processes only the first does."""
         if os.environ.get("RANK", "0") == "0":
             print(text(report))
             if self.plot is not None:
-                plot(report, self.plot, quality)
+                plot(report, self.plot, task)

@@ -19,7 +19,7 @@ from agglo.lab.data.image_files import require_image_name
 from agglo.lab.evaluation.grid import run_grid
 from agglo.lab.options import AtLeastOne, ExecutionOptions, Whole, device_or_best, option
 from agglo.lab.tasks.detection.evaluation.figures import show
-from agglo.lab.tasks.detection.evaluation.grid import QUALITY, Evaluation, EvaluationSettings, text
+from agglo.lab.tasks.detection.evaluation.grid import METRICS, Evaluation, EvaluationSettings, text
 from agglo.lab.tasks.detection.training.settings import RECIPES
 from agglo.lab.tasks.detection.training.trainer import train_detector
 
@@ -133,7 +133,7 @@ def run_evaluate(options: EvaluateOptions) -> None:
     report = run_grid(Evaluation, options.settings(EvaluationSettings), options.json)
     if report["model"]["weights"] == "random":
         print("agglo: weights are random, and so is what was found; give --checkpoint", file=sys.stderr)
-    options.tell(report, text, QUALITY)
+    options.tell(report, text, METRICS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from agglo.lab.evaluation.report import text
 from agglo.lab.options import ExecutionOptions, ModelOptions, ZeroShotOptions, option
 from agglo.lab.tasks.classification.data import dataset_named, dataset_names
 from agglo.lab.tasks.classification.data.transforms import FRAMES
-from agglo.lab.tasks.classification.evaluation.grid import QUALITY, EvaluationSettings
+from agglo.lab.tasks.classification.evaluation.grid import METRICS, EvaluationSettings
 from agglo.lab.tasks.classification.evaluation.grid import run as evaluate
 from agglo.utils.tables import Column, Table
 
@@ -83,4 +83,4 @@ class Options(GridOptions, ZeroShotOptions):
 def run(options: Options) -> None:
     own = {"model": options.trained_spec(), "crop": options.crop_pct, "cache_gigabytes": options.cache}
     report = evaluate(options.settings(EvaluationSettings, **own), options.json)
-    options.tell(report, partial(text, quality=QUALITY), QUALITY)
+    options.tell(report, partial(text, task=METRICS), METRICS)

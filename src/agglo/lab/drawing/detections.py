@@ -24,7 +24,7 @@ _HUES = (0.58, 0.08, 0.83, 0.36, 0.0, 0.5, 0.15, 0.7, 0.92, 0.26)
 _LIGHTNESS = (0.55, 0.7, 0.44)  # of objects of one class, in turns
 
 
-class Drawn(NamedTuple):
+class DetectionDrawing(NamedTuple):
     """An image (H, W, 3) with its objects, and a caption such as "3 objects"."""
 
     pixels: Pixels
@@ -39,7 +39,7 @@ def draw_detections(
     scale: int = 1,
     least: float = LEAST_SCORE,
     present: Sequence[int] | None = None,
-) -> Drawn:
+) -> DetectionDrawing:
     """Draw objects over an image (H, W, 3), `scale` times larger, but for those with a score below `least`.
 
     Args:
@@ -66,7 +66,7 @@ def draw_detections(
         corner = (max(0, box[0]), max(0, box[1]))
         pen.rectangle(pen.textbbox(corner, name, font=font), fill=colour)
         pen.text(corner, name, font=font, fill="black" if sum(colour) > 380 else "white")
-    return Drawn(np.array(canvas), f"{len(boxes)} object{'' if len(boxes) == 1 else 's'}")
+    return DetectionDrawing(np.array(canvas), f"{len(boxes)} object{'' if len(boxes) == 1 else 's'}")
 
 
 def _with_objects(image: Pixels, boxes: NDArray[Any], masks: NDArray[Any] | None, colours: Sequence[Colour]) -> Pixels:

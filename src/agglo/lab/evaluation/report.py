@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from agglo.config import BUDGETS, ReductionConfig
-from agglo.drawing.charts import Curve, CurvePanel, Level, draw_curves
+from agglo.drawing.charts import Curve, CurvePanel, DenseLine, draw_curves
 from agglo.text import format_value
 from agglo.utils.machine import load_warning
 from agglo.utils.tables import CANNOT, Column, Table
@@ -26,7 +26,7 @@ _TITLES = {
 
 
 @dataclass(frozen=True)
-class Quality:
+class TaskMetrics:
     """The metrics of a task."""
 
     metrics: dict[str, str]  # names in results, and the titles of their columns
@@ -59,9 +59,9 @@ class _Row:
         speed, spread = self.result["images_per_second"], self.result.get("spread")
         return None if spread is None else (speed - spread / 2, speed + spread / 2)
 
-    def error(self, metric: str, quality: Quality) -> float | None:
+    def error(self, metric: str, task: TaskMetrics) -> float | None:
         """Return the sampling error of a metric; None where it is not known."""
-        return sampling_error(self.result[metric], self.result["images"]) if metric in quality.fractions else None
+        return sampling_error(self.result[metric], self.result["images"]) if metric in task.fractions else None
 
 
 def sampling_error(percent: float, images: int) -> float:
@@ -78,21 +78,21 @@ def sampling_error(percent: float, images: int) -> float:
     return 100 * math.sqrt(p * (1 - p) / images + 1 / (4 * images**2)) / (1 + 1 / images)
 
 
-def _opened(report: Report, quality: Quality) -> tuple[list[_Row], list[str], str]:
+def _opened(report: Report, task: TaskMetrics) -> tuple[list[_Row], list[str], str]:
     """Return the rows, the metrics they have, and the kind of budget of their table."""
     rows = [_Row(result) for result in report["results"]]
-    metrics = [name for name in quality.metrics if any(name in row.result for row in rows)]
+    metrics = [name for name in task.metrics if any(name in row.result for row in rows)]
     return rows, metrics, next((kind for kind in _TITLES for row in rows if row.kind == kind), "keep_rate")
 
 
-def text(report: Report, quality: Quality) -> str:
+def text(report: Report, task: TaskMetrics) -> str:
     """Return text for a terminal: what ran, a row for each cell, and methods by budgets as in the paper's tables."""
-    rows, metrics, kind = _opened(report, quality)
-    parts = [_headlines(report, rows), _all_rows(rows, metrics, kind, quality)]
+    rows, metrics, kind = _opened(report, task)
+    parts = [_headlines(report, rows), _all_rows(rows, metrics, kind, task)]
     reduced = [row for row in rows if row.config is not None]
     if len({row.budget for row in reduced}) > 1 and len({row.name for row in reduced}) > 1:
-        parts += [_pivot(rows, name, kind, quality) for name in metrics if name in quality.main]
-    if notes := _notes(report, rows, quality):
+        parts += [_pivot(rows, name, kind, task) for name in metrics if name in task.main]
+    if notes := _notes(report, rows, task):
         parts.append("\n".join(notes))
     return "\n\n".join(parts)
 
@@ -117,11 +117,11 @@ def _where(report: Report) -> str:
     return machine["gpu"] or f"{machine['cpu']}, {report['settings']['threads']} threads"
 
 
-def _all_rows(rows: Sequence[_Row], metrics: Sequence[str], kind: str, quality: Quality) -> str:
+def _all_rows(rows: Sequence[_Row], metrics: Sequence[str], kind: str, task: TaskMetrics) -> str:
     # By processor: a speed is compared with that of the dense model on the same one.
     dense = {row.result.get("processor"): row.result["images_per_second"] for row in rows if row.config is None}
     columns = [Column(title, left=True) for title in (_TITLES[kind][0], "method", "tokens left")]
-    columns += [Column(title, ".2f") for title in ("GFLOPs", *(quality.metrics[name] for name in metrics))]
+    columns += [Column(title, ".2f") for title in ("GFLOPs", *(task.metrics[name] for name in metrics))]
     columns += [Column("img/s", ".1f"), *([Column("x dense", ".2f")] if dense else [])]
     lines: list[list[Any]] = []
     for row in rows:
@@ -142,7 +142,7 @@ def _tokens(result: dict[str, Any]) -> str:
     return counts if result["varies"] == "no" else f"{result['varies'].replace('_', ' ')} {counts}"
 
 
-def _pivot(rows: Sequence[_Row], metric: str, kind: str, quality: Quality) -> str:
+def _pivot(rows: Sequence[_Row], metric: str, kind: str, task: TaskMetrics) -> str:
     """Return a table of methods by budgets, from many tokens to few, as the paper's off-the-shelf table."""
     # A high keep rate leaves many tokens, a high threshold few.
     order = sorted(
@@ -155,15 +155,15 @@ def _pivot(rows: Sequence[_Row], metric: str, kind: str, quality: Quality) -> st
         found = {row.budget: row.result.get(metric, CANNOT) for row in rows if row.name == name}
         # The dense model has no budget: its one value stands in the first column.
         lines.append([name, *map(found.get, budgets if name != "dense" else ["", *budgets[1:]])])
-    columns = [Column(quality.metrics[metric], left=True), *(Column(budget, ".2f") for budget in budgets)]
+    columns = [Column(task.metrics[metric], left=True), *(Column(budget, ".2f") for budget in budgets)]
     return Table(columns, lines).text()
 
 
-def _notes(report: Report, rows: Sequence[_Row], quality: Quality) -> list[str]:
+def _notes(report: Report, rows: Sequence[_Row], task: TaskMetrics) -> list[str]:
     data, notes = report["data"], []
-    for metric in quality.fractions[:1]:
+    for metric in task.fractions[:1]:
         if errors := [sampling_error(row.result[metric], data["images"]) for row in rows if metric in row.result]:
-            title = quality.metrics[metric]
+            title = task.metrics[metric]
             notes.append(f"sampling error of {title} on {data['images']} images: up to {max(errors):.2f} points")
     if busy := load_warning(report["machine"]):
         notes.append(busy)
@@ -174,27 +174,27 @@ def _notes(report: Report, rows: Sequence[_Row], quality: Quality) -> list[str]:
     return [*notes, *(f"cannot: {row.name} at {row.budget}: {row.result['cannot']}" for row in cannot)]
 
 
-def plot(report: Report, path: Path, quality: Quality) -> None:
+def plot(report: Report, path: Path, task: TaskMetrics) -> None:
     """Plot each main metric against the budget, and the first one against speed.
 
     Each method is a curve, the dense model a grey level. Metrics have their standard error where it is known, speeds
     their range where it was measured.
     """
-    rows, metrics, kind = _opened(report, quality)
-    metrics = [name for name in metrics if name in quality.main]
+    rows, metrics, kind = _opened(report, task)
+    metrics = [name for name in metrics if name in task.main]
     rows = [row for row in rows if "cannot" not in row.result]
-    panels = [_panel(rows, metric, kind, quality) for metric in metrics]
-    panels.append(_panel(rows, metrics[0], None, quality))
+    panels = [_panel(rows, metric, kind, task) for metric in metrics]
+    panels.append(_panel(rows, metrics[0], None, task))
     data = report["data"]
     title = f"{report['model']['name']}, {data['name']}, {data['images']} images"
     title += f"\n{_where(report)}, batch {report['settings']['batch_size']}"
-    known = any(metric in quality.fractions for metric in metrics)
+    known = any(metric in task.fractions for metric in metrics)
     notes = [f"bars and grey band: standard error of {data['images']} images"] if known else []
     notes += ["horizontal bars: half of the turns"] if all(row.speed_range() for row in rows) else []
     draw_curves(panels, path, title=title, note="; ".join(notes), share_y=len(metrics) == 1)
 
 
-def _panel(rows: Sequence[_Row], metric: str, kind: str | None, quality: Quality) -> CurvePanel:
+def _panel(rows: Sequence[_Row], metric: str, kind: str | None, task: TaskMetrics) -> CurvePanel:
     """Return a panel with a metric against budgets of a kind; None is against images per second."""
     reduced = [row for row in rows if row.config is not None and (kind is None or row.kind == kind)]
     lines = dict.fromkeys(row.line for row in reduced)
@@ -203,7 +203,7 @@ def _panel(rows: Sequence[_Row], metric: str, kind: str | None, quality: Quality
         of_line = sorted((row for row in reduced if row.line == line), key=lambda row: row.level)
         alike = [other for other in lines if other[0] == line[0]]  # curves of one name are labelled by what differs
         label = [line[0], *(part for part in line[1:] if part and not all(part in other for other in alike))]
-        errors, ranges = [row.error(metric, quality) for row in of_line], [row.speed_range() for row in of_line]
+        errors, ranges = [row.error(metric, task) for row in of_line], [row.speed_range() for row in of_line]
         curves.append(
             Curve(
                 ", ".join(label),
@@ -217,11 +217,11 @@ def _panel(rows: Sequence[_Row], metric: str, kind: str | None, quality: Quality
     for row in rows:
         if row.config is None:
             at: dict[str, Any] = {"x": row.result["images_per_second"], "x_range": row.speed_range()}
-            level = Level(row.result[metric], row.error(metric, quality), **({} if kind else at))
+            level = DenseLine(row.result[metric], row.error(metric, task), **({} if kind else at))
     return CurvePanel(
         curves,
         "images per second (model alone)" if kind is None else _TITLES[kind][1],
-        f"{quality.metrics[metric]} (%)",
+        f"{task.metrics[metric]} (%)",
         level,
         x_ticks=sorted({row.level for row in reduced}) if kind else None,
         from_zero=kind is None,

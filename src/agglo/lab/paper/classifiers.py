@@ -80,7 +80,7 @@ def data_need(name: str) -> Need:
 
 
 @dataclass(frozen=True)
-class Subject:
+class Backbone:
     """A classifier and the data set that it is measured on."""
 
     model: str
@@ -126,7 +126,7 @@ class Subject:
         return part
 
 
-EMBEDDED = Subject(embedded.NAME, FASHION, 10_000, training=6000)
+EMBEDDED = Backbone(embedded.NAME, FASHION, 10_000, training=6000)
 
 
 def weights_name(model: str, data: str) -> str:
@@ -138,14 +138,14 @@ def weights_name(model: str, data: str) -> str:
 class ClassifierScale:
     """Models, methods and keep rates of a study of classifiers, and the recipe and choices of its training runs."""
 
-    subjects: tuple[Subject, ...]
+    subjects: tuple[Backbone, ...]
     entries: tuple[Entry, ...]
     rates: tuple[float, ...] = RATES
     recipe: str = "deit"
     seeds: int = 1
     choices: Mapping[str, Any] = field(default_factory=dict)
 
-    def subject(self, about: Mapping[str, Any]) -> Subject:
+    def subject(self, about: Mapping[str, Any]) -> Backbone:
         """Return the model and data of a cell."""
         chosen = [s for s in self.subjects if s.model == about.get("model", s.model)]
         return next(s for s in chosen if s.data == about.get("data", s.data))
@@ -156,9 +156,9 @@ class Evaluator:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._open: tuple[Subject | None, Any] = (None, None)
+        self._open: tuple[Backbone | None, Any] = (None, None)
 
-    def __call__(self, subject: Subject, config: ReductionConfig | None, root: Path | None = None) -> dict[str, Any]:
+    def __call__(self, subject: Backbone, config: ReductionConfig | None, root: Path | None = None) -> dict[str, Any]:
         """Return top1 and top5, or mAP; images, counts, gflops, and which weights and data these were.
 
         `root` is the folder of the data, if not the subject's own. Of bundled images so many are taken, evenly spread.

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from agglo.drawing.charts import Curve, CurvePanel, Level, draw_curves
+from agglo.drawing.charts import Curve, CurvePanel, DenseLine, draw_curves
 from agglo.lab.evaluation.report import sampling_error
 from agglo.lab.paper import printed
 from agglo.lab.paper.study import Result
@@ -201,7 +201,7 @@ def panel(
     reduced = [result for result in results if result["method"] != DENSE]
     found = [replace(each, faint=faint(each.name)) for each in curves(reduced, "method", over, metric) if each.x]
     dense = dense_value(results, metric)
-    level = Level(dense.number, dense.error) if isinstance(dense, Value) else None
+    level = DenseLine(dense.number, dense.error) if isinstance(dense, Value) else None
     shown = [] if level is None else [(level.y, level.y_error or 0.0)]
     for curve in found:
         if not curve.faint:

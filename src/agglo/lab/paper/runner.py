@@ -15,14 +15,14 @@ from agglo.utils.files import remove_unfinished
 from agglo.utils.progress import progress
 
 
-class Outcome(NamedTuple):
+class StudyResults(NamedTuple):
     """Results of all cells that are done, and the cells whose needs are absent."""
 
     results: Sequence[Result]
     left_out: Sequence[StudyCell]
 
 
-def run(study: Study, settings: Settings) -> Outcome:
+def run(study: Study, settings: Settings) -> StudyResults:
     """Run what is missing; every cell is on the disk before the next one starts.
 
     Several processes, started by `accelerate launch` or `torchrun`, run every cell together, as their task divides it.
@@ -58,7 +58,7 @@ def run(study: Study, settings: Settings) -> Outcome:
     if is_main:
         write_output(study, read_results(folder), settings)  # with what earlier runs found, of more seeds, say
     results = [kept for cell in cells if (kept := journal.find(cell.about)) is not None]
-    return Outcome(results, [cell for cell in cells if cell not in runnable])
+    return StudyResults(results, [cell for cell in cells if cell not in runnable])
 
 
 def runnable_cells(study: Study, settings: Settings) -> list[StudyCell]:

@@ -20,14 +20,14 @@ from agglo.utils.timing import stopwatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn(Result):
+class SynthesisResult(Result):
     """One image. Its counts are those of each self-attention."""
 
     image: Pixels | None = None  # (H, W, 3)
     canvas: Pixels | None = None  # the image as far as tokens reach
     steps: dict[int, Ints] = field(default_factory=dict)  # by 1-based step, groups (h, w) in the first self-attention
 
-    def difference(self, other: Drawn) -> float | None:
+    def difference(self, other: SynthesisResult) -> float | None:
         """Return the mean absolute difference to another image, of 255; None without both."""
         if self.image is None or other.image is None:
             return None
@@ -39,7 +39,7 @@ def draw(
     request: Request,
     config: ReductionConfig | None,
     after_step: Callable[[int], None] = lambda step: None,
-) -> Drawn:
+) -> SynthesisResult:
     """Draw an image, with the dense model if the config is None. The model is dense afterwards.
 
     `after_step` is called with the number of steps that are done.
@@ -52,7 +52,7 @@ def draw(
         with stopwatch() as taken, tracing as record:
             [image] = generator([request], after_step)
     except ValueError as error:
-        return Drawn(config=config, refused=str(error))
+        return SynthesisResult(config=config, refused=str(error))
     finally:
         remove(generator.reduced)
     canvas, steps = generator.canvas(image), {}
@@ -62,7 +62,7 @@ def draw(
             # Of a guided model's two halves the prompted one comes last.
             labels = first_members(grouping.labels[-1:, grouping.prefix :])[0]
             steps[number + 1] = labels.reshape(grid_of(len(labels), (canvas.height, canvas.width)))
-    return Drawn(
+    return SynthesisResult(
         config=config,
         seconds=taken.seconds,
         counts=[] if found is None or found.counts is None else found.counts,

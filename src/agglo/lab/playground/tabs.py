@@ -22,7 +22,7 @@ from agglo.lab.playground.html import asset, data_url, render
 from agglo.lab.playground.images import EASY, HARD, LIMITS, MOST_BYTES, PREFIX, chosen_image, garments, scenes
 from agglo.lab.playground.models import Models
 from agglo.lab.playground.settings import choose, methods
-from agglo.lab.playground.synthesis import Drawn, draw
+from agglo.lab.playground.synthesis import SynthesisResult, draw
 from agglo.lab.playground.tokens import compare
 from agglo.version import __version__
 
@@ -192,7 +192,7 @@ def synthesis_tab(models: Models) -> None:
         progress: Any = gr.Progress(),  # noqa: B008 how Gradio finds it
     ) -> Iterator[str]:
         """Yield all images that are drawn so far."""
-        drawn: list[Drawn] = []
+        drawn: list[SynthesisResult] = []
         try:
             configs = [None, *(choose(name, linkage, keep_rate=keep_rate) for name in ("tomesd", "atc"))]
             configs += [] if tuned == _NONE else [choose(tuned)]

@@ -255,11 +255,6 @@ def _draw(results: Sequence[Result], scale: GeneratorScale, settings: Settings, 
 # Sample grids.
 
 
-def _sample_axes(scale: GeneratorScale, settings: Settings) -> Iterator[StudyCell]:
-    for method, rate in scale.reductions:
-        yield StudyCell({"method": method, "keep_rate": rate}, scale.generator_needs)
-
-
 def _run_samples(scale: GeneratorScale, settings: Settings) -> RunCell:
     generator = cache(lambda: open_generator(settings, scale))
     processes, requests, cells = one_of_several(settings.device), scale.shown(), scale.reductions
@@ -344,7 +339,9 @@ DIFFUSION_SAMPLES = Study(
     gpu_hours="0.2",
     full=FULL,
     miniature=replace(MINIATURE, keep_rates=FULL.keep_rates, per_class=2),
-    axes=_sample_axes,
+    axes=lambda scale, settings: (
+        StudyCell({"method": method, "keep_rate": rate}, scale.generator_needs) for method, rate in scale.reductions
+    ),
     run=_run_samples,
     table=_sample_table,
     draw=_draw_samples,

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from agglo.lab.paper import classifiers, compare, printed
-from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, RATES, ClassifierScale, FineTuner, Subject
+from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, RATES, Backbone, ClassifierScale, FineTuner
 from agglo.lab.paper.compare import DENSE, Value, percent
 from agglo.lab.paper.study import Need, Result, RunCell, Section, Settings, Study, StudyCell
 from agglo.utils.tables import Column, Table
@@ -27,7 +27,7 @@ def _axes(scale: ClassifierScale, settings: Settings) -> Iterator[StudyCell]:
                     yield StudyCell({**about, "seed": seed}, (*subject.needs, *_teacher(name, subject)))
 
 
-def _teacher(method: str, subject: Subject) -> tuple[Need, ...]:
+def _teacher(method: str, subject: Backbone) -> tuple[Need, ...]:
     """Return what DynamicViT learns from, where the published model was trained on other data."""
     if not subject.weights or not method.startswith("dynamicvit") or subject.data == "imagenet":
         return ()
@@ -118,7 +118,7 @@ FINE_TUNED = Study(
     "seeds at 25 and 50 % for the methods that merge hard.",
     gpu_hours="4,024",
     full=ClassifierScale(
-        tuple(Subject(model, data, IMAGES[data], model) for model in DEITS for data in IMAGES), classifiers.PAPER
+        tuple(Backbone(model, data, IMAGES[data], model) for model in DEITS for data in IMAGES), classifiers.PAPER
     ),
     miniature=ClassifierScale((EMBEDDED,), classifiers.ALL, recipe=classifiers.RECIPE, seeds=3),
     axes=_axes,
@@ -132,7 +132,7 @@ HYPER_PARAMETERS = Study(
     stands_in="Average linkage at 25 %, the embedded classifier trained for six epochs on 1000 images and ranked "
     "on 2000: epochs are a fifth of the paper's.",
     gpu_hours="843",
-    full=ClassifierScale((Subject(DEITS[1], "imagenet", IMAGES["imagenet"], DEITS[1]),), ATC),
+    full=ClassifierScale((Backbone(DEITS[1], "imagenet", IMAGES["imagenet"], DEITS[1]),), ATC),
     miniature=ClassifierScale(
         (replace(EMBEDDED, training=1000, images=2000),),
         ATC[1:2],

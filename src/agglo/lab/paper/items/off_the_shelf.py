@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agglo.lab.paper import classifiers, compare, printed
-from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, LINKAGES, ClassifierScale, Entry, Subject, named
+from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, LINKAGES, Backbone, ClassifierScale, Entry, named
 from agglo.lab.paper.compare import DENSE, RELEASED
 from agglo.lab.paper.study import Result, RunCell, Section, Settings, Study, StudyCell
 
@@ -27,7 +27,7 @@ _WEIGHTED = (
     Entry("dpc_knn equal, proportional", "dpc_knn", {**_EQUAL, "proportional": True}),
 )
 _SUBJECTS = tuple(
-    Subject(model, data, images, classifiers.weights_name(model, data))
+    Backbone(model, data, images, classifiers.weights_name(model, data))
     for model in DEITS
     for data, images in IMAGES.items()
 )

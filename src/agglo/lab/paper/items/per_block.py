@@ -9,7 +9,7 @@ from typing import Any
 
 from agglo.embedded import classifier as embedded
 from agglo.lab.paper import classifiers, compare, printed
-from agglo.lab.paper.classifiers import ATC, EMBEDDED, SHELF, TUNED, ClassifierScale, Entry, FineTuner, Subject, named
+from agglo.lab.paper.classifiers import ATC, EMBEDDED, SHELF, TUNED, Backbone, ClassifierScale, Entry, FineTuner, named
 from agglo.lab.paper.compare import DENSE
 from agglo.lab.paper.study import Result, RunCell, Section, Settings, Study, StudyCell
 from agglo.schedule import Constant, Linear, PerBlock, Schedule
@@ -29,7 +29,7 @@ _WHY = (
 )
 
 
-def schedule_of(kind: str | None, t: int, subject: Subject, entry: Entry) -> Schedule | None:
+def schedule_of(kind: str | None, t: int, subject: Backbone, entry: Entry) -> Schedule | None:
     """Return what a method removes; None if that is nothing.
 
     ToMe removes at most half of the patches that a block has, as its own code does in silence. ATC leaves at least one.
@@ -48,18 +48,18 @@ def schedule_of(kind: str | None, t: int, subject: Subject, entry: Entry) -> Sch
     return PerBlock(removed) if any(removed) else None
 
 
-def _subject(name: str, ts: Sequence[int], weights: str = "", **how: Any) -> Subject:
-    return Subject(name, "imagenet", IMAGES, weights or name, ts=tuple(ts), **how)
+def _subject(name: str, ts: Sequence[int], weights: str = "", **how: Any) -> Backbone:
+    return Backbone(name, "imagenet", IMAGES, weights or name, ts=tuple(ts), **how)
 
 
-def _swag(name: str, ts: Sequence[int], timm_name: str, pixels: int, patch: int, depth: int) -> Subject:
+def _swag(name: str, ts: Sequence[int], timm_name: str, pixels: int, patch: int, depth: int) -> Backbone:
     normalised = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "input_size": (3, pixels, pixels)}
     options = {"img_size": pixels, "pretrained_cfg_overlay": normalised}
     how: dict[str, Any] = {"patches": (pixels // patch) ** 2, "depth": depth, "crop": 1.0}
     return _subject(name, ts, timm_name=timm_name, options=options, **how)
 
 
-def _mae(size: str, patch: int, ts: Sequence[int], **how: Any) -> Subject:
+def _mae(size: str, patch: int, ts: Sequence[int], **how: Any) -> Backbone:
     options, name = {"global_pool": "avg"}, f"vit_{size}_patch{patch}_224.mae"
     return _subject(name, ts, f"mae_finetuned_vit_{size}", options=options, **how)
 
@@ -165,7 +165,7 @@ def _curves(family: str, title: str, gpu_hours: str) -> Study:
     )
 
 
-def _pretrained(subject: Subject) -> Subject:
+def _pretrained(subject: Backbone) -> Backbone:
     """Return the model that fine-tuning starts from."""
     return replace(subject, weights=subject.weights.replace("finetuned", "pretrain"))
 

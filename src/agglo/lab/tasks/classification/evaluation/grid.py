@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Subset
 from agglo.config import ReductionConfig
 from agglo.lab.evaluation.configs import Configs
 from agglo.lab.evaluation.grid import EvaluationGrid, GridCell, Reducible, about_data, run_grid
-from agglo.lab.evaluation.report import Quality
+from agglo.lab.evaluation.report import TaskMetrics
 from agglo.lab.tasks.classification.data import ClassificationData, open_split
 from agglo.lab.tasks.classification.data.transforms import evaluation_transform, inputs_for
 from agglo.models.checkpoints import Checkpoint, fingerprint
@@ -32,7 +32,7 @@ from agglo.utils.timing import timed_pass
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-QUALITY = Quality({"top1": "top-1", "top5": "top-5", "mAP": "mAP"}, ("top1", "mAP"), fractions=("top1", "top5"))
+METRICS = TaskMetrics({"top1": "top-1", "top5": "top-5", "mAP": "mAP"}, ("top1", "mAP"), fractions=("top1", "top5"))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from agglo.checks import choice
 from agglo.lab.evaluation import report as reports
 from agglo.lab.evaluation.configs import Configs, budget_of
 from agglo.lab.evaluation.grid import EvaluationGrid, GridCell, Reducible, about_data
-from agglo.lab.evaluation.report import Quality
+from agglo.lab.evaluation.report import TaskMetrics
 from agglo.lab.tasks.detection.data import make_scenes, open_coco, transforms_for
 from agglo.lab.tasks.detection.data.transforms import LONGEST, TEST_SHORT_SIDE
 from agglo.lab.tasks.detection.evaluation.average_precision import KINDS, NUMBERS, DetectionBatches, evaluate
@@ -26,7 +26,7 @@ from agglo.utils.progress import progress
 from agglo.utils.tables import Column, Table
 from agglo.utils.timing import speeds_in_turns
 
-QUALITY = Quality({"box_AP": "box AP", "mask_AP": "mask AP"}, ("box_AP", "mask_AP"))
+METRICS = TaskMetrics({"box_AP": "box AP", "mask_AP": "mask AP"}, ("box_AP", "mask_AP"))
 
 
 @dataclass(frozen=True)
@@ -135,4 +135,4 @@ def text(report: dict[str, Any]) -> str:
     ]
     columns = [Column(title, left=True) for title in ("method", "budget", "of")]
     all_numbers = Table([*columns, *(Column(name, ".1f") for name in NUMBERS)], rows)
-    return f"{reports.text(report, QUALITY)}\n\n{all_numbers.text()}"
+    return f"{reports.text(report, METRICS)}\n\n{all_numbers.text()}"

@@ -153,7 +153,7 @@ def _draw(indices: Tensor, at_most: int) -> Tensor:
     return indices[torch.randperm(len(indices))[:at_most].sort().values.to(indices.device)]
 
 
-class Level(NamedTuple):
+class RPNLevel(NamedTuple):
     """The predictions of one level: anchors (n, 4), objectness logits (B, n), deltas (B, n, 4)."""
 
     anchors: Tensor
@@ -174,7 +174,7 @@ class RPN(nn.Module):
             nn.init.normal_(module.weight, std=0.01)  # type: ignore[arg-type]
             nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
-    def forward(self, pyramid: Sequence[Tensor]) -> list[Level]:
+    def forward(self, pyramid: Sequence[Tensor]) -> list[RPNLevel]:
         """Return what is predicted on maps (B, width, H, W) of all levels, in float32."""
         levels = []
         for stride, features in zip(self.strides, pyramid, strict=True):
@@ -183,10 +183,12 @@ class RPN(nn.Module):
             deltas = self.differences(hidden).permute(0, 2, 3, 1).flatten(1).unflatten(1, (-1, 4)).float()
             scale, ratios = self.settings.anchor_scale, self.settings.anchor_ratios
             anchors = level_anchors(stride, features.shape[-2:], scale, ratios, features.device)
-            levels.append(Level(anchors, logits, deltas))
+            levels.append(RPNLevel(anchors, logits, deltas))
         return levels
 
-    def losses(self, levels: Sequence[Level], padded: Sequence[Size], objects: Sequence[Tensor]) -> dict[str, Tensor]:
+    def losses(
+        self, levels: Sequence[RPNLevel], padded: Sequence[Size], objects: Sequence[Tensor]
+    ) -> dict[str, Tensor]:
         """Return cross entropy and L1 over the sampled anchors, both divided by how many were sampled in the batch.
 
         Anchors outside of an image as padded on its own, which are there because of larger images in the batch, are
@@ -212,7 +214,7 @@ class RPN(nn.Module):
         return {"loss_rpn_cls": entropy / count, "loss_rpn_bbox": distance / count}
 
     @torch.no_grad()
-    def proposals(self, levels: Sequence[Level], sizes: Sequence[Size], settings: ProposalSettings) -> list[Tensor]:
+    def proposals(self, levels: Sequence[RPNLevel], sizes: Sequence[Size], settings: ProposalSettings) -> list[Tensor]:
         """Return the best boxes (n, 4) of each image, best first; suppression is per level.
 
         Boxes are cut at the border of the image without padding, whose (height, width) is in sizes.

@@ -27,7 +27,7 @@ class Detector(nn.Module):
         # torchvision's pyramid computes what MMDetection's does, whose initial weights it gets here.
         channels = [backbone.out_channels] * len(self.strides)
         pyramid = FeaturePyramidNetwork(channels, settings.width, extra_blocks=LastLevelMaxPool())
-        self.neck = nn.ModuleDict({"pyramid": pyramid})
+        self.neck = Neck({"pyramid": pyramid})
         for module in pyramid.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.xavier_uniform_(module.weight)
@@ -67,8 +67,7 @@ class Detector(nn.Module):
         batch = images[0].new_zeros(len(images), 3, *map(max, zip(*padded, strict=True)))
         for row, image in zip(batch, images, strict=True):
             row[:, : image.shape[-2], : image.shape[-1]] = image
-        maps = self.backbone(batch, sizes)
-        pyramid = list(self.neck["pyramid"](dict(enumerate(maps))).values())
+        pyramid = self.neck(self.backbone(batch, sizes))
         levels = self.rpn(pyramid)
         if not self.training:
             proposals = self.rpn.proposals(levels, sizes, self.settings.test_proposals)
@@ -77,6 +76,12 @@ class Detector(nn.Module):
         losses = self.rpn.losses(levels, padded, [target["boxes"] for target in objects])
         proposals = self.rpn.proposals(levels, sizes, self.settings.training_proposals)
         return losses | self.roi.losses(pyramid, proposals, objects)
+
+
+class Neck(nn.ModuleDict):
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Return maps (B, width, H, W) of maps (B, C, H, W), one more than given."""
+        return list(self["pyramid"](dict(enumerate(maps))).values())
 
 
 def checked(targets: Sequence[Mapping[str, Any]], images: Sequence[Tensor], n_classes: int) -> list[Any]:
