@@ -1,10 +1,12 @@
 """The CPU backend where it is really run: in thread pools, forked workers and read-only installations."""
 
+import json
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -146,3 +148,32 @@ def test_a_kernel_runs_whatever_its_cache_holds(tmp_path, monkeypatch):
     )
     with pytest.warns(RuntimeWarning, match="no compiled object yet"):
         assert jit.kernel(add_one)(1) == 2
+
+
+def test_what_takes_long_is_said_once(monkeypatch, caplog):
+    now, timers = [0.0], []
+
+    class FakeTimer:
+        def __init__(self, seconds, say):
+            self.at, self.say = now[0] + seconds, say
+            timers.append(self)
+
+        def start(self):
+            pass
+
+        def cancel(self):
+            timers.remove(self)
+
+    monkeypatch.setattr(jit, "Timer", FakeTimer)
+    monkeypatch.setattr(jit.time, "monotonic", lambda: now[0])
+    notice, said = jit._Notice(), []
+    for seconds, function in ((1.5, agglo.cluster), (9.0, json.dumps), (0.4, agglo.cluster), (0.2, agglo.cluster)) * 2:
+        compiling = SimpleNamespace(data={"dispatcher": SimpleNamespace(py_func=function)})
+        notice.on_start(compiling)
+        now[0] += seconds
+        for timer in [timer for timer in timers if timer.at < now[0]]:
+            timer.cancel()
+            timer.say()
+        notice.on_end(compiling)
+        said.append(len(caplog.records))
+    assert said == [0, 0, 0, 1, 1, 1, 1, 1]

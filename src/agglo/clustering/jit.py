@@ -6,12 +6,16 @@ The cache goes where Numba puts it and relies on private parts of Numba, whose v
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numba
+from numba.core import event
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 # Numba's cache notices changes in the file of a kernel, not in kernels it calls from other files: all of them count.
@@ -53,21 +57,58 @@ class _Cache(FunctionCache):
             warnings.warn(f"a compiled kernel is not kept for the next process: {error}", RuntimeWarning, stacklevel=2)
 
 
-def kernel(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Compile, on first call, a function that Python calls. It must not allocate."""
+class _Notice(event.Listener):
+    """Says once what is going on, if compiling kernels takes more than two seconds in all."""
+
+    def __init__(self) -> None:
+        self._stack: list[str] = []  # what is being compiled, one function for another
+        self._left = 2.0  # seconds
+
+    def on_start(self, compiling: Any) -> None:
+        self._stack.append(compiling.data["dispatcher"].py_func.__module__)
+        if len(self._stack) == 1 and self._left > 0 and self._stack[0].startswith("agglo."):
+            self._began, self._timer = time.monotonic(), Timer(self._left, self._say)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def on_end(self, compiling: Any) -> None:
+        module = self._stack.pop()
+        if not self._stack and self._left > 0 and module.startswith("agglo."):
+            self._timer.cancel()
+            self._left -= time.monotonic() - self._began
+
+    def _say(self) -> None:
+        self._left = 0.0
+        logging.getLogger("agglo").warning("agglo compiles its CPU kernels: a few seconds, once per machine")
+
+
+event.register("numba:compile", _Notice())
+
+
+def _compile(function: Callable[..., Any], **options: Any) -> Any:
     # Kernels never allocate, so reference counts are switched off: for short rows they cost more than the loops.
-    compiled = numba.njit(**{"nogil": True, "error_model": "numpy", "_nrt": False, **options})(function)
+    flags = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True, **options}
+    return numba.njit(**flags)(function)
+
+
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile, on first call, a function that Python calls. It must not allocate."""
+    compiled = _compile(function)
     if not numba.config.DISABLE_JIT:
         try:
             compiled._cache = _Cache(function)
         except RuntimeError as error:  # Numba found no writable folder beside the source nor in the user's cache
             if "cannot cache function" not in str(error):
                 raise
-            message = f"{error}; every process compiles agglo's kernels anew (NUMBA_CACHE_DIR can name a folder)"
-            warnings.warn(message, RuntimeWarning, stacklevel=1)
+            warnings.warn(
+                "no folder can be written to keep compiled kernels in: every process compiles agglo's kernels anew "
+                "(the environment variable NUMBA_CACHE_DIR can name a folder)",
+                RuntimeWarning,
+                stacklevel=1,
+            )
     return compiled
 
 
 def inner(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Compile a function that only kernels call, without the wrappers for Python. It must not allocate."""
-    return kernel(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+    """Compile a function that only kernels call, as part of them. It must not allocate."""
+    return _compile(function, no_cpython_wrapper=True, **options)

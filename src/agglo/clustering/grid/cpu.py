@@ -19,7 +19,7 @@ from torch import Tensor
 from agglo.clustering.distances import grid_edges
 from agglo.clustering.jit import inner, kernel
 from agglo.clustering.linkage.cpu import run
-from agglo.clustering.linkage.cpu.chains import root_of
+from agglo.clustering.linkage.cpu.cuts import root_of
 from agglo.clustering.linkage.torch import number_by_first_member
 
 _SINGLE, _AVERAGE, _COMPLETE = 0, 1, 2

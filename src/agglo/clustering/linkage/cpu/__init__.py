@@ -4,14 +4,14 @@ A batch is spread over the threads image by image. A few large images are instea
 by row. The number of threads is torch's (`torch.set_num_threads`).
 
 Read `keys` (distances as integers, and what rounding may not decide), then the ways to merge: `pairs` (one merge after
-another) and `rounds` (1024 tokens and more), then `chains` (where the others are in doubt; labels and trees).
+another) and `rounds` (1024 tokens and more), `cuts` (from merges to labels), then `chains` (where the others are in
+doubt, and trees). Each is compiled when it is first needed.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections import namedtuple
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,14 +23,11 @@ import torch
 from torch import Tensor
 
 from agglo.clustering.jit import inner, kernel
-from agglo.clustering.linkage.cpu.chains import finish_by_chains, number_groups, tree_rows
-from agglo.clustering.linkage.cpu.keys import FAR, PAD, key_of
-from agglo.clustering.linkage.cpu.pairs import merge_closest_pairs, spanning_tree
-from agglo.clustering.linkage.cpu.rounds import after_round, find_nearest, join_parts, plan_round, write_round
+from agglo.clustering.linkage.cpu import chains, pairs, rounds
+from agglo.clustering.linkage.cpu.keys import FAR, encode
 
 _LARGE = 1024  # tokens from which rounds are faster than pairs, and threads share an image
 _DISTANCES_AT_ONCE = 320_000  # how many a thread takes in turn: enough to be worth a call, few enough to share fairly
-_APART = 32  # numbers between what two threads write, lest they fight over a cache line
 # Squares within these sum up without overflow, and without losing digits to subnormal numbers.
 _LEAST, _MOST = np.float32(1e-25), np.float32(1e25)
 _NUMBERS_PER_PART = 300_000  # for fewer, waking a thread takes longer than the work
@@ -115,122 +112,59 @@ def unit_rows(features: Tensor) -> Tensor:
     return units.view(features.shape)
 
 
-def _scratch(n: int, parts: int) -> dict[str, np.ndarray]:
-    """Return what threads that share an image of N tokens need; nothing in it is read before it is written."""
-
-    def ints(*shape: int) -> np.ndarray:
-        return np.empty(shape, np.int32)
-
-    lines = n + 2 * PAD  # at least `padded(n)`
-    return dict(
-        square=ints(n * lines),  # the symmetric matrix, when pairs merge one at a time; else the matrix after a round
-        other=ints(n * n),  # the matrix after every other round
-        nearest=ints(parts, lines + _APART),  # key of each group's nearest neighbour, as far as this part saw
-        neighbour=ints(parts, lines + _APART),  # which group that is
-        first=ints(n),  # first token of each group
-        size=np.empty(n, np.float32),  # tokens of each group
-        kept=np.empty((2, n), np.uint32),  # the one or two old groups that make up each new group
-        joined=np.empty((3, n), np.uint32),  # new groups made of two, and the two
-        joined_share=np.empty((2, n), np.float32),  # the shares of the two in its size
-        lines=ints(parts, 3, n + _APART),  # temporary rows
-        merges=ints(3, n),  # key, first token, second token of every merge recorded
-        parent=np.empty(n, np.int64),  # a token of the same group, nearer to the group's first
-        codes=np.empty(n, np.int64),
-        gone=ints(lines),  # FAR for groups merged into another one, otherwise below every key
-        in_doubt=np.zeros(1, np.bool_),  # whether `chains` must go on from the merges recorded
-        # Average linkage only, see `keys`:
-        depth=ints(n),  # roundings each group's keys have gone through, at most
-        deepest=np.zeros(1, np.int32),  # the largest of them
-        bound=ints(lines),  # keys up to here are too close to a merge of this round
-        close=np.zeros(parts, np.int64),  # how many of those a part saw
-        left=ints(1),  # the smallest key among pairs that are not merged
-        # `chains` only:
-        sums=np.empty(n * lines),  # the sum (complete linkage: the maximum) of distances between two groups
-        heights=np.empty(n),  # of the merges recorded
-        order_keys=np.empty((2, lines), np.int64),
-        absent=np.empty(lines, np.int64),  # as `gone`, for 64-bit keys
-        counts=np.empty(lines),  # tokens of each group
-        members=np.empty((2, n), np.int64),  # the next member of a token's group; the last member of a first one's
-    )
-
-
-Workspace = namedtuple("Workspace", list(_scratch(1, 1)))  # type: ignore[misc]
-
-
-@kernel
-def start(n, work):
-    work.deepest[0] = 0
-    work.in_doubt[0] = False
-    work.left[0] = FAR
-    for a in range(n):
-        work.depth[a] = 0
-        work.first[a] = a
-        work.size[a] = 1
-
-
-@kernel
-def record_merges(distances, target, limit, single, average, work):
-    """Record merges of one matrix (N, N), one after another, until there are `target`, or all within the limit.
+def record_in_rounds(distances: np.ndarray, target: int, limit: np.int32, average: bool, parts: int, work: Any) -> int:
+    """Record merges of a matrix (N, N) until `target` are certain, the rows of every round spread over threads.
 
     Returns the merges recorded. They may be too few: work.in_doubt then says that `chains` must go on from there.
     """
-    start(distances.shape[0], work)
-    if single:
-        return spanning_tree(distances, work)
-    return merge_closest_pairs(distances, target, limit, average, work)
-
-
-def record_in_rounds(distances: np.ndarray, target: int, limit: np.int32, average: bool, parts: int, work: Any) -> int:
-    """Record merges as `record_merges` until `target` are certain, the rows of every round spread over threads."""
+    n = len(distances)
+    work.first[:], work.size[:], work.depth[:], work.deepest[:], work.left[:] = np.arange(n), 1, 0, 0, FAR
     matrix, odd, recorded = distances.view(np.int32), False, 0
-    start(len(matrix), work)
-    run(find_nearest, parts, matrix, work)
-    last = join_parts(len(matrix), parts, work) < 0  # the bits of negative distances are no keys
+    run(rounds.find_nearest, parts, matrix, work)
+    last = rounds.join_parts(n, parts, work) < 0  # the bits of negative distances are no keys
     work.in_doubt[0] = last
     while not last:
         checked, before = average and work.deepest[0] > 0, recorded
-        m, n_joined, recorded = plan_round(len(matrix), limit, recorded, work)
-        out = (work.other if odd else work.square)[: m * m].reshape(m, m)
-        run(write_round, parts, matrix, out, n_joined, average, checked, work)
-        recorded, last = after_round(m, parts, n_joined, checked, before, recorded, target, limit, work)
+        m, n_joined, recorded = rounds.plan_round(len(matrix), limit, recorded, work)
+        out = (work.odd if odd else work.even)[: m * m].reshape(m, m)
+        run(rounds.write_round, parts, matrix, out, n_joined, average, checked, work)
+        recorded, last = rounds.after_round(m, parts, n_joined, checked, before, recorded, target, limit, work)
         matrix, odd = out, not odd
     return recorded
-
-
-@kernel
-def label_images(distances, k, limit, single, average, labels, work):
-    """Write the labels (B, N) of distances (B, N, N), for k (B,) groups or all merges within the limit."""
-    batch, n, _ = distances.shape
-    for b in range(batch):
-        target = n - k[b]
-        recorded = record_merges(distances[b], target, limit, single, average, work)
-        number_groups(distances[b], recorded, target, limit, average, labels[b], work)
 
 
 def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
     """Labels (B, N) of distances (B, N, N); see `operators`."""
     batch, n, _ = distances.shape
     matrices = distances.numpy()
-    limit = FAR if threshold is None else key_of(np.float32(threshold))
+    limit = FAR if threshold is None else encode(np.float32(threshold))
     counts = np.ones(batch, np.int64) if k is None else k.numpy()
     single, average = linkage == "single", linkage == "average"
     result = np.empty((batch, n), np.int64)
     threads = torch.get_num_threads()
     in_rounds = n >= _LARGE and not single
     parts = threads if in_rounds and batch < threads else 1
-    at_once = max(1, min(-(-batch // threads), _DISTANCES_AT_ONCE // n**2))
+    at_once = 1 if in_rounds else max(1, min(-(-batch // threads), _DISTANCES_AT_ONCE // n**2))
     chunks = itertools.count(0, at_once)
 
     def label_chunks(_part: int, _parts: int) -> None:
-        work = Workspace(**_scratch(n, parts))
+        work: Any = rounds.workspace(n, parts) if in_rounds else pairs.workspace(n)
         while (b := next(chunks)) < batch:
-            here = slice(b, b + at_once)
-            if in_rounds:
-                target = n - counts[b]
-                recorded = record_in_rounds(matrices[b], target, limit, average, parts, work)
-                number_groups(matrices[b], recorded, target, limit, average, result[b], work)
-            else:
-                label_images(matrices[here], counts[here], limit, single, average, result[here], work)
+            end = min(b + at_once, batch)
+            if single:
+                pairs.label_by_spanning_tree(matrices, counts, limit, result, b, end, work)
+                continue
+            while b < end:
+                if in_rounds:
+                    recorded = record_in_rounds(matrices[b], n - counts[b], limit, average, parts, work)
+                    b += rounds.label_after_rounds(recorded, n - counts[b], limit, average, result[b], work)
+                else:
+                    b, recorded = pairs.label_by_pairs(matrices, counts, limit, average, result, b, end, work)
+                if b < end:
+                    exact = chains.workspace(work.merges)
+                    recorded = chains.finish_by_chains(matrices[b], recorded, limit, average, exact)
+                    chains.label_after_chains(recorded, n - counts[b], result[b], exact)
+                    b += 1
 
     run(label_chunks, 1 if parts > 1 else max(1, min(threads, -(-batch // at_once))))
     return torch.from_numpy(result)
@@ -245,15 +179,21 @@ def tree(distances: Tensor, linkage: str) -> Tensor:
     images = itertools.count()
 
     def grow(_part: int, _parts: int) -> None:
-        work: Any = Workspace(**_scratch(n, 1))
+        in_rounds = n >= _LARGE and not single
+        work: Any = rounds.workspace(n, 1) if in_rounds else pairs.workspace(n)
+        one, labels = np.ones(batch, np.int64), np.empty((batch, n), np.int64)
         while (b := next(images)) < batch:
-            if n >= _LARGE and not single:
+            recorded = n - 1
+            if single:
+                pairs.label_by_spanning_tree(matrices, one, FAR, labels, b, b + 1, work)
+            elif in_rounds:
                 recorded = record_in_rounds(matrices[b], n - 1, FAR, average, 1, work)
             else:
-                recorded = record_merges(matrices[b], n - 1, FAR, single, average, work)
-            recorded = finish_by_chains(matrices[b], recorded, FAR, average, work)
-            order = np.lexsort((work.merges[2, :recorded], work.merges[1, :recorded], work.heights[:recorded]))
-            tree_rows(order, work.heights, rows[b], work)
+                _, recorded = pairs.label_by_pairs(matrices, one, FAR, average, labels, b, b + 1, work)
+            exact: Any = chains.workspace(work.merges)
+            recorded = chains.finish_by_chains(matrices[b], recorded, FAR, average, exact)
+            order = np.lexsort((exact.merges[2, :recorded], exact.merges[1, :recorded], exact.heights[:recorded]))
+            chains.tree_rows(order, exact.heights, rows[b], exact)
 
     run(grow, max(1, min(torch.get_num_threads(), batch)))
     return torch.from_numpy(rows)

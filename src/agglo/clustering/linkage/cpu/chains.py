@@ -9,10 +9,13 @@ a group to the chain or merges, so there are at most 3N of O(N) each.
 
 from __future__ import annotations
 
+from collections import namedtuple
+
 import numpy as np
 
 from agglo.clustering.jit import inner, kernel
-from agglo.clustering.linkage.cpu.keys import FAR, PER_MERGE, distance_of, first_index_of, key_of, padded
+from agglo.clustering.linkage.cpu import cuts
+from agglo.clustering.linkage.cpu.keys import distance_of, first_index_of, key_of, padded
 
 BEYOND = np.int64(2**63 - 1)  # larger than the key of any number
 _BEFORE = np.int64(-(2**63))
@@ -20,6 +23,27 @@ _SIGN_TO_MASK = np.int64(63)
 _LARGE = np.float64(np.finfo(np.float32).max)
 _NOBODY = -1
 _FINITE = np.int64(0x7FEFFFFFFFFFFFFF)  # the key of the largest float64 that is not infinite
+_padded = inner(padded)
+
+Workspace = namedtuple("Workspace", "merges parent codes first sums heights order_keys absent counts members")
+
+
+def workspace(merges: np.ndarray) -> Workspace:
+    """Return what a thread needs to go on from the merges (3, N) recorded of an image."""
+    n = merges.shape[1]
+    stride = padded(n)
+    return Workspace(
+        merges=merges,
+        parent=np.empty(n, np.int64),
+        codes=np.empty(n, np.int64),
+        first=np.empty(n, np.int32),  # first token of each group
+        sums=np.empty(n * stride),  # the sum (complete linkage: the maximum) of distances between two groups
+        heights=np.empty(n),  # of the merges recorded
+        order_keys=np.empty((2, stride), np.int64),
+        absent=np.empty(stride, np.int64),  # as `gone` of `pairs`, for 64-bit keys
+        counts=np.empty(stride),  # tokens of each group
+        members=np.empty((2, n), np.int64),  # the next member of a token's group; the last member of a first one's
+    )
 
 
 @inner
@@ -88,7 +112,7 @@ def gather_groups(distances, average, work):
             m += 1
         else:
             number[i] = number[work.parent[i]]  # the parent of a first member stands before it
-    stride = padded(m)
+    stride = _padded(m)
     nothing = np.float64(0) if average else -np.inf
     for a in range(m * stride):
         work.sums[a] = nothing
@@ -132,7 +156,7 @@ def finish_by_chains(distances, recorded, limit, average, work):
     if recorded == distances.shape[0] - 1:
         return recorded
     m = gather_groups(distances, average, work)
-    stride = padded(m)
+    stride = _padded(m)
     keys, absent, counts, chain = work.order_keys[0, :stride], work.absent[:stride], work.counts[:stride], work.codes
     length = 0
     begin = 0
@@ -176,122 +200,27 @@ def finish_by_chains(distances, recorded, limit, average, work):
             length += 1
 
 
-@inner
-def root_of(parent, i):
-    while parent[i] != i:
-        parent[i] = parent[parent[i]]
-        i = parent[i]
-    return i
-
-
-@inner
-def kth_smallest(values, count, kth):
-    """The kth (from 0) of values[:count] in ascending order, which it reorders: Hoare's selection."""
-    low, high = 0, count - 1
-    while low < high:
-        pivot = values[(low + high) // 2]
-        i, j = low, high
-        while i <= j:
-            while values[i] < pivot:
-                i += 1
-            while values[j] > pivot:
-                j -= 1
-            if i <= j:
-                values[i], values[j] = values[j], values[i]
-                i += 1
-                j -= 1
-        if kth <= j:
-            high = j
-        elif kth >= i:
-            low = i
-        else:
-            break
-    return values[kth]
-
-
-@inner
-def unite(parent, one, two):
-    x, y = root_of(parent, one), root_of(parent, two)
-    parent[max(x, y)] = min(x, y)
-
-
-@inner
-def unite_first(key, sorted_keys, recorded, target, limit, n, work):
-    """Groups in work.parent after the first `target` recorded merges in key order that lie within the limit.
-
-    Returns the key of the last of them.
-    """
-    one, two = work.merges[1], work.merges[2]
-    parent, codes = work.parent, work.codes
-    last = key[0]
-    for i in range(n):
-        parent[i] = i
-    target = min(target, recorded)
-    if target > 0:
-        for m in range(recorded):
-            sorted_keys[m] = key[m]
-        last = kth_smallest(sorted_keys, recorded, target - 1)
-        ties = 0
-        for m in range(recorded):
-            if key[m] <= limit and key[m] < last:
-                unite(parent, one[m], two[m])
-                target -= 1
-            elif key[m] <= limit and key[m] == last:
-                codes[ties] = np.int64(one[m]) * n + two[m]
-                ties += 1
-        if ties > 0:
-            last_tie = kth_smallest(codes, ties, min(target, ties) - 1)
-            for t in range(ties):
-                if codes[t] <= last_tie:
-                    unite(parent, codes[t] // n, codes[t] % n)
-    return last
-
-
-@inner
-def cut_is_close(last, recorded, target, limit, work):
-    """Whether rounding may have decided which merges come first, or which lie within the limit."""
-    if work.deepest[0] == 0 or target <= 0:
-        return False
-    keys, units = work.merges[0], np.int64(4 * PER_MERGE * work.deepest[0])  # how far apart keys may be in doubt
-    at = np.int64(limit) if limit != FAR else np.int64(last)
-    close = 0
-    for m in range(recorded):
-        close += abs(np.int64(keys[m]) - at) <= units
-    return close > (0 if limit != FAR else 1) or np.int64(work.left[0]) - at <= units
-
-
 @kernel
-def number_groups(distances, recorded, target, limit, average, labels, work):
-    """Write the labels (N,) of an (N, N) matrix after the first `target` recorded merges that lie within the limit."""
-    n = labels.shape[0]
-    last = unite_first(work.merges[0], work.lines[0, 0], recorded, target, limit, n, work)
-    close = average and cut_is_close(last, recorded, target, limit, work)
-    if close or work.in_doubt[0]:
-        recorded = finish_by_chains(distances, recorded, limit, average, work)
-        for m in range(recorded):
-            work.order_keys[0, m] = order_key_of(work.heights[m])
-        unite_first(work.order_keys[0], work.order_keys[1], recorded, target, _FINITE, n, work)
-    count, parent = 0, work.parent
-    for i in range(n):
-        if parent[i] == i:
-            labels[i] = count
-            count += 1
-        else:
-            labels[i] = labels[parent[i]]
+def label_after_chains(recorded, target, labels, work):
+    """Write labels (N,) after the first `target` recorded merges of those whose height is finite."""
+    for m in range(recorded):
+        work.order_keys[0, m] = order_key_of(work.heights[m])
+    cuts.unite_first(work.order_keys[0], work.order_keys[1], recorded, target, _FINITE, work)
+    cuts.number_groups(work.parent, labels)
 
 
 @kernel
 def tree_rows(order, heights, rows, work):
     """Linkage rows (N-1, 4) in SciPy's layout from the recorded merges in the given order."""
     n = order.shape[0] + 1
-    parent, node, size = work.parent, work.codes, work.kept[0]
+    parent, node, size = work.parent, work.codes, work.first
     for i in range(n):
         parent[i] = i
         node[i] = i
         size[i] = 1
     for r in range(n - 1):
         m = order[r]
-        x, y = root_of(parent, work.merges[1, m]), root_of(parent, work.merges[2, m])
+        x, y = cuts.root_of(parent, work.merges[1, m]), cuts.root_of(parent, work.merges[2, m])
         x, y = min(x, y), max(x, y)
         parent[y] = x
         size[x] += size[y]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agglo.clustering.jit import inner, kernel
+from agglo.clustering.jit import inner
 
 FAR = np.int32(2**31 - 1)  # larger than the key of any finite distance
 NEVER = np.int32(-(2**31))  # smaller than any
@@ -28,28 +28,22 @@ PAD = 32  # keys that a vector loop takes in one step, or several
 PER_MERGE = np.int32(3)  # units in the last place
 
 
-@inner
 def padded(n):
     """Keys a line takes up: an odd number of vector steps, as lines a power of two apart would share cache sets."""
     return ((n + PAD - 1) // PAD | 1) * PAD
 
 
-@kernel
-def key_of(distance):
+def encode(distance):
     bits = np.float32(distance + np.float32(0)).view(np.int32)  # + 0 makes -0.0 the same key as 0.0
     return np.int32(bits ^ ((bits >> _SIGN_TO_MASK) & MAGNITUDE))
+
+
+key_of = inner(encode)
 
 
 @inner
 def distance_of(key):
     return np.int32(key ^ ((key >> _SIGN_TO_MASK) & MAGNITUDE)).view(np.float32)
-
-
-@inner
-def encode_in_place(bits):
-    """Make keys of the bits of distances of either sign."""
-    for b in range(bits.shape[0]):
-        bits[b] = key_of(np.int32(bits[b]).view(np.float32)) if bits[b] < 0 else bits[b]
 
 
 @inner
@@ -113,39 +107,10 @@ def scatter_into(out, source, indices):
 
 
 @inner
-def bound_of(key, i, j, work):
+def bound_of(key, depth_i, depth_j, deepest):
     """A third group nearer than this to i or j leaves it in doubt whether they are each other's nearest."""
-    deeper = max(work.depth[i], work.depth[j])
-    units = PER_MERGE * (work.depth[i] + work.depth[j] + deeper + work.deepest[0])
+    units = PER_MERGE * (depth_i + depth_j + max(depth_i, depth_j) + deepest)
     return key + units if key < FAR - units else FAR
-
-
-@inner
-def deepen(target, i, j, work):
-    depth = max(work.depth[i], work.depth[j]) + np.int32(1)
-    work.depth[target] = depth
-    work.deepest[0] = max(work.deepest[0], depth)
-
-
-@inner
-def is_certain_pair(n, i, j, work):
-    """Whether groups i and j of the square matrix are each other's nearest beyond rounding."""
-    stride = padded(n)
-    x, y = work.square[i * stride : (i + 1) * stride], work.square[j * stride : (j + 1) * stride]
-    gone, bound, count = work.gone[:stride], bound_of(x[j], i, j, work), np.int32(0)
-    for b in range(x.shape[0]):
-        count += np.int32(max(min(x[b], y[b]), gone[b]) <= bound)
-    return count == 2  # the two find each other, once in each line
-
-
-@inner
-def note_bounds(n, limit, work):
-    """Write work.bound for the mutual nearest neighbours within the limit, which are about to merge."""
-    nearest, neighbour = work.nearest[0], work.neighbour[0]
-    for i in range(n):
-        j = neighbour[i]
-        merges = neighbour[j] == i and nearest[i] <= limit
-        work.bound[i] = bound_of(nearest[i], i, j, work) if merges else NEVER
 
 
 @inner

@@ -2,58 +2,68 @@
 
 Here the whole symmetric matrix is stored, so that a group's keys are one line. Lines are padded with FAR to a multiple
 of what a vector loop takes in one step, because its scalar remainder would cost more than the rest at these lengths.
+A group stands where its first member does.
 """
 
 from __future__ import annotations
 
+from collections import namedtuple
+
 import numpy as np
 
-from agglo.clustering.jit import inner
-from agglo.clustering.linkage.cpu import keys
+from agglo.clustering.jit import inner, kernel
+from agglo.clustering.linkage.cpu import cuts, keys
 
 STALE = np.int32(-1)
 _ZERO, _ONE, _FOUR = np.uint64(0), np.uint64(1), np.uint64(4)
 
+Workspace = namedtuple("Workspace", "square nearest neighbour gone depth size merges parent codes")
 
-@inner
-def mirror(matrix, work):
-    """Write the upper triangle of keys (N, N) into both halves of work.square, and return the smallest key."""
-    n = matrix.shape[0]
+
+def workspace(n: int) -> Workspace:
+    """Return what a thread needs for images of N tokens; nothing in it is read before it is written."""
     stride = keys.padded(n)
-    smallest = keys.FAR
-    for a in range(n):
-        line = work.square[a * stride : (a + 1) * stride]
-        line[a] = keys.FAR
-        keys.copy_into(line[a + 1 : n], matrix[a, a + 1 :])
-        smallest = min(smallest, keys.smallest_key(line[a:n]))
-        for b in range(n, stride):
-            line[b] = keys.FAR
-    transpose_upper(work.square, np.uint64(n), np.uint64(stride))
-    for a in range(n):
-        work.gone[a] = keys.NEVER
-    for a in range(n, stride):
-        work.gone[a] = keys.FAR
-        work.nearest[0, a] = keys.FAR
-        work.neighbour[0, a] = STALE
-    return smallest
+    return Workspace(
+        square=np.empty((n, stride), np.int32),
+        nearest=np.empty(stride, np.int32),  # key of each group's nearest neighbour, or of an edge to the tree
+        neighbour=np.empty(stride, np.int32),  # which one that is
+        gone=np.empty(stride, np.int32),  # FAR for groups merged into another one, otherwise below every key
+        depth=np.empty(n, np.int32),  # roundings each group's keys have gone through, at most
+        size=np.empty(n, np.float32),  # tokens of each group
+        merges=np.empty((3, n), np.int32),  # key, first token, second token of every merge recorded
+        parent=np.empty(n, np.int64),  # a token of the same group, nearer to the group's first
+        codes=np.empty(n, np.int64),
+    )
 
 
 @inner
-def transpose_upper(square, n, stride):
-    """Copy the upper triangle to the lower one in squares of 4 x 4, which stay in registers."""
+def encode_into(keys_of_line, line):
+    for b in range(line.shape[0]):
+        keys_of_line[b] = keys.key_of(line[b])
+
+
+@inner
+def mirror(matrix, square):
+    """Write the keys of the upper triangle of distances (N, N) into both halves of a square with padded lines."""
+    n, stride = np.uint64(square.shape[0]), np.uint64(square.shape[1])
+    for a in range(_ZERO, n):
+        encode_into(square[a, a + _ONE : n], matrix[a, a + _ONE :])
+        square[a, a] = keys.FAR
+        for b in range(n, stride):
+            square[a, b] = keys.FAR
+    # In squares of 4 x 4, which stay in registers.
     whole = n - n % _FOUR
     for a in range(_ZERO, whole, _FOUR):
         for b in range(a + _FOUR, whole, _FOUR):
-            source, target = a * stride + b, b * stride + a
             for i in range(_FOUR):
                 for j in range(_FOUR):
-                    square[target + j * stride + i] = square[source + i * stride + j]
+                    square[b + j, a + i] = square[a + i, b + j]
         for i in range(a, a + _FOUR):
             for j in range(i + _ONE, a + _FOUR):
-                square[j * stride + i] = square[i * stride + j]
+                square[j, i] = square[i, j]
     for b in range(whole, n):
         for a in range(_ZERO, b):
-            square[b * stride + a] = square[a * stride + b]
+            square[b, a] = square[a, b]
 
 
 @inner
@@ -75,82 +85,92 @@ def first_present(line, gone, key):
 
 
 @inner
-def look_around(n, i, work):
+def look_around(i, work):
     """Find the nearest neighbour of group i again."""
-    stride = keys.padded(n)
-    line, gone = work.square[i * stride : (i + 1) * stride], work.gone[:stride]
-    key = smallest_present(line, gone)
-    work.nearest[0, i] = key
-    work.neighbour[0, i] = first_present(line, gone, key)
+    line = work.square[i]
+    key = smallest_present(line, work.gone)
+    work.nearest[i] = key
+    work.neighbour[i] = first_present(line, work.gone, key)
 
 
 @inner
-def join_groups(n, i, j, average, recorded, work):
-    """Merge group j into group i < j and record it, or note that rounding leaves it in doubt.
-
-    Columns of groups that are gone keep arbitrary keys.
-    """
-    stride = keys.padded(n)
-    square = work.square
-    x, y = square[i * stride : (i + 1) * stride], square[j * stride : (j + 1) * stride]
-    if average and work.deepest[0] > 0 and not keys.is_certain_pair(n, i, j, work):
-        work.in_doubt[0] = True
-        return
-    work.merges[0, recorded] = x[j]
-    work.merges[1, recorded] = work.first[i]
-    work.merges[2, recorded] = work.first[j]
-    if average:
-        total = work.size[i] + work.size[j]
-        keys.average_in_place(x, y, work.size[i] / total, work.size[j] / total)
-        work.size[i] = total
-        keys.deepen(i, i, j, work)
-    else:
-        keys.maximum_in_place(x, y)
-    x[i] = keys.FAR
-    work.gone[j] = keys.FAR
-    work.nearest[0, j] = keys.FAR
-    column, step = np.uint64(i), np.uint64(stride)
-    for p in range(_ZERO, np.uint64(n)):
-        square[p * step + column] = x[p]
+def count_near(x, y, gone, bound):
+    """How many groups are this near to either of two, whose lines are x and y."""
+    count = np.int32(0)
+    for b in range(x.shape[0]):
+        count += np.int32(max(min(x[b], y[b]), gone[b]) <= bound)
+    return count
 
 
-@inner
-def merge_closest_pairs(distances, target, limit, average, work):
-    """Merge the closest pair of one matrix (N, N) until `target` merges are recorded, or it is beyond the limit.
+@kernel
+def label_by_pairs(distances, k, limit, average, labels, image, end, work):
+    """Label images up to `end`, merging closest pairs: for k (B,) groups, or all merges within the limit.
 
     A nearest-neighbour key stays a lower bound when that neighbour merges, so a group looks around again only when its
-    bound is the smallest of all. Where that happens too often, `chains` must take over. Returns the merges recorded.
+    bound is the smallest of all. Where that happens too often, `chains` must take over.
+
+    Returns the first image that is left to `chains`, or the end, and the merges recorded of it or of the last one.
     """
-    n = distances.shape[0]
-    stride = keys.padded(n)
-    if mirror(distances.view(np.int32), work) < 0:  # the bits of negative distances are no keys
-        work.in_doubt[0] = True
-        return 0
-    for a in range(n):
-        look_around(n, a, work)
-    nearest, neighbour = work.nearest[0, :stride], work.neighbour[0, :stride]
+    square, nearest, neighbour, gone, depth, size = work[:6]
+    n, stride = square.shape
     recorded = 0
-    patience = 4 * n
-    while True:
+    for b in range(image, end):
+        mirror(distances[b], square)
+        for p in range(stride):
+            gone[p] = keys.NEVER if p < n else keys.FAR
+            nearest[p] = keys.FAR
+            neighbour[p] = STALE
+        for i in range(n):
+            look_around(i, work)
+            depth[i] = 0
+            size[i] = 1
+            work.parent[i] = i
+        recorded, patience, deepest = 0, 4 * n, np.int32(0)
         smallest = keys.smallest_key(nearest)
-        if recorded >= target or smallest == keys.FAR or smallest > limit:
-            work.left[0] = smallest
-            return recorded
-        i = keys.first_index_of(nearest, smallest)
-        if neighbour[i] == STALE:
-            if patience == 0:
-                work.in_doubt[0] = True
-                return recorded
-            patience -= 1
-        else:
+        doubt = smallest < 0  # roundings of negative distances have no bound
+        while not doubt and recorded < n - k[b] and smallest <= limit and smallest != keys.FAR:
+            i = keys.first_index_of(nearest, smallest)
             j = neighbour[i]
-            join_groups(n, i, j, average, recorded, work)
-            if work.in_doubt[0]:
-                return recorded
-            recorded += 1
-            for p in range(stride):
-                neighbour[p] = STALE if neighbour[p] == i or neighbour[p] == j else neighbour[p]
-        look_around(n, i, work)
+            if j == STALE:
+                doubt = patience == 0
+                patience -= 1
+            else:
+                # Columns of groups that are gone keep arbitrary keys.
+                x, y = square[i], square[j]
+                if average:
+                    bound = keys.bound_of(smallest, depth[i], depth[j], deepest)
+                    # The two find each other, once in each line.
+                    if deepest > 0 and count_near(x, y, gone, bound) != 2:
+                        doubt = True
+                        break
+                    total = size[i] + size[j]
+                    keys.average_in_place(x, y, size[i] / total, size[j] / total)
+                    size[i] = total
+                    depth[i] = max(depth[i], depth[j]) + np.int32(1)
+                    deepest = max(deepest, depth[i])
+                else:
+                    keys.maximum_in_place(x, y)
+                work.merges[0, recorded] = smallest
+                work.merges[1, recorded] = i
+                work.merges[2, recorded] = j
+                recorded += 1
+                work.parent[j] = i
+                x[i] = keys.FAR
+                gone[j] = keys.FAR
+                nearest[j] = keys.FAR
+                for p in range(np.uint64(n)):
+                    square[p, np.uint64(i)] = x[p]
+                for p in range(stride):
+                    neighbour[p] = STALE if neighbour[p] == i or neighbour[p] == j else neighbour[p]
+            look_around(i, work)
+            smallest = keys.smallest_key(nearest)
+        if deepest > 0 and not doubt:
+            last = work.merges[0, recorded - 1]
+            doubt = cuts.is_close(work.merges[0], last, recorded, limit, deepest, smallest)
+        if doubt:
+            return b, recorded
+        cuts.number_groups(work.parent, labels[b])
+    return end, recorded
 
 
 @inner
@@ -182,32 +202,33 @@ def first_edge(n, key, best, near, parent):
     return best
 
 
-@inner
-def spanning_tree(distances, work):
-    """Record the N - 1 edges of the minimum spanning tree of one (N, N) matrix, by Prim's algorithm.
+@kernel
+def label_by_spanning_tree(distances, k, limit, labels, image, end, work):
+    """Label images up to `end` as `label_by_pairs`, from the minimum spanning tree that Prim's algorithm grows.
 
     Edges compare by (key, first token, second token), which makes the tree unique. For edges that end in the same token
-    that is the order of (key, other token).
+    that is the order of (key, other token). All N - 1 edges are recorded.
     """
-    n = distances.shape[0]
-    stride = keys.padded(n)
-    if mirror(distances.view(np.int32), work) < 0:
-        keys.encode_in_place(work.square[: n * stride])
-    near, parent, inside = work.nearest[0, :stride], work.neighbour[0, :stride], work.gone[:stride]
-    for c in range(stride):
-        near[c] = keys.FAR if c < n else keys.NEVER
-        parent[c] = n
-    v = np.int32(0)
-    for m in range(n - 1):
-        near[v] = keys.NEVER  # none is closer, so it never changes again
-        inside[v] = keys.FAR
-        reach_from(v, work.square[v * stride : (v + 1) * stride], near, parent)
-        smallest = smallest_present(near, inside)
-        best = keys.first_index_of(near, smallest)
-        if count_of(near, smallest) > 1:
-            best = first_edge(n, smallest, best, near, parent)
-        work.merges[0, m] = smallest
-        work.merges[1, m] = min(best, parent[best])
-        work.merges[2, m] = max(best, parent[best])
-        v = np.int32(best)
-    return n - 1
+    square, near, parent, inside = work[:4]
+    n, stride = square.shape
+    for b in range(image, end):
+        mirror(distances[b], square)
+        for c in range(stride):
+            near[c] = keys.FAR if c < n else keys.NEVER
+            parent[c] = n
+            inside[c] = keys.NEVER if c < n else keys.FAR
+        v = np.int32(0)
+        for m in range(n - 1):
+            near[v] = keys.NEVER  # none is closer, so it never changes again
+            inside[v] = keys.FAR
+            reach_from(v, square[v], near, parent)
+            smallest = smallest_present(near, inside)
+            best = keys.first_index_of(near, smallest)
+            if count_of(near, smallest) > 1:
+                best = first_edge(n, smallest, best, near, parent)
+            work.merges[0, m] = smallest
+            work.merges[1, m] = min(best, parent[best])
+            work.merges[2, m] = max(best, parent[best])
+            v = np.int32(best)
+        cuts.unite_first(work.merges[0], near, n - 1, n - k[b], limit, work)
+        cuts.number_groups(work.parent, labels[b])

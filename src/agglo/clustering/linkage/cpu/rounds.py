@@ -12,13 +12,52 @@ thread's stripes of rows. Only the upper triangle of a matrix is read and writte
 
 from __future__ import annotations
 
+from collections import namedtuple
+
 import numpy as np
 
 from agglo.clustering.jit import inner, kernel
-from agglo.clustering.linkage.cpu import keys
+from agglo.clustering.linkage.cpu import cuts, keys
 
 _STRIPE = 16  # rows a part takes in turn
+_APART = 32  # numbers between what two threads write, lest they fight over a cache line
 _PAYS_FROM = 20  # a round is worth its passes while it merges at least one group in so many
+
+Workspace = namedtuple(
+    "Workspace",
+    "even odd nearest neighbour first size kept joined joined_share lines merges parent codes depth deepest bound close"
+    " left in_doubt",
+)
+
+
+def workspace(n: int, parts: int) -> Workspace:
+    """Return what threads that share an image of N tokens need; nothing in it is read before it is written."""
+
+    def ints(*shape: int) -> np.ndarray:
+        return np.empty(shape, np.int32)
+
+    return Workspace(
+        even=ints(n * n),  # the matrix after a round
+        odd=ints(n * n),  # the matrix after every other round
+        nearest=ints(parts, n + _APART),  # key of each group's nearest neighbour, as far as this part saw
+        neighbour=ints(parts, n + _APART),  # which group that is
+        first=ints(n),  # first token of each group
+        size=np.empty(n, np.float32),  # tokens of each group
+        kept=np.empty((2, n), np.uint32),  # the one or two old groups that make up each new group
+        joined=np.empty((3, n), np.uint32),  # new groups made of two, and the two
+        joined_share=np.empty((2, n), np.float32),  # the shares of the two in its size
+        lines=ints(parts, 3, n + _APART),  # temporary rows
+        merges=ints(3, n),  # key, first token, second token of every merge recorded
+        parent=np.empty(n, np.int64),  # a token of the same group, nearer to the group's first
+        codes=np.empty(n, np.int64),
+        # Average linkage only, see `keys`:
+        depth=ints(n),  # roundings each group's keys have gone through, at most
+        deepest=ints(1),  # the largest of them
+        bound=ints(n),  # keys up to here are too close to a merge of this round
+        close=np.zeros(parts, np.int64),  # how many of those a part saw
+        left=ints(1),  # the smallest key among pairs that are not merged
+        in_doubt=np.zeros(1, np.bool_),  # whether `chains` must go on from the merges recorded
+    )
 
 
 @inner
@@ -83,7 +122,11 @@ def plan_round(n, limit, recorded, work):
     Returns the number of groups, of groups made of two, and of merges recorded.
     """
     nearest, neighbour = work.nearest[0], work.neighbour[0]
-    keys.note_bounds(n, limit, work)
+    depth, deepest = work.depth, work.deepest[0]
+    for i in range(n):
+        j = neighbour[i]
+        merges = neighbour[j] == i and nearest[i] <= limit
+        work.bound[i] = keys.bound_of(nearest[i], depth[i], depth[j], deepest) if merges else keys.NEVER
     m = 0
     joined = 0
     for i in range(n):
@@ -105,14 +148,16 @@ def plan_round(n, limit, recorded, work):
             work.kept[0, m] = i
             work.kept[1, m] = j
             work.size[m] = total
-            keys.deepen(m, i, j, work)
+            depth[m] = max(depth[i], depth[j]) + np.int32(1)
+            deepest = max(deepest, depth[m])
         else:
             work.kept[0, m] = i
             work.kept[1, m] = i
             work.size[m] = work.size[i]
-            work.depth[m] = work.depth[i]
+            depth[m] = depth[i]
         work.first[m] = work.first[i]
         m += 1
+    work.deepest[0] = deepest
     return m, joined, recorded
 
 
@@ -181,3 +226,13 @@ def after_round(m, parts, n_joined, checked, before, recorded, target, limit, wo
         return recorded, True
     work.in_doubt[0] = n_joined * _PAYS_FROM < m or smallest == keys.FAR
     return recorded, work.in_doubt[0]
+
+
+@kernel
+def label_after_rounds(recorded, target, limit, average, labels, work):
+    """Write labels (N,) after the first `target` recorded merges within the limit. Returns whether they are certain."""
+    last = cuts.unite_first(work.merges[0], work.lines[0, 0], recorded, target, limit, work)
+    cuts.number_groups(work.parent, labels)
+    if work.in_doubt[0] or not (average and work.deepest[0] > 0 and target > 0):
+        return not work.in_doubt[0]
+    return not cuts.is_close(work.merges[0], last, recorded, limit, work.deepest[0], work.left[0])
