@@ -1,4 +1,7 @@
-"""Hints for torch.compile, without importing it: torch._dynamo takes over a second, which most programs never need."""
+"""What runs in graphs and what beside them.
+
+Hints for torch.compile do not import it: torch._dynamo takes over a second, which most programs never need.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 
 F = TypeVar("F", bound=Callable[..., object])
 P = ParamSpec("P")
@@ -33,3 +38,19 @@ def outside_graphs(function: Callable[P, T]) -> Callable[P, T]:
         return disabled[0](*args, **kwargs)
 
     return call
+
+
+def takes_kernels(*tensors: Tensor | None) -> bool:
+    """Return whether kernels of the CPU may stand in for torch's operators on these tensors, without anybody knowing.
+
+    Nothing compiles, traces, records or differentiates what is done to them.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0:
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    records = torch.is_grad_enabled()
+    return all(
+        each is None or (type(each) is Tensor and each.device.type == "cpu" and not (records and each.requires_grad))
+        for each in tensors
+    )

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agglo.checks import choice
+from agglo.clustering.merge import kernels as merge_kernels
+from agglo.compiling import takes_kernels
 
 Mean = Literal["plain", "preserve_norm"]
 MEANS: tuple[Mean, ...] = ("plain", "preserve_norm")
@@ -65,6 +67,9 @@ class Grouping:
         batch, n_patches = patch_labels.shape
         _require("weights", weights, (batch, prefix + n_patches))
         _require("counts", counts, (batch,))
+        if takes_kernels(patch_labels, weights) and (weights is None or weights.dtype == torch.float32):
+            labels, sizes = merge_kernels().sizes(patch_labels, n_groups, prefix, weights)
+            return Grouping(labels, sizes, prefix, weights, counts, drops)
         device = patch_labels.device
         shifted = torch.where(patch_labels < 0, -1, patch_labels + prefix) if drops else patch_labels + prefix
         labels = torch.cat([torch.arange(prefix, device=device).expand(batch, prefix), shifted], dim=1)
@@ -135,6 +140,10 @@ class Grouping:
             kept = x.gather(1, self.chosen.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
             return kept if self.counts is None else kept.masked_fill((self.sizes == 0).unsqueeze(-1), 0)
         x32 = x.float()
+        if takes_kernels(x32, self.labels, self.weights, self.sizes):
+            stretches = mean == "preserve_norm"
+            merged = merge_kernels().means(x32, self.labels, self.weights, self.sizes, self.prefix, stretches)
+            return merged.to(x.dtype)
         means = self._means(x32)
         if mean == "preserve_norm":
             means = means * self._stretch(x32, means)

@@ -41,7 +41,7 @@ def cluster(
     docs/clustering.md); the rest is to tinker with.
 
     Args:
-        features: tokens (B, N, D) or (N, D), any floating dtype.
+        features: tokens (B, N, D) or (N, D), any floating dtype; or those of every head, (B, H, N, D), whose mean counts.
         k: groups to end with: one int, or one per batch item (a list, or a tensor (B,)). More than N means N.
         linkage: "average", "single" or "complete".
         threshold: instead of k: merge while the closest two groups are at most this far apart.
@@ -77,7 +77,7 @@ def cluster(
         choice("backend", backend, operators.BACKENDS)
     if (k is None) == (threshold is None):
         raise ValueError(f"give either k or threshold, not {'neither' if k is None else 'both'}")
-    batch, n_tokens = data.shape[:2]
+    batch, n_tokens = data.shape[0], data.shape[-2]
     count = None if k is None else _group_count(k, batch, n_tokens, data.device)
     one_k, many_k = (None, count) if isinstance(count, Tensor) else (count, None)
     limit = None if threshold is None else float(number("threshold", threshold))
@@ -158,14 +158,14 @@ def _prepare(
         raise ValueError(f"{name} must be a torch.Tensor, got {type(data).__name__}")
     if not (data.is_floating_point() or (name == "distances" and not data.is_complex())):
         raise ValueError(f"{name} must hold real floating point numbers, got dtype {data.dtype}")
-    shapes = "(B, N, D) or (N, D)" if name == "features" else "(B, N, N) or (N, N)"
-    square = name == "features" or data.shape[-1:] == data.shape[-2:-1]
-    if data.dim() not in (2, 3) or not square or 0 in data.shape[-2:]:
+    shapes = "(B, H, N, D), (B, N, D) or (N, D)" if name == "features" else "(B, N, N) or (N, N)"
+    fits = data.dim() in (2, 3, 4) if name == "features" else data.dim() in (2, 3) and data.shape[-1] == data.shape[-2]
+    if not fits or 0 in data.shape[-2:]:
         raise ValueError(f"{name} must have shape {shapes} with at least one token, got {tuple(data.shape)}")
     if weights is not None:
-        if not isinstance(weights, Tensor) or not weights.is_floating_point() or weights.shape != data.shape[:-1]:
+        wanted = (data.shape[0], data.shape[2]) if data.dim() == 4 else tuple(data.shape[:-1])
+        if not isinstance(weights, Tensor) or not weights.is_floating_point() or tuple(weights.shape) != wanted:
             given = f"{weights.dtype} {tuple(weights.shape)}" if isinstance(weights, Tensor) else type(weights).__name__
-            wanted = tuple(data.shape[:-1])
             raise ValueError(f"weights must be a floating point tensor, one per token, {wanted}, got {given}")
         if weights.device != data.device:
             raise ValueError(f"weights are on {weights.device}, {name} on {data.device}; both must be on one device")

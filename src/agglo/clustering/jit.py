@@ -15,11 +15,13 @@ from threading import Timer
 from typing import Any
 
 import numba
+import numpy as np
 from numba.core import event
 from numba.core.caching import FunctionCache, IndexDataCacheFile
+from torch import Tensor
 
 # Numba's cache notices changes in the file of a kernel, not in kernels it calls from other files: all of them count.
-_FILES = sorted([Path(__file__), *Path(__file__).parent.glob("*/cpu/*.py"), *Path(__file__).parent.glob("*/cpu.py")])
+_FILES = sorted([Path(__file__), *Path(__file__).parents[1].glob("**/cpu/*.py"), *Path(__file__).parents[1].glob("**/cpu.py")])
 _SOURCES = hashlib.sha256(b"".join(file.read_bytes() for file in _FILES)).hexdigest()
 
 
@@ -112,3 +114,14 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 def inner(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Compile a function that only kernels call, as part of them. It must not allocate."""
     return _compile(function, no_cpython_wrapper=True, **options)
+
+
+def as_numbers(tensor: Tensor) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Return the memory of a tensor on the CPU, from its first number to its last one, and its strides.
+
+    A kernel that knew an array as strided would not use vector instructions. The last stride is 1, by a copy if need be.
+    """
+    tensor = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+    strides = tensor.stride()
+    span = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, strides, strict=True))
+    return tensor.detach().as_strided((span,), (1,)).numpy(), strides

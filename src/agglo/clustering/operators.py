@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from agglo.checks import choice
-from agglo.clustering.distances import edge_distances, matrices
+from agglo.clustering.distances import cosine_on_cpu, edge_distances, matrices, mean_over_heads
 from agglo.clustering.grid import windows
 
 VARIABLE = "AGGLO_BACKEND"
@@ -93,6 +93,8 @@ def _validate(data: Tensor, metric: str, check: bool | None, weights: Tensor | N
     """Raise for values that cannot be clustered, if they are to be checked; None checks on the CPU only."""
     if not (data.device.type == "cpu" if check is None else check):
         return
+    if data.dim() == 4:
+        data = mean_over_heads(data)
     if data.numel() and not all(end.isfinite() for end in data.aminmax()):  # the ends are NaN if there is one
         name = "distances" if metric == "precomputed" else "features"
         _refuse(~data.isfinite().flatten(1).all(dim=1), name + " of batch item {} hold NaN or infinity")
@@ -129,16 +131,21 @@ def cluster(
 ) -> tuple[Tensor, Tensor]:
     """Labels (B, N) and group counts (B,), from arguments of `agglo.cluster` that were checked.
 
-    Data are features (B, N, D), or distances (B, N, N) where the metric is "precomputed". Given is k of every item, or
-    int64 ks (B,), or a threshold. Without a grid any two groups merge, without a window neighbours on the grid.
+    Data are features (B, N, D) or (B, H, N, D), or distances (B, N, N) where the metric is "precomputed". Given is k of
+    every item, or int64 ks (B,), or a threshold. Without a grid any two groups merge, without a window neighbours on
+    the grid.
     """
     _validate(data, metric, check, weights)
     name, counts = choose(backend, data.device), ks
     if k is not None:
         counts = torch.full((len(data),), k, dtype=torch.int64, device=data.device)
     if not grid:
-        labels = module(name).labels(matrices(data, metric, weights), linkage, counts, threshold)
+        # The CPU's kernels make distances image by image, as they cluster them.
+        in_cache = cosine_on_cpu(data, metric, weights) if name == "cpu" else None
+        distances = in_cache or matrices(data, metric, weights)
+        labels = module(name).labels(distances, linkage, counts, threshold)
     elif window:
+        data = mean_over_heads(data) if data.dim() == 4 else data
         find = module(name).labels
         labels = windows.labels(data, metric, weights, grid, window, find, linkage, k, threshold, spread)
     else:
@@ -152,7 +159,8 @@ def cluster(
 
 @cluster.register_fake
 def _(data: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-    return data.new_empty(data.shape[:2], dtype=torch.int64), data.new_empty(data.shape[:1], dtype=torch.int64)
+    labels = data.new_empty((data.shape[0], data.shape[-2]), dtype=torch.int64)
+    return labels, data.new_empty(data.shape[:1], dtype=torch.int64)
 
 
 @torch.library.custom_op("agglo::linkage", mutates_args=())
@@ -165,7 +173,7 @@ def tree(data: Tensor, metric: str, linkage: str, check: bool | None, weights: T
 
 @tree.register_fake
 def _(data: Tensor, *_: Any, **__: Any) -> Tensor:
-    return data.new_empty((data.shape[0], data.shape[1] - 1, 4), dtype=_tree_dtype(data))
+    return data.new_empty((data.shape[0], data.shape[-2] - 1, 4), dtype=_tree_dtype(data))
 
 
 def _tree_dtype(data: Tensor) -> torch.dtype:

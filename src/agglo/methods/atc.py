@@ -10,7 +10,7 @@ from torch import Tensor
 from agglo.checks import choice, number
 from agglo.clustering import cluster
 from agglo.clustering.api import CONNECTIVITIES, LINKAGES, SPREADS, window_sides
-from agglo.clustering.distances import pairwise, weighted
+from agglo.clustering.distances import mean_over_heads, pairwise, weighted
 from agglo.grouping import MEANS, Grouping, Mean
 from agglo.methods.base import FEATURES, Method, ModelShape, Outcome, View, refuse_onnx, require_grid
 from agglo.methods.registry import register
@@ -86,9 +86,11 @@ class ATC(Method):
             )
 
     def compared(self, view: View) -> tuple[Tensor, str, Tensor | None]:
-        """Return the features (B, N, D), the linkage, and the weights (B, N), if any, of a block's tokens."""
+        """Return features, (B, N, D) or (B, H, N, d), the linkage, and any weights (B, N) of a block's tokens."""
         weights = None if self.importance is None else _weights(view, self.importance, self.exponent)
-        return view.features(self.features), self.linkage, weights
+        is_mean = self.features in ("keys", "values")
+        features = view.heads(self.features) if is_mean else view.features(self.features)
+        return features, self.linkage, weights
 
     def reduce(self, view: View) -> Outcome:
         refuse_onnx("agglomerative clustering")
@@ -99,7 +101,8 @@ class ATC(Method):
             grid: dict[str, Any] = {}
             if self.reads_grid:
                 grid = {name: getattr(self, name) for name in ("window", "connectivity")}
-                grid |= {"grid": require_grid(self, view.grid, int(features.shape[1])), "spread": self.spread or "even"}
+                n_tokens = int(features.shape[-2])
+                grid |= {"grid": require_grid(self, view.grid, n_tokens), "spread": self.spread or "even"}
             labels = cluster(features, view.target, linkage, weights=weights, check=False, **grid)
             return self._outcome(view, view.group(labels.clamp(max=view.target - 1)))
         if self.reads_grid:
@@ -149,6 +152,7 @@ def _without_padding(
 
     n_real: (B,), tokens of each image that are no padding.
     """
+    features = mean_over_heads(features)
     n_tokens = features.shape[1]
     padding = torch.arange(n_tokens, device=features.device) >= n_real.unsqueeze(1)
     anything = torch.zeros_like(features)

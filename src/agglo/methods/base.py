@@ -106,6 +106,13 @@ class View:
         assert self.class_attention is not None
         return self.class_attention.mean(dim=1)[:, self.prefix :]
 
+    def heads(self, kind: str) -> Tensor:
+        """Return the "keys" or "values" (B, H, N, d) of the patch tokens, head by head, without gradient."""
+        per_head = self.values if kind == "values" else self.keys
+        if per_head is None:
+            raise ValueError(f"features={kind!r} do not exist before a block's attention; 'tokens' do")
+        return per_head[:, :, self.prefix :].detach()
+
     def features(self, kind: str) -> Tensor:
         """Return features (B, N, D) that tell how alike patch tokens are, without gradient.
 
@@ -114,10 +121,7 @@ class View:
         """
         if kind == "tokens":
             return self.patches.detach()
-        per_head = self.values if kind == "values" else self.keys
-        if per_head is None:
-            raise ValueError(f"features={kind!r} do not exist before a block's attention; 'tokens' do")
-        patches = per_head[:, :, self.prefix :].detach().float()
+        patches = self.heads(kind).float()
         if kind == "keys_per_head":
             return F.normalize(patches, dim=-1).transpose(1, 2).flatten(2)
         # Head by head takes half the time of mean(dim=1), which strides through memory.

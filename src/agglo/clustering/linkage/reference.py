@@ -42,7 +42,7 @@ _BETWEEN_GROUPS: dict[str, Callable[[np.ndarray], float]] = {"single": np.min, "
 
 def merges_of(distances: np.ndarray, linkage: str) -> list[tuple[int, int, float]]:
     """All N-1 merges of one (N, N) matrix in order: (first member of I, first member of J, d(I, J))."""
-    upper = np.triu(distances.astype(np.float64), 1)
+    upper = np.triu(distances, 1).astype(np.float64)
     tokens = upper + upper.T
     between = _BETWEEN_GROUPS[linkage]
     groups = {i: [i] for i in range(len(tokens))}  # first member -> all members

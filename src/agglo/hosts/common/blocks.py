@@ -87,6 +87,7 @@ class AttentionInputs:
     rotary: Tensor | None = None  # the table of their positions, as `Parts.project` takes it
     bias: Tensor | None = None  # relative position bias (B or 1, H or 1, T, T)
     sizes: Tensor | None = None  # (B, T), for proportional attention
+    log_sizes: Tensor | None = None  # of the sizes, where it is known
     policy: Tensor | None = None  # (B, T), a mask of keys that learns
     # Keys and values (B, H, n, d) that belong to no token of x, and their bias (B, 1, 1, n).
     elsewhere: tuple[Tensor, Tensor, Tensor] | None = None
@@ -122,7 +123,10 @@ def attend(
     elif attended is None and receives:
         attended, received = attention_with_received(q, k, v, sizes, scale=scale, dropout=projected.dropout, bias=bias)
     elif attended is None:
-        attended = proportional_attention(q, k, v, sizes, scale=scale, dropout=projected.dropout, bias=bias)
+        log_sizes = inputs.log_sizes if sizes is inputs.sizes else None  # not of further keys
+        attended = proportional_attention(
+            q, k, v, sizes, scale=scale, dropout=projected.dropout, bias=bias, log_sizes=log_sizes
+        )
     if receives:
         received = attention_received(q, k, sizes, scale=scale, bias=bias) if received is None else received
         received = received[:, : x.shape[1]]

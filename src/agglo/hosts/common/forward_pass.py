@@ -72,6 +72,7 @@ class ForwardPass:
         self.remembered_blocks = [*range(self.reducing[0] - 1, self.reducing[-1])] if remembers else []
         self.total: Grouping | None = None  # how the first tokens became those that are left
         self.bias: RelativeBias | None = None  # once a block has one
+        self.logged: tuple[Tensor, Tensor] | None = None  # the latest sizes, and their logarithms
         self.policy: Tensor | None = None  # of the latest outcome, as is processed
         self.processed: Tensor | None = None
         self.received: Tensor | None = None  # of the latest attention, as is class_attention
@@ -114,10 +115,14 @@ class ForwardPass:
 
     def _inputs(self, given: AttentionInputs) -> AttentionInputs:
         """Return what the attention of the tokens that are left depends on."""
+        sizes = self.sizes()
+        if sizes is not None and (self.logged is None or self.logged[0] is not sizes):
+            self.logged = sizes, sizes.float().log()
         return AttentionInputs(
             rotary=given.rotary if self.positions is None else self.positions.table(given.rotary),
             bias=None if given.bias is None or self.bias is None else self.bias.between(given.bias),
-            sizes=self.sizes(),
+            sizes=sizes,
+            log_sizes=None if sizes is None or self.logged is None else self.logged[1],
             policy=self.policy,
             elsewhere=given.elsewhere,
         )
@@ -148,9 +153,9 @@ class ForwardPass:
         receives = wanted and self.method.needs_attention_received
         self.x, projected, self.received = self.call(attend, parts, block, self.x, inputs, receives)
         if wanted and self.method.needs_class_attention:
-            self.class_attention = _class_attention(projected, inputs.sizes)
+            self.class_attention = _class_attention(projected, inputs)
         if index in self.remembered_blocks:
-            self._remember(projected, inputs.sizes)
+            self._remember(projected, inputs)
         if target is not None:
             self._reduce(index, target, projected)
         self.x = in_slices(self.call, parts.treats_images_alike, parts.feed, block, self.x)
@@ -243,8 +248,8 @@ class ForwardPass:
         self.policy = self.processed = None
 
     @torch.no_grad()
-    def _remember(self, projected: Projected, sizes: Tensor | None) -> None:
-        latest = self.method.remember(_class_attention(projected, sizes), self._memory())
+    def _remember(self, projected: Projected, inputs: AttentionInputs) -> None:
+        latest = self.method.remember(_class_attention(projected, inputs), self._memory())
         if self.total is not None:
             before = None if self.memory is None else self.memory.unsqueeze(-1)
             latest = self.total.unmerge(latest.unsqueeze(-1), before).squeeze(-1)
@@ -301,10 +306,12 @@ class ForwardPass:
         )
 
 
-def _class_attention(projected: Projected, sizes: Tensor | None) -> Tensor:
-    k, n_tokens = projected.k, projected.q.shape[2]
-    sizes = of_keys(sizes, k)
-    return class_attention(projected.q, k, sizes, scale=projected.scale, bias=projected.bias)[..., :n_tokens]
+def _class_attention(projected: Projected, inputs: AttentionInputs) -> Tensor:
+    q, k = projected.q, projected.k
+    sizes = of_keys(inputs.sizes, k)
+    log_sizes = inputs.log_sizes if sizes is inputs.sizes else None  # not of further keys
+    found = class_attention(q, k, sizes, scale=projected.scale, bias=projected.bias, log_sizes=log_sizes)
+    return found[..., : q.shape[2]]
 
 
 def ends_first(x: Tensor, ends: tuple[int, int]) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as all_modules
 
 from agglo.hosts.common.base import matrix_entries
 from agglo.hosts.common.blocks import Parts, Projected
@@ -43,6 +44,7 @@ _GATES = (("gate_attn", "gate_ffn"),)
 _DROPOUTS = ("attention_dropout", "dropout_prob", "attn_drop", "dropout")
 _WIDTHS = ("head_dim", "attention_head_size")
 _HEADS = ("num_heads", "num_attention_heads")
+_LOGIT_SCALES = ("scaling", "scale")
 _EXPERTS = "dataset_index"  # ViTPose says by this argument which expert an image has
 
 
@@ -63,6 +65,12 @@ class Structure:
     drops: tuple[bool, bool]  # which branches the block's own dropout acts on
     head_width: int
     post_norm: bool
+    # Names within the attention, None where it has no such part.
+    qk_norms: tuple[str | None, str | None]
+    inner_norm: str | None
+    output_dropout: str | None
+    dropout: str | None
+    scale: str | None
 
     @staticmethod
     def of(block: Any) -> Structure:
@@ -101,6 +109,11 @@ class Structure:
             drops=(has_dropout and not _has(inner, "projection_dropout"), has_dropout and qkv != _PACKED),
             head_width=_head_width(inner, qkv),
             post_norm=type(block).__name__ in _POST_NORM,
+            qk_norms=(_name(inner, _QK_NORMS[0]), _name(inner, _QK_NORMS[1])),
+            inner_norm=_name(inner, _INNER_NORMS),
+            output_dropout=_name(inner, _OUTPUT_DROPOUTS),
+            dropout=_name(inner, _DROPOUTS),
+            scale=_name(inner, _LOGIT_SCALES),
         )
 
     def sizes(self, block: nn.Module) -> dict[str, int]:
@@ -147,15 +160,17 @@ class LayerParts(Parts):
             q, k = q.type_as(v), k.type_as(v)
         if k.shape[1] != q.shape[1]:  # grouped queries
             k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
-        gate, dropout = getattr(attention, "gate", None), _first(attention, _DROPOUTS, 0.0)
+        gate, dropout, scale = getattr(attention, "gate", None), 0.0, self.structure.scale
+        if attention.training and self.structure.dropout is not None:
+            dropout = getattr(attention, self.structure.dropout)
         return Projected(
             q,
             k,
             v,
             features=features,
             gate=None if gate is None else gate(x[:, :n_front]).sigmoid(),
-            scale=_first(attention, ("scaling", "scale"), None),
-            dropout=float(getattr(dropout, "p", dropout)) if attention.training else 0.0,
+            scale=None if scale is None else getattr(attention, scale),
+            dropout=float(getattr(dropout, "p", dropout)),
         )
 
     def rotate(self, attention: Any, q: Tensor, k: Tensor, rotary: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -170,7 +185,7 @@ class LayerParts(Parts):
             q, k, v = (getattr(attention, name)(each) for name, each in zip(names, tokens, strict=True))
         else:
             q, k, v = self._fused_qkv(attention, x, n_front)
-        q_norm, k_norm = (_first(attention, either, None) for either in _QK_NORMS)
+        q_norm, k_norm = (None if name is None else getattr(attention, name) for name in self.structure.qk_norms)
         return self._heads(q, q_norm), self._heads(k, k_norm), self._heads(v, None)
 
     def _fused_qkv(self, attention: Any, x: Tensor, n_front: int | None) -> tuple[Tensor, ...]:
@@ -200,7 +215,7 @@ class LayerParts(Parts):
         x = norm(x) if of_all else x
         # Not unflatten: in an ONNX file written by way of TorchScript it fixes the batch size.
         x = x.reshape(*x.shape[:-1], -1, self.structure.head_width).transpose(1, 2)
-        return x if norm is None or of_all else cast(Tensor, norm(x))
+        return x if norm is None or of_all else _through(norm, x)
 
     def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
         out = self.output(block, x, attended, projected.gate)
@@ -209,16 +224,16 @@ class LayerParts(Parts):
 
     def output(self, block: Any, x: Tensor, attended: Tensor, gate: Tensor | None) -> Tensor:
         """Return the output projection (B, T, C) of attended (B, H, T, d)."""
-        out, attention = attended.transpose(1, 2).flatten(2), get(block, self.structure.attention)
-        norm, dropout = _first(attention, _INNER_NORMS, None), _first(attention, _OUTPUT_DROPOUTS, None)
-        out = out if norm is None else norm(out)
+        structure = self.structure
+        out, attention = attended.transpose(1, 2).flatten(2), get(block, structure.attention)
+        out = out if structure.inner_norm is None else _through(getattr(attention, structure.inner_norm), out)
         out = out if gate is None else out * gate
-        module = get(block, self.structure.output)
+        module = get(block, structure.output)
         if isinstance(attention, nn.MultiheadAttention):
             out = F.linear(out, module.weight, module.bias)
         else:
-            out = module(out, x) if self.structure.output_takes_both else module(out)
-        return out if dropout is None else cast(Tensor, dropout(out))
+            out = module(out, x) if structure.output_takes_both else module(out)
+        return out if structure.output_dropout is None else _through(getattr(attention, structure.output_dropout), out)
 
     def feed(self, block: Any, x: Tensor) -> Tensor:
         structure, norm = self.structure, getattr(block, self.structure.norms[1])
@@ -237,10 +252,10 @@ class LayerParts(Parts):
             out = block.dropout(out)
         if structure.scales is not None:
             scale = getattr(block, structure.scales[which])
-            out = scale(out) if isinstance(scale, nn.Module) else scale * out
+            out = _through(scale, out) if isinstance(scale, nn.Module) else scale * out
         if structure.gates is not None:
             out = getattr(block, structure.gates[which]).tanh() * out
-        return out if structure.drop_paths is None else getattr(block, structure.drop_paths[which])(out)
+        return out if structure.drop_paths is None else _through(getattr(block, structure.drop_paths[which]), out)
 
 
 def fused_weight(attention: Any, qkv: tuple[str, ...]) -> Tensor | None:
@@ -296,6 +311,23 @@ def _pair(block: Any, pairs: tuple[tuple[str, str], ...]) -> tuple[str, str] | N
 def _first(module: Any, names: tuple[str, ...], default: Any) -> Any:
     """Return the attribute under the first name the module has."""
     return next((getattr(module, name) for name in names if hasattr(module, name)), default)
+
+
+def _name(module: Any, names: tuple[str, ...]) -> str | None:
+    """Return the first name under which the module has something."""
+    return next((name for name in names if hasattr(module, name)), None)
+
+
+def _through(module: Any, x: Tensor) -> Tensor:
+    """Return module(x), without the call where that is x: a call of an identity takes longer than a small addition."""
+    if type(module) is nn.Identity or (type(module) is nn.Dropout and not module.training):
+        if not (module._forward_hooks or module._forward_pre_hooks or _has_global_hooks()):
+            return x
+    return cast(Tensor, module(x))
+
+
+def _has_global_hooks() -> bool:
+    return bool(all_modules._global_forward_hooks or all_modules._global_forward_pre_hooks)
 
 
 def _out_features(projection: Any) -> int:

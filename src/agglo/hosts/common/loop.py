@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from agglo.hosts.common.blocks import AttentionInputs, Parts, checkpointed, directly
@@ -46,7 +47,9 @@ class BlockLoop(ABC):
         self.blocks = list(getattr(owner, self.blocks_name))
         self.run: ForwardPass | Split | None = None
         self.given_back: Tensor | None = None
-        self._structures: dict[type, Structure] = {}
+        # A graph that noticed a change outside of it would be compiled again.
+        in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        self._structures: dict[type, Structure] = {} if in_graph else setup.known.structures
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the owner as its library wrote it, with the blocks of this pass."""
@@ -66,7 +69,7 @@ class BlockLoop(ABC):
         """Return how a block comes apart, given the arguments that the library adds to the tokens."""
 
     def structure(self, block: Any) -> Structure:
-        """Return the structure of a block, found once per pass and class."""
+        """Return the structure of a block, found once per class."""
         if type(block) not in self._structures:
             self._structures[type(block)] = Structure.of(block)
         return self._structures[type(block)]

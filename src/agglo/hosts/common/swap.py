@@ -47,6 +47,14 @@ class UnsupportedModelError(TypeError):
     """
 
 
+@dataclass(frozen=True)
+class Known:
+    """What passes found out about a model, for the passes to come."""
+
+    targets: Targets = field(default_factory=dict)
+    structures: dict[type, Any] = field(default_factory=dict)  # how blocks of a class come apart
+
+
 class Setting:
     """Base of what `agglo.apply` puts into a module: one immutable value."""
 
@@ -58,7 +66,7 @@ class Applied(Setting):
     plan: Plan
     method: Method
     config: ReductionConfig
-    known_targets: Targets = field(default_factory=dict, compare=False, repr=False)
+    known: Known = field(default_factory=Known, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ class PassSetup:
     plan: Plan
     method: Method
     traces: tuple[tracing.Trace, ...] = ()
-    known_targets: Targets = field(default_factory=dict)
+    known: Known = field(default_factory=Known)
     front_only: bool = False  # whether the caller of this pass reads only `plan.reads` tokens in front
 
     def targets(self, n_patches: int, depth: int, grid: Grid | None) -> list[int | None]:
@@ -76,9 +84,9 @@ class PassSetup:
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return self.plan.targets(self.method, n_patches, depth, grid)
         key = n_patches, depth, grid
-        if key not in self.known_targets:
-            self.known_targets[key] = self.plan.targets(self.method, n_patches, depth, grid)
-        return self.known_targets[key]
+        if key not in self.known.targets:
+            self.known.targets[key] = self.plan.targets(self.method, n_patches, depth, grid)
+        return self.known.targets[key]
 
 
 class ReducedModule:
@@ -164,7 +172,7 @@ def setup_of(module: Any) -> PassSetup | None:
         method = module.agglo_method  # DataParallel's copy of it, on the replica's device
     # The flag comes first: torch.compile can guard on it in every version, but on context variables only in new ones.
     traces = tracing.traces_of(module) if tracing.any_open else ()
-    return PassSetup(applied.plan, method, traces, applied.known_targets)
+    return PassSetup(applied.plan, method, traces, applied.known)
 
 
 def install(module: nn.Module, mixin: type[ReducedModule], applied: Setting) -> None:

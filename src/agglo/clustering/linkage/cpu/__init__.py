@@ -11,106 +11,19 @@ doubt, and trees). Each is compiled when it is first needed.
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from threading import Lock
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from agglo.clustering.jit import inner, kernel
+from agglo.clustering.distances.cpu import CosineDistances
 from agglo.clustering.linkage.cpu import chains, pairs, rounds
 from agglo.clustering.linkage.cpu.keys import FAR, encode
+from agglo.clustering.threads import run
 
 _LARGE = 1024  # tokens from which rounds are faster than pairs, and threads share an image
 _DISTANCES_AT_ONCE = 320_000  # how many a thread takes in turn: enough to be worth a call, few enough to share fairly
-# Squares within these sum up without overflow, and without losing digits to subnormal numbers.
-_LEAST, _MOST = np.float32(1e-25), np.float32(1e25)
-_NUMBERS_PER_PART = 300_000  # for fewer, waking a thread takes longer than the work
-
-
-# For kernels that release the GIL, safe for many callers at once and after a fork. Numba's threading layers are
-# neither: workqueue aborts the process when two Python threads call, OpenMP after a fork.
-_lock = Lock()
-_pool: ThreadPoolExecutor | None = None
-_pool_size = 0
-
-
-def _after_fork() -> None:
-    """Forget the pool, whose threads do not survive a fork, and the lock, which may have been held during it."""
-    global _lock, _pool, _pool_size
-    _lock, _pool, _pool_size = Lock(), None, 0
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def run(task: Callable[..., object], parts: int, *arguments: object) -> None:
-    """Call task(part, parts, *arguments) for every part, each on another thread if there are so many.
-
-    Parts of a call are taken, not assigned, and a thread that has not begun when all parts are taken is not waited for:
-    25 ms for one image of 1024 tokens on 2 cores at a load of 7, where torch's OpenMP threads took 136 ms.
-    """
-    global _pool, _pool_size
-    if parts == 1:
-        task(0, 1, *arguments)
-        return
-    numbers = itertools.count()
-
-    def worker() -> None:
-        while (part := next(numbers)) < parts:
-            task(part, parts, *arguments)
-
-    with _lock:
-        if _pool is None or _pool_size < parts - 1:
-            _pool, _pool_size = ThreadPoolExecutor(parts - 1, thread_name_prefix="agglo"), parts - 1
-        futures = [_pool.submit(worker) for _ in range(parts - 1)]
-    worker()
-    for future in futures:
-        if not future.cancel():
-            future.result()
-
-
-@partial(inner, fastmath={"reassoc", "contract"})  # sums in any order, which lets them use vector instructions
-def square_sum(row):
-    total = np.float32(0)
-    for c in range(row.shape[0]):
-        total += row[c] * row[c]
-    return total
-
-
-@kernel
-def write_units(part, parts, rows, units):
-    """Write rows (R, D), scaled to length 1, into units; zero, infinite and NaN rows become NaN."""
-    n = rows.shape[0]
-    for r in range(part * n // parts, (part + 1) * n // parts):
-        row, unit = rows[r], units[r]
-        squares = square_sum(row)
-        if _LEAST < squares < _MOST:
-            shrink = np.float32(1 / np.sqrt(np.float64(squares)))
-            for c in range(row.shape[0]):
-                unit[c] = row[c] * shrink
-        else:
-            total = np.float64(0)
-            for c in range(row.shape[0]):
-                total += np.float64(row[c]) * np.float64(row[c])
-            for c in range(row.shape[0]):
-                unit[c] = np.float32(np.float64(row[c]) / np.sqrt(total))
-
-
-def unit_rows(features: Tensor) -> Tensor:
-    """Scale float32 features (B, N, D) to length 1, every token."""
-    rows = features.reshape(-1, features.shape[-1]).contiguous()
-    units = torch.empty_like(rows)
-    parts = max(1, min(torch.get_num_threads(), rows.numel() // _NUMBERS_PER_PART))
-    run(write_units, parts, rows.numpy(), units.numpy())
-    return units.view(features.shape)
-
 
 def record_in_rounds(distances: np.ndarray, target: int, limit: np.int32, average: bool, parts: int, work: Any) -> int:
     """Record merges of a matrix (N, N) until `target` are certain, the rows of every round spread over threads.
@@ -133,10 +46,9 @@ def record_in_rounds(distances: np.ndarray, target: int, limit: np.int32, averag
     return recorded
 
 
-def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
-    """Labels (B, N) of distances (B, N, N); see `operators`."""
+def labels(distances: Tensor | CosineDistances, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
+    """Labels (B, N) of distances (B, N, N), which may be made image by image; see `operators`."""
     batch, n, _ = distances.shape
-    matrices = distances.numpy()
     limit = FAR if threshold is None else encode(np.float32(threshold))
     counts = np.ones(batch, np.int64) if k is None else k.numpy()
     single, average = linkage == "single", linkage == "average"
@@ -144,26 +56,36 @@ def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float |
     threads = torch.get_num_threads()
     in_rounds = n >= _LARGE and not single
     parts = threads if in_rounds and batch < threads else 1
+    if not isinstance(distances, Tensor) and (parts > 1 or n >= _LARGE):
+        distances = distances.matrices()
+    given = distances.numpy() if isinstance(distances, Tensor) else None
     at_once = 1 if in_rounds else max(1, min(-(-batch // threads), _DISTANCES_AT_ONCE // n**2))
     chunks = itertools.count(0, at_once)
 
     def label_chunks(_part: int, _parts: int) -> None:
         work: Any = rounds.workspace(n, parts) if in_rounds else pairs.workspace(n)
-        while (b := next(chunks)) < batch:
-            end = min(b + at_once, batch)
+        buffer, own = None, None
+        if given is None:
+            buffer, own = np.empty((at_once, n, n), np.float32), distances.workspace()
+        while (first := next(chunks)) < batch:
+            end = min(first + at_once, batch)
+            if given is None:
+                distances.write(first, end, buffer, own)
+            matrices = buffer if given is None else given[first:end]
+            ks, out, b, last = counts[first:end], result[first:end], 0, end - first
             if single:
-                pairs.label_by_spanning_tree(matrices, counts, limit, result, b, end, work)
+                pairs.label_by_spanning_tree(matrices, ks, limit, out, b, last, work)
                 continue
-            while b < end:
+            while b < last:
                 if in_rounds:
-                    recorded = record_in_rounds(matrices[b], n - counts[b], limit, average, parts, work)
-                    b += rounds.label_after_rounds(recorded, n - counts[b], limit, average, result[b], work)
+                    recorded = record_in_rounds(matrices[b], n - ks[b], limit, average, parts, work)
+                    b += rounds.label_after_rounds(recorded, n - ks[b], limit, average, out[b], work)
                 else:
-                    b, recorded = pairs.label_by_pairs(matrices, counts, limit, average, result, b, end, work)
-                if b < end:
+                    b, recorded = pairs.label_by_pairs(matrices, ks, limit, average, out, b, last, work)
+                if b < last:
                     exact = chains.workspace(work.merges)
                     recorded = chains.finish_by_chains(matrices[b], recorded, limit, average, exact)
-                    chains.label_after_chains(recorded, n - counts[b], result[b], exact)
+                    chains.label_after_chains(recorded, n - ks[b], out[b], exact)
                     b += 1
 
     run(label_chunks, 1 if parts > 1 else max(1, min(threads, -(-batch // at_once))))

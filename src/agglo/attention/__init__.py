@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agglo.compiling import constant_result
+from agglo.compiling import constant_result, takes_kernels
 
 BiasPath = Literal["bias", "channel"]
 
@@ -63,16 +63,17 @@ def proportional_attention(
     dropout: float = 0.0,
     bias: Tensor | None = None,
     path: BiasPath | None = None,
+    log_sizes: Tensor | None = None,
 ) -> Tensor:
     """Return attention of q (B, H, M, d) over k, v (B, H, N, d), whose tokens have sizes (B, N): (B, H, M, d).
 
     sizes None is ordinary attention; scale None is 1 / sqrt(d); path None takes the fastest one, and a bias always the
-    path "bias".
+    path "bias"; log_sizes spares the logarithm of the sizes where it is known.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     mask = bias
     if sizes is not None:
-        log_sizes = sizes.float().log()
+        log_sizes = sizes.float().log() if log_sizes is None else log_sizes
         if bias is None and (path or _path_of(q)) == "channel":
             return _in_a_channel(q, k, v, log_sizes, scale, dropout)
         rows = log_sizes[:, None, None, :]
@@ -98,24 +99,28 @@ def _in_a_channel(q: Tensor, k: Tensor, v: Tensor, log_sizes: Tensor, scale: flo
 
 
 def class_attention(
-    q: Tensor, k: Tensor, sizes: Tensor | None, *, scale: float | None = None, bias: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    sizes: Tensor | None,
+    *,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+    log_sizes: Tensor | None = None,
 ) -> Tensor:
     """Return how the first token of q (B, H, M, d) attends to every key of k (B, H, N, d): weights (B, H, N).
 
     In float32, under autocast too: half precision would make ties, and select other patches.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    log_sizes = sizes.float().log() if log_sizes is None and sizes is not None else log_sizes
+    if bias is None and takes_kernels(q, k, sizes):
+        from agglo.attention import cpu  # compiled kernels load when they are needed
+
+        return cpu.class_logits(q[:, :, :1].float(), k.float(), log_sizes, scale).softmax(dim=-1)
     with torch.autocast(q.device.type, enabled=False):
-        first = q[:, :, :1]
-        if q.device.type == "cpu":
-            # Head by head the keys are not copied first, as one product of all heads does: half the time.
-            pairs = zip(first.unbind(dim=1), k.unbind(dim=1), strict=True)
-            logits = torch.cat([one.float() @ keys.float().transpose(1, 2) for one, keys in pairs], dim=1)
-        else:
-            logits = (first.float() @ k.float().transpose(-2, -1)).squeeze(2)
-        logits = logits * scale
-        if sizes is not None:
-            logits = logits + sizes.float().log().unsqueeze(1)
+        logits = (q[:, :, :1].float() @ k.float().transpose(-2, -1)).squeeze(2) * scale
+        if log_sizes is not None:
+            logits = logits + log_sizes.unsqueeze(1)
         if bias is not None:
             logits = logits + bias[:, :, 0].float()
         return logits.softmax(dim=-1)
