@@ -51,12 +51,16 @@ from agglo.clustering import cluster
 def status(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field))
 
-tokens = torch.randn(1, 2500, 64)
+tokens = torch.randn(1, 2500, 64, generator=torch.Generator().manual_seed(0))
 cluster(tokens, k=1250, check=False)  # compiling takes memory as well
-open("/proc/self/clear_refs", "w").write("5")  # forget the peak so far
-before = status("VmRSS")
-cluster(tokens, k=1250, check=False)
-print((status("VmHWM") - before) * 1024 / (4 * 2500**2))
+peaks = []
+for _ in range(3):
+    open("/proc/self/clear_refs", "w").write("5")  # forget the peak so far
+    before = status("VmRSS")
+    cluster(tokens, k=1250, check=False)
+    peaks.append(status("VmHWM") - before)
+# The least: what else the process does at a time, such as freeing memory of the compiler, is not the clustering's.
+print(min(peaks) * 1024 / (4 * 2500**2))
 """
 
 
