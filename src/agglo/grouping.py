@@ -68,7 +68,8 @@ class Grouping:
         _require("weights", weights, (batch, prefix + n_patches))
         _require("counts", counts, (batch,))
         if takes_kernels(patch_labels, weights) and (weights is None or weights.dtype == torch.float32):
-            labels, sizes = merge_kernels().sizes(patch_labels, n_groups, prefix, weights)
+            numbers = patch_labels.contiguous().numpy()
+            labels, sizes, _ = merge_kernels().group(numbers, n_groups, prefix, weights)
             return Grouping(labels, sizes, prefix, weights, counts, drops)
         device = patch_labels.device
         shifted = torch.where(patch_labels < 0, -1, patch_labels + prefix) if drops else patch_labels + prefix

@@ -83,6 +83,11 @@ def choose(backend: str, device: torch.device) -> str:
     return backend
 
 
+def runs_on_cpu_backend() -> bool:
+    """Return whether tensors on the CPU are clustered by the backend "cpu", unless the caller names another."""
+    return os.environ.get(VARIABLE, "") in ("", "cpu")
+
+
 @cache
 def module(name: str) -> ModuleType:
     """Import a backend's module on first use."""

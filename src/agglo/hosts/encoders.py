@@ -56,7 +56,7 @@ class _EncoderLoop(BlockLoop):
 
     def parts(self, block: nn.Module, given: Given) -> Parts:
         refuse_given(attn_mask=given.get("attn_mask"))
-        return _parts_of(block, self.structure(block))
+        return _parts_of(block, self.known_of(block, Structure.of))
 
 
 class _ReducedEncoder(ReducedModule):

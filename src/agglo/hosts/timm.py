@@ -6,10 +6,10 @@ reduced image by image; with rotary positions its images must be of one size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from agglo.hosts.common.base import (
     require_own,
 )
 from agglo.hosts.common.blocks import AttentionInputs, Projected
-from agglo.hosts.common.forward_pass import ForwardPass
+from agglo.hosts.common.forward_pass import NO_INPUTS, ForwardPass
 from agglo.hosts.common.layers import LayerParts, Structure, require_structure
 from agglo.hosts.common.loop import BlockLoop, Given
 from agglo.hosts.common.positions import Positions
@@ -119,14 +119,27 @@ def one_branch(block: Any) -> Any:
     return SimpleNamespace(norm1=attention.norm, attn=attention.attn, norm2=mlp.norm, mlp=mlp.mlp)
 
 
-def parts_of(block: Any, given: Mapping[str, Any] | None = None, structure: Structure | None = None) -> TimmParts:
-    """Return how a block comes apart that timm calls with the given arguments and the tokens."""
-    kind: type[TimmParts] = TimmParts
-    if hasattr(block, "attns"):
-        kind = _ParallelParts
-    elif hasattr(block.attn, "proj_l"):
-        kind = _TalkingParts
-    return kind(structure or Structure.of(one_branch(block)), given or {})
+class _Anatomy(NamedTuple):
+    """How blocks of a class come apart."""
+
+    parts: type[TimmParts]
+    structure: Structure
+    has_position_bias: bool
+
+    @staticmethod
+    def of(block: Any) -> _Anatomy:
+        one, kind = one_branch(block), TimmParts
+        if hasattr(block, "attns"):
+            kind = _ParallelParts
+        elif hasattr(block.attn, "proj_l"):
+            kind = _TalkingParts
+        return _Anatomy(kind, Structure.of(one), hasattr(one.attn, "relative_position_bias_table"))
+
+
+def parts_of(block: Any) -> TimmParts:
+    """Return how a block comes apart that timm calls with the tokens alone."""
+    anatomy = _Anatomy.of(block)
+    return anatomy.parts(anatomy.structure, {})
 
 
 class _TimmLoop(BlockLoop):
@@ -145,15 +158,15 @@ class _TimmLoop(BlockLoop):
     def parts(self, block: nn.Module, given: Given) -> TimmParts:
         # `begin` refuses a true `is_causal`; TorchScript makes a tensor of a false one, which attention refuses.
         given = {name: value for name, value in given.items() if name != "is_causal"}
-        return parts_of(block, given, self.structure(one_branch(block)))
+        anatomy = self.known_of(block, _Anatomy.of)
+        return anatomy.parts(anatomy.structure, given)
 
     def inputs(self, block: Any, x: Tensor, given: Given) -> AttentionInputs:
-        own = None
-        if getattr(getattr(block, "attn", None), "relative_position_bias_table", None) is not None:
+        bias, rotary = given.get("shared_rel_pos_bias"), given.get("rope")
+        if self.known_of(block, _Anatomy.of).has_position_bias and block.attn.relative_position_bias_table is not None:
             own = block.attn._get_rel_pos_bias()
-        shared = given.get("shared_rel_pos_bias")
-        bias = shared if own is None else own if shared is None else own + shared
-        return AttentionInputs(rotary=given.get("rope"), bias=bias)
+            bias = own if bias is None else own + bias
+        return NO_INPUTS if bias is None and rotary is None else AttentionInputs(rotary=rotary, bias=bias)
 
     def begin(self, block: nn.Module, x: Tensor, given: Given) -> ForwardPass | Split:
         mask, rope = given.get("attn_mask"), given.get("rope")

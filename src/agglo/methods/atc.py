@@ -11,6 +11,9 @@ from agglo.checks import choice, number
 from agglo.clustering import cluster
 from agglo.clustering.api import CONNECTIVITIES, LINKAGES, SPREADS, window_sides
 from agglo.clustering.distances import mean_over_heads, pairwise, weighted
+from agglo.clustering.merge import kernels as merge_kernels
+from agglo.clustering.operators import runs_on_cpu_backend
+from agglo.compiling import takes_kernels
 from agglo.grouping import MEANS, Grouping, Mean
 from agglo.methods.base import FEATURES, Method, ModelShape, Outcome, View, refuse_onnx, require_grid
 from agglo.methods.registry import register
@@ -98,6 +101,9 @@ class ATC(Method):
         # labels are then without meaning, but must be labels.
         features, linkage, weights = self.compared(view)
         if view.target is not None:
+            given = view.tokens, features, weights, view.sizes
+            if not self.reads_grid and self.proportional and takes_kernels(*given) and runs_on_cpu_backend():
+                return self._at_once(view, features, weights)
             grid: dict[str, Any] = {}
             if self.reads_grid:
                 grid = {name: getattr(self, name) for name in ("window", "connectivity")}
@@ -115,6 +121,15 @@ class ATC(Method):
         # The batch is as wide as its widest image; the others end in groups of size 0.
         widest = int(counts.max())
         return self._outcome(view, view.group(labels.clamp(max=widest - 1), counts, n_groups=widest))
+
+    def _at_once(self, view: View, features: Tensor, weights: Tensor | None) -> Outcome:
+        """Cluster and merge by one call of the CPU's kernels, which at one image saves more than the clustering takes."""
+        assert view.target is not None
+        labels, sizes, merged = merge_kernels().cluster_and_merge(
+            view.tokens, features, weights, view.target, self.linkage, view.sizes, view.prefix,
+            self.mean == "preserve_norm",
+        )  # fmt: skip
+        return Outcome(Grouping(labels, sizes, view.prefix, view.sizes), merged, mean=self.mean)
 
     def _outcome(self, view: View, grouping: Grouping) -> Outcome:
         if self.sizes == "counted" or view.sizes is None:

@@ -34,6 +34,13 @@ class Workspace(NamedTuple):
     sums: np.ndarray  # four rows of dot products
 
 
+def workspace(n: int, d: int) -> Workspace:
+    """Return what a thread needs for images of N tokens with D channels."""
+    n, d = -(-n // 4) * 4, -(-d // 4) * 4
+    columns = np.zeros((d, -(-n // 16) * 16), np.float32)
+    return Workspace(np.zeros((n, d), np.float32), columns, np.empty(4 * int(_PANEL), np.float32))
+
+
 @partial(inner, fastmath={"reassoc", "contract"})  # sums in any order, which lets them use vector instructions
 def square_sum(row):
     total = _ZERO
@@ -132,13 +139,7 @@ class CosineDistances:
         self._numbers, strides = as_numbers(features)
         self._layout = tuple(map(np.uint64, (n_heads, n, d, *strides[:3])))
         self._weights = np.empty((batch, 0), np.float32) if weights is None else weights.contiguous().numpy()
-        self._width = d
-
-    def workspace(self) -> Workspace:
-        """Return what a thread needs."""
-        n, d = (-(-length // 4) * 4 for length in (self.shape[1], self._width))
-        columns = np.zeros((d, -(-n // 16) * 16), np.float32)
-        return Workspace(np.zeros((n, d), np.float32), columns, np.empty(4 * int(_PANEL), np.float32))
+        self.width = d
 
     def write(self, first: int, last: int, out: np.ndarray, work: Any, part: int = 0, parts: int = 1) -> None:
         """Write the upper triangles of images first to last into out (last - first, N, N)."""
@@ -153,12 +154,12 @@ class CosineDistances:
         matrices = out.numpy()
 
         def write(part: int, parts: int) -> None:
-            work = self.workspace()
+            work = workspace(n, self.width)
             for image in range(batch):
                 if batch < parts:  # all threads share every image
                     self.write(image, image + 1, matrices[image : image + 1], work, part, parts)
                 elif image % parts == part:
                     self.write(image, image + 1, matrices[image : image + 1], work)
 
-        run(write, max(1, min(torch.get_num_threads(), batch * n * n * self._width // 2 // _PRODUCTS_PER_PART)))
+        run(write, max(1, min(torch.get_num_threads(), batch * n * n * self.width // 2 // _PRODUCTS_PER_PART)))
         return out

@@ -29,7 +29,7 @@ _HIDDEN_PER_CHANNEL = 4  # how much wider than its tokens an MLP usually is
 _QUANTISERS = ("torch.ao.", "torchao.", "bitsandbytes.", "optimum.", "hqq.")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen, which would take three times as long to make
 class Projected:
     """What a block's attention works on: q, k and v, (B, H, T, d) each."""
 
@@ -80,7 +80,7 @@ def checkpointed(function: Call, *arguments: Any) -> Any:
     return checkpoint(function, *arguments, use_reentrant=False)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class AttentionInputs:
     """What the attention of a block depends on, apart from its tokens (B, T, C)."""
 

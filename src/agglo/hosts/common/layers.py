@@ -67,10 +67,13 @@ class Structure:
     post_norm: bool
     # Names within the attention, None where it has no such part.
     qk_norms: tuple[str | None, str | None]
+    gate: str | None
+    query_bias: str | None  # with a bias of keys and of values beside it, instead of one of the fused projection
     inner_norm: str | None
     output_dropout: str | None
     dropout: str | None
     scale: str | None
+    experts: bool  # whether the MLP asks by an argument which expert an image has
 
     @staticmethod
     def of(block: Any) -> Structure:
@@ -110,10 +113,13 @@ class Structure:
             head_width=_head_width(inner, qkv),
             post_norm=type(block).__name__ in _POST_NORM,
             qk_norms=(_name(inner, _QK_NORMS[0]), _name(inner, _QK_NORMS[1])),
+            gate=_name(inner, ("gate",)),
+            query_bias=_name(inner, ("q_bias",)),
             inner_norm=_name(inner, _INNER_NORMS),
             output_dropout=_name(inner, _OUTPUT_DROPOUTS),
             dropout=_name(inner, _DROPOUTS),
             scale=_name(inner, _LOGIT_SCALES),
+            experts=getattr(block, "num_experts", 1) > 1,
         )
 
     def sizes(self, block: nn.Module) -> dict[str, int]:
@@ -160,16 +166,17 @@ class LayerParts(Parts):
             q, k = q.type_as(v), k.type_as(v)
         if k.shape[1] != q.shape[1]:  # grouped queries
             k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
-        gate, dropout, scale = getattr(attention, "gate", None), 0.0, self.structure.scale
-        if attention.training and self.structure.dropout is not None:
-            dropout = getattr(attention, self.structure.dropout)
+        structure, dropout = self.structure, 0.0
+        if attention.training and structure.dropout is not None:
+            dropout = getattr(attention, structure.dropout)
+        gate = None if structure.gate is None else getattr(attention, structure.gate)
         return Projected(
             q,
             k,
             v,
             features=features,
             gate=None if gate is None else gate(x[:, :n_front]).sigmoid(),
-            scale=None if scale is None else getattr(attention, scale),
+            scale=None if structure.scale is None else getattr(attention, structure.scale),
             dropout=float(getattr(dropout, "p", dropout)),
         )
 
@@ -194,7 +201,7 @@ class LayerParts(Parts):
         if packed:
             require_packed(attention)  # again: an adapter may have come after agglo.apply
             bias = attention.in_proj_bias
-        elif getattr(attention, "q_bias", None) is not None:  # instead of a bias of the projection itself
+        elif self.structure.query_bias is not None and attention.q_bias is not None:
             bias = torch.cat((attention.q_bias, attention.k_bias, attention.v_bias))
         if weight is not None:
             width, bias = weight.shape[0] // 3, attention.qkv.bias if bias is None and not packed else bias
@@ -206,16 +213,19 @@ class LayerParts(Parts):
         else:
             projected = attention.qkv(x) if bias is None else attention.qkv(x) + bias
         q, k, v = projected.chunk(3, dim=-1)
-        return q[:, :n_front], k, v
+        return q if n_front is None else q[:, :n_front], k, v
 
     def _heads(self, x: Tensor, norm: Any) -> Tensor:
         """Return x (B, T, H * d) as (B, H, T, d), normed as a whole or head by head."""
+        # Not unflatten: in an ONNX file written by way of TorchScript it fixes the batch size.
+        if norm is None or type(norm) is nn.Identity:
+            x = x.reshape(*x.shape[:-1], -1, self.structure.head_width).transpose(1, 2)
+            return x if norm is None else _through(norm, x)
         weight = getattr(norm, "weight", None)
         of_all = weight is not None and weight.shape[-1] == x.shape[-1]
         x = norm(x) if of_all else x
-        # Not unflatten: in an ONNX file written by way of TorchScript it fixes the batch size.
         x = x.reshape(*x.shape[:-1], -1, self.structure.head_width).transpose(1, 2)
-        return x if norm is None or of_all else _through(norm, x)
+        return x if of_all else cast(Tensor, norm(x))
 
     def join(self, block: Any, x: Tensor, attended: Tensor, projected: Projected) -> Tensor:
         out = self.output(block, x, attended, projected.gate)
@@ -238,7 +248,7 @@ class LayerParts(Parts):
     def feed(self, block: Any, x: Tensor) -> Tensor:
         structure, norm = self.structure, getattr(block, self.structure.norms[1])
         first, *second = (getattr(block, name) for name in structure.mlp)
-        experts = {"indices": self.given[_EXPERTS]} if getattr(block, "num_experts", 1) > 1 else {}
+        experts = {"indices": self.given[_EXPERTS]} if structure.experts else {}
         out = first(x if structure.post_norm else norm(x), **experts)
         if structure.mlp_adds:
             return cast(Tensor, second[0](out, x))
@@ -320,14 +330,12 @@ def _name(module: Any, names: tuple[str, ...]) -> str | None:
 
 def _through(module: Any, x: Tensor) -> Tensor:
     """Return module(x), without the call where that is x: a call of an identity takes longer than a small addition."""
-    if type(module) is nn.Identity or (type(module) is nn.Dropout and not module.training):
-        if not (module._forward_hooks or module._forward_pre_hooks or _has_global_hooks()):
+    kind = type(module)
+    if kind is nn.Identity or (kind is nn.Dropout and not module.training):
+        hooks = module._forward_hooks or module._forward_pre_hooks
+        if not (hooks or all_modules._global_forward_hooks or all_modules._global_forward_pre_hooks):
             return x
     return cast(Tensor, module(x))
-
-
-def _has_global_hooks() -> bool:
-    return bool(all_modules._global_forward_hooks or all_modules._global_forward_pre_hooks)
 
 
 def _out_features(projection: Any) -> int:

@@ -9,16 +9,15 @@ what a block gives, the loop is lazy: tokens are put back once, at the end.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from agglo.hosts.common.blocks import AttentionInputs, Parts, checkpointed, directly
 from agglo.hosts.common.forward_pass import NO_INPUTS, ForwardPass
-from agglo.hosts.common.layers import Structure
 from agglo.hosts.common.positions import Positions
 from agglo.hosts.common.sequences import Split
 from agglo.hosts.common.swap import PassSetup, StandIn, original_class
@@ -26,6 +25,7 @@ from agglo.methods import Grid
 from agglo.methods.base import square
 
 Given = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class BlockLoop(ABC):
@@ -49,7 +49,7 @@ class BlockLoop(ABC):
         self.given_back: Tensor | None = None
         # A graph that noticed a change outside of it would be compiled again.
         in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        self._structures: dict[type, Structure] = {} if in_graph else setup.known.structures
+        self._known: dict[type, Any] = {} if in_graph else setup.known.blocks
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the owner as its library wrote it, with the blocks of this pass."""
@@ -68,11 +68,11 @@ class BlockLoop(ABC):
     def parts(self, block: nn.Module, given: Given) -> Parts:
         """Return how a block comes apart, given the arguments that the library adds to the tokens."""
 
-    def structure(self, block: Any) -> Structure:
-        """Return the structure of a block, found once per class."""
-        if type(block) not in self._structures:
-            self._structures[type(block)] = Structure.of(block)
-        return self._structures[type(block)]
+    def known_of(self, block: Any, find: Callable[[Any], T]) -> T:
+        """Return find(block), which says how blocks of a class come apart and is called once for each class."""
+        if type(block) not in self._known:
+            self._known[type(block)] = find(block)
+        return cast(T, self._known[type(block)])
 
     def inputs(self, block: nn.Module, x: Tensor, given: Given) -> AttentionInputs:
         """Return the rotary table and the relative position bias of all tokens x (B, T, C)."""

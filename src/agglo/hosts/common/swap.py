@@ -52,7 +52,7 @@ class Known:
     """What passes found out about a model, for the passes to come."""
 
     targets: Targets = field(default_factory=dict)
-    structures: dict[type, Any] = field(default_factory=dict)  # how blocks of a class come apart
+    blocks: dict[type, Any] = field(default_factory=dict)  # how those of a class come apart
 
 
 class Setting:

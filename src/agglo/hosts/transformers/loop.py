@@ -18,6 +18,7 @@ from agglo.hosts.common.base import bound_arguments, refuse_given
 from agglo.hosts.common.blocks import AttentionInputs
 from agglo.hosts.common.forward_pass import ForwardPass
 from agglo.hosts.common.loop import BlockLoop, Given
+from agglo.hosts.common.layers import Structure
 from agglo.hosts.common.sequences import Sequences, Split, block_boundaries, boundaries, packed, padded, real_tokens
 from agglo.hosts.common.swap import PassSetup, ReducedModule, Setting, StandIn, begins_pass, original_class
 from agglo.hosts.transformers.parts import (
@@ -150,7 +151,7 @@ class LayerLoop(BlockLoop):
         return (self.given_back, None) if type(block).__name__ in TUPLES else self.given_back
 
     def parts(self, block: nn.Module, given: Given) -> TransformersParts:
-        return parts_for(block, self.structure(block), given)
+        return parts_for(block, self.known_of(block, Structure.of), given)
 
     def inputs(self, block: nn.Module, x: Tensor, given: Given) -> AttentionInputs:
         bias = self.tile_bias

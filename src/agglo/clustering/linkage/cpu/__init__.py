@@ -11,19 +11,24 @@ doubt, and trees). Each is compiled when it is first needed.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from agglo.clustering.distances.cpu import CosineDistances
+from agglo.clustering.distances.cpu import workspace as distance_workspace
 from agglo.clustering.linkage.cpu import chains, pairs, rounds
 from agglo.clustering.linkage.cpu.keys import FAR, encode
 from agglo.clustering.threads import run
 
 _LARGE = 1024  # tokens from which rounds are faster than pairs, and threads share an image
 _DISTANCES_AT_ONCE = 320_000  # how many a thread takes in turn: enough to be worth a call, few enough to share fairly
+_KEPT = 32  # arrays that a thread keeps, none of them of _LARGE tokens
+T = TypeVar("T")
 
 def record_in_rounds(distances: np.ndarray, target: int, limit: np.int32, average: bool, parts: int, work: Any) -> int:
     """Record merges of a matrix (N, N) until `target` are certain, the rows of every round spread over threads.
@@ -48,9 +53,16 @@ def record_in_rounds(distances: np.ndarray, target: int, limit: np.int32, averag
 
 def labels(distances: Tensor | CosineDistances, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
     """Labels (B, N) of distances (B, N, N), which may be made image by image; see `operators`."""
-    batch, n, _ = distances.shape
     limit = FAR if threshold is None else encode(np.float32(threshold))
-    counts = np.ones(batch, np.int64) if k is None else k.numpy()
+    counts = np.ones(distances.shape[0], np.int64) if k is None else k.numpy()
+    return torch.from_numpy(find_labels(distances, linkage, counts, limit))
+
+
+def find_labels(
+    distances: Tensor | CosineDistances, linkage: str, counts: np.ndarray, limit: np.int32
+) -> np.ndarray:
+    """Labels (B, N) for counts (B,) of groups, or all merges within the limit where that leaves more."""
+    batch, n, _ = distances.shape
     single, average = linkage == "single", linkage == "average"
     result = np.empty((batch, n), np.int64)
     threads = torch.get_num_threads()
@@ -63,10 +75,9 @@ def labels(distances: Tensor | CosineDistances, linkage: str, k: Tensor | None, 
     chunks = itertools.count(0, at_once)
 
     def label_chunks(_part: int, _parts: int) -> None:
-        work: Any = rounds.workspace(n, parts) if in_rounds else pairs.workspace(n)
-        buffer, own = None, None
+        work: Any = rounds.workspace(n, parts) if in_rounds else _kept(pairs.workspace, n)
         if given is None:
-            buffer, own = np.empty((at_once, n, n), np.float32), distances.workspace()
+            buffer, own = _kept(_matrices, at_once, n), _kept(distance_workspace, n, distances.width)
         while (first := next(chunks)) < batch:
             end = min(first + at_once, batch)
             if given is None:
@@ -89,7 +100,24 @@ def labels(distances: Tensor | CosineDistances, linkage: str, k: Tensor | None, 
                     b += 1
 
     run(label_chunks, 1 if parts > 1 else max(1, min(threads, -(-batch // at_once))))
-    return torch.from_numpy(result)
+    return result
+
+
+_local = threading.local()
+
+
+def _kept(make: Callable[..., T], *sizes: int) -> T:
+    """Return make(*sizes), the one that this thread made before if there is one: at one image it is the larger cost."""
+    kept: dict[Any, Any] = _local.__dict__.setdefault("kept", {})
+    if (make, sizes) not in kept:
+        if len(kept) >= _KEPT:
+            kept.clear()
+        kept[make, sizes] = make(*sizes)
+    return cast(T, kept[make, sizes])
+
+
+def _matrices(batch: int, n: int) -> np.ndarray:
+    return np.empty((batch, n, n), np.float32)
 
 
 def tree(distances: Tensor, linkage: str) -> Tensor:
