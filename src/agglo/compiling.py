@@ -50,7 +50,7 @@ def takes_kernels(*tensors: Tensor | None) -> bool:
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     records = torch.is_grad_enabled()
-    return all(
-        each is None or (type(each) is Tensor and each.device.type == "cpu" and not (records and each.requires_grad))
-        for each in tensors
-    )
+    for each in tensors:
+        if each is not None and (type(each) is not Tensor or not each.is_cpu or (records and each.requires_grad)):
+            return False
+    return True

@@ -1,4 +1,4 @@
-"""The class token's dot products with all keys on the CPU, without a copy of the keys."""
+"""What the class token's attention tells, on the CPU: its dot products with all keys, and weights made of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from agglo.clustering.jit import as_numbers, inner, kernel
 from agglo.clustering.threads import run
 
 _KEYS_PER_PART = 8_000  # for fewer, waking a thread takes longer than the work
+_TINY = np.finfo(np.float32).tiny
 _NONE = np.empty((0, 0), np.float32)
 
 
@@ -49,3 +50,28 @@ def class_logits(q: Tensor, k: Tensor, log_sizes: Tensor | None, scale: float) -
     layout = (*q_strides[:2], *k_strides[:3], width)
     run(write_logits, parts, q_numbers, k_numbers, layout, np.float32(scale), sizes, logits.numpy())
     return logits
+
+
+@kernel
+def write_weights(attention, prefix, exponent, weights):
+    """Write (a / mean of a) ** exponent (B, N), a the attention (B, H, T) to each patch token, summed over heads."""
+    n_heads = attention.shape[1]
+    for b in range(weights.shape[0]):
+        row, total = weights[b], np.float32(0)
+        for n in range(row.shape[0]):
+            to_patch = np.float32(0)
+            for h in range(n_heads):
+                to_patch += attention[b, h, prefix + n]
+            row[n] = to_patch
+            total += to_patch
+        scale = np.float32(row.shape[0]) / max(total, _TINY)
+        for n in range(row.shape[0]):
+            row[n] = np.sqrt(row[n] * scale) if exponent == 0.5 else (row[n] * scale) ** np.float32(exponent)
+
+
+def patch_weights(attention: Tensor, prefix: int, exponent: float) -> Tensor:
+    """Return (a / mean of a) ** exponent (B, N), a the attention (B, H, T) to each patch token, summed over heads."""
+    batch, _, n_tokens = attention.shape
+    weights = torch.empty(batch, n_tokens - prefix)
+    write_weights(attention.contiguous().numpy(), prefix, float(exponent), weights.numpy())
+    return weights

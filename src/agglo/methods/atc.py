@@ -145,12 +145,16 @@ def _weights(view: View, importance: str, exponent: float) -> Tensor:
 
     The attention to a merged token is that to all its patches, which holds large groups back from growing.
     """
-    attention = view.attention_received
-    if importance == "class":
-        attention = None if view.class_attention is None else view.class_attention.float().mean(dim=1)
+    attention = view.class_attention if importance == "class" else view.attention_received
     if attention is None:
         raise ValueError(f"importance={importance!r} needs the attention of a block, and there is none at this place")
-    to_patches = attention[:, view.prefix :].detach().float()
+    attention = attention.detach().float()
+    attention = attention if importance == "class" else attention.unsqueeze(1)
+    if view.counts is None and takes_kernels(attention):
+        from agglo.attention.cpu import patch_weights  # compiled kernels load when they are needed
+
+        return patch_weights(attention, view.prefix, exponent)
+    to_patches = attention.mean(dim=1)[:, view.prefix :]
     n_real: int | Tensor = to_patches.shape[1]
     if view.counts is not None:
         padding = torch.arange(to_patches.shape[1], device=to_patches.device) >= view.counts.unsqueeze(1)
