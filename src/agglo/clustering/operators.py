@@ -100,12 +100,12 @@ def _validate(data: Tensor, metric: str, check: bool | None, weights: Tensor | N
         return
     if data.dim() == 4:
         data = mean_over_heads(data)
-    if data.numel() and not all(end.isfinite() for end in data.aminmax()):  # the ends are NaN if there is one
-        name = "distances" if metric == "precomputed" else "features"
-        _refuse(~data.isfinite().flatten(1).all(dim=1), name + " of batch item {} hold NaN or infinity")
+    largest = data.abs().amax(dim=-1)  # of each token; NaN if there is one
+    name = "distances" if metric == "precomputed" else "features"
+    _refuse(~largest.isfinite().all(dim=1), name + " of batch item {} hold NaN or infinity")
     if metric == "cosine":
         _refuse(
-            (data == 0).all(dim=-1),
+            largest == 0,
             "features of batch item {} hold a zero vector at token {}: its cosine distance to others is undefined "
             "(metric='euclidean' accepts it)",
         )
@@ -140,15 +140,18 @@ def cluster(
     every item, or int64 ks (B,), or a threshold. Without a grid any two groups merge, without a window neighbours on
     the grid.
     """
-    _validate(data, metric, check, weights)
     name, counts = choose(backend, data.device), ks
+    # The CPU's kernels make distances image by image, as they cluster them, and see what has no direction on the way.
+    in_cache = cosine_on_cpu(data, metric, weights) if name == "cpu" and not grid else None
+    if in_cache is None or weights is not None:
+        _validate(data, metric, check, weights)
     if k is not None:
         counts = torch.full((len(data),), k, dtype=torch.int64, device=data.device)
     if not grid:
-        # The CPU's kernels make distances image by image, as they cluster them.
-        in_cache = cosine_on_cpu(data, metric, weights) if name == "cpu" else None
-        distances = in_cache or matrices(data, metric, weights)
+        distances = matrices(data, metric, weights) if in_cache is None else in_cache
         labels = module(name).labels(distances, linkage, counts, threshold)
+        if in_cache is not None and in_cache.without_direction[0]:
+            _validate(data, metric, check, weights)
     elif window:
         data = mean_over_heads(data) if data.dim() == 4 else data
         find = module(name).labels

@@ -51,8 +51,12 @@ def square_sum(row):
 
 @inner
 def write_units(numbers, start, layout, work):
-    """Write the mean over heads of an image's features, scaled to length 1; zero, infinite and NaN rows become NaN."""
+    """Write the mean over heads of an image's features, scaled to length 1; zero, infinite and NaN rows become NaN.
+
+    Returns whether there are such rows.
+    """
     n_heads, n, d, _, per_head, per_token = layout
+    any_without = False
     for t in range(n):
         row, at = work.units[t, :d], start + t * per_token
         for c in range(d):
@@ -74,9 +78,11 @@ def write_units(numbers, start, layout, work):
                 total += np.float64(row[c]) * np.float64(row[c])
             for c in range(d):
                 row[c] = np.float32(np.float64(row[c]) / np.sqrt(total))
+            any_without |= not (total > 0 and total < np.inf)
     for c in range(d):
         for t in range(n):
             work.columns[c, t] = work.units[t, c]
+    return any_without
 
 
 @partial(inner, fastmath={"contract"})
@@ -105,7 +111,7 @@ def add_products(x, columns, start, m, sums):
 
 
 @kernel
-def write_distances(part, parts, numbers, layout, weights, first, last, out, work):
+def write_distances(part, parts, numbers, layout, weights, first, last, out, without_direction, work):
     """Write the upper triangles of the distances (N, N) of images first to last, or with several parts some rows.
 
     layout: heads, tokens and channels, and how far apart images, heads and tokens are in `numbers`.
@@ -113,7 +119,8 @@ def write_distances(part, parts, numbers, layout, weights, first, last, out, wor
     """
     n, stride = layout[1], np.uint64(work.columns.shape[1])
     for image in range(first, last):
-        write_units(numbers, image * layout[3], layout, work)
+        if write_units(numbers, image * layout[3], layout, work):
+            without_direction[0] = True
         distances, weight = out[image - first], weights[image]
         for i in range(_4 * part, n, _4 * parts):
             for start in range(i // _16 * _16, stride, _PANEL):
@@ -140,12 +147,14 @@ class CosineDistances:
         self._layout = tuple(map(np.uint64, (n_heads, n, d, *strides[:3])))
         self._weights = np.empty((batch, 0), np.float32) if weights is None else weights.contiguous().numpy()
         self.width = d
+        self.without_direction = np.zeros(1, np.bool_)  # whether a row that was written is zero, infinite or NaN
 
     def write(self, first: int, last: int, out: np.ndarray, work: Any, part: int = 0, parts: int = 1) -> None:
         """Write the upper triangles of images first to last into out (last - first, N, N)."""
         numbers = (np.uint64(number) for number in (part, parts, first, last))
         part, parts, first, last = numbers  # type: ignore[assignment]
-        write_distances(part, parts, self._numbers, self._layout, self._weights, first, last, out, work)
+        arrays = self._numbers, self._layout, self._weights
+        write_distances(part, parts, *arrays, first, last, out, self.without_direction, work)
 
     def matrices(self) -> Tensor:
         """Return all distances (B, N, N), of which only the upper triangles are written."""
