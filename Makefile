@@ -67,11 +67,9 @@ DATA       ?= /usr/share/datasets/fashion-mnist
 FASHION     = fashion-mnist=$(DATA)
 DEIT        = --data imagenet=$(IMAGES) --weights deit_tiny_patch16_224=$(CHECKPOINT)
 
-bench-model: $(READY)  ## images per second of DeiT-Tiny: dense, ToMe, ATC and the ceiling (CHECKPOINT=)
-	$(BIN)/agglo bench model --checkpoint $(CHECKPOINT) --keep-rate 1 0.5 0.25 --repeats 9 \
-		--json results/bench/model.json --plot docs/images/model-speed.png
-	$(BIN)/agglo bench model --checkpoint $(CHECKPOINT) --batch-size 16 --keep-rate 0.5 0.25 --repeats 9 \
-		--json results/bench/model-batch16.json
+bench-model: $(READY)  ## speed and memory of DeiT-Tiny: dense, ToMe, ATC and the ceiling (CHECKPOINT=; half an hour)
+	$(BIN)/agglo bench model --checkpoint $(CHECKPOINT) --batch-size 1 2 4 8 16 64 --dtype float32 bfloat16 \
+		--keep-rate 1 0.9 0.7 0.5 0.25 --repeats 9 --json results/bench/model.json --plot docs/images/model-speed.png
 
 bench-methods: $(READY)  ## what one reduction stage of every method without parameters takes, against ToMe (seconds)
 	$(BIN)/agglo bench methods --json results/bench/methods.json

@@ -14,10 +14,10 @@ from typing import Any
 from agglo.config import ReductionConfig
 from agglo.lab.bench import where
 from agglo.lab.bench.diffusion import summaries
+from agglo.lab.bench.model import run_of
 from agglo.lab.paper.compare import grouped
 from agglo.text import format_call
 from agglo.utils.tables import CANNOT, Column, Table
-from agglo.utils.timing import median_ratio
 
 RESULTS = Path(__file__).parents[1] / "results"
 LOSSES = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0)
@@ -132,11 +132,12 @@ def _scores(found: Iterable[Result], score: str) -> Scores:
 def speeds() -> str:
     """Return how many times as fast models ran on a CPU, and the fraction of multiply-adds that is left."""
     rows: list[tuple[str, str, float, float | None, float]] = []
-    for name in ("model.json", "model-batch16.json"):
-        timed = record(f"bench/{name}")
-        dense = next(one for one in timed["results"] if one["name"] == "dense")["gflops"]
-        what = f"DeiT-Tiny, batches of {timed['settings']['batch_size']}"
-        for one in timed["results"]:
+    timed = record("bench/model.json")
+    for batch_size in BATCHES:
+        found = run_of(timed, batch_size)["results"]
+        dense = next(one for one in found if one["name"] == "dense")["gflops"]
+        what = f"DeiT-Tiny, batches of {batch_size}" if batch_size > 1 else "DeiT-Tiny, one image"
+        for one in found:
             rate = (one["config"] or {}).get("keep_rate")
             if rate not in (None, 1.0) and one["name"] != "free":
                 rows.append((what, one["name"], rate, one["gflops"] / dense, one["to_dense"]))
@@ -155,42 +156,39 @@ def speeds() -> str:
         shown.append(["" if what == before else what, name, f"{rate:g}", left, f"{times:.2f}x"])
         before = what
     columns = [Column("what", left=True), Column("method", left=True), Column("keep rate"), Column("GFLOPs left")]
-    head = f"{where(record('bench/model.json'))}, float32; against the dense model."
+    head = f"{where(run_of(record('bench/model.json')))}, float32; against the dense model."
     return f"{head}\n\n{Table([*columns, Column('speed')], shown).markdown()}"
 
 
+BATCHES = (1, 64)
 README_MODEL = "deit_tiny_patch16_224"
 
 
 def readme() -> str:
     """Return the README's table: top-1 of `agglo reproduce off-the-shelf` beside speeds of `agglo bench model`.
 
-    Speeds are medians of ratios within a repeat, against two dense models: the one that passes a batch a few images at
-    a time, as all reduced ones do ("free" at keep rate 1: nothing is merged), and timm's own.
+    The dense model also runs a few images at a time, as all reduced ones do ("free" at keep rate 1: nothing is merged).
     """
-    speed = record("bench/model.json")
+    timed = record("bench/model.json")
+    runs = [run_of(timed, batch_size)["results"] for batch_size in BATCHES]
+    speeds = [{(one["name"], (one["config"] or {}).get("keep_rate")): one["to_dense"] for one in run} for run in runs]
     here = [one for one in results(OFF_THE_SHELF[0]) if (one["model"], one["data"]) == (README_MODEL, "imagenet")]
     top1 = {(one["method"], one["keep_rate"]): one["top1"] for one in here}
-    timed = {
-        (one["name"], (one["config"] or {}).get("keep_rate")): one["images_per_second"] for one in speed["results"]
-    }
-    if ("free", 1.0) not in timed:
-        raise ValueError("the speeds have no row for keep rate 1, which says what slicing alone is worth")
 
     def row(title: str, name: str, rate: float | None, key: tuple[str, float | None]) -> list[Any]:
-        if key not in timed or (name, rate) not in top1:
-            return [title, CANNOT, None, None]
-        against = timed["free", 1.0], timed["dense", None]
-        return [title, top1[name, rate], *(f"{median_ratio(timed[key], dense):.2f}x" for dense in against)]
+        if key not in speeds[0] or (name, rate) not in top1:
+            return [title, CANNOT, *[None] * len(speeds)]
+        return [title, top1[name, rate], *(f"{run[key]:.2f}x" for run in speeds)]
 
-    rows = [row("dense", "dense", None, ("free", 1.0))]
-    for rate in sorted({rate for _, rate in timed if rate is not None and rate < 1}, reverse=True):
+    rows = [row("dense", "dense", None, ("dense", None))]
+    rows.append(row("dense, a few images at a time", "dense", None, ("free", 1.0)))
+    for rate in sorted({rate for _, rate in speeds[0] if rate is not None and rate < 1}, reverse=True):
         for name, shown in {"tome": "ToMe", "atc average": "ATC"}.items():
             rows.append(row(f"{shown}, keep rate {rate:g}", name, rate, (name, rate)))
     columns = [Column("DeiT-Tiny, off the shelf", left=True), Column("top-1", ".1f")]
-    columns += [Column("speed"), Column("speed with slicing")]
+    columns += [Column(f"speed, batch {batch_size}") for batch_size in BATCHES]
     about = (
-        f"{here[0]['images']} ImageNet images (`make off-the-shelf`); batches of {speed['settings']['batch_size']}, "
-        f"{where(speed)} (`make bench-model`)."
+        f"{here[0]['images']} ImageNet images (`make off-the-shelf`); speed against timm's dense model, "
+        f"{where(run_of(timed))} (`make bench-model`)."
     )
     return f"{Table(columns, rows).markdown()}\n\n{about}"

@@ -41,7 +41,7 @@ def cluster(
     docs/clustering.md); the rest is to tinker with.
 
     Args:
-        features: tokens (B, N, D) or (N, D), any floating dtype; or those of every head, (B, H, N, D), whose mean counts.
+        features: tokens (B, N, D) or (N, D), any floating dtype, or (B, H, N, D), whose mean over heads counts.
         k: groups to end with: one int, or one per batch item (a list, or a tensor (B,)). More than N means N.
         linkage: "average", "single" or "complete".
         threshold: instead of k: merge while the closest two groups are at most this far apart.

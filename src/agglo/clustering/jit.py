@@ -21,7 +21,9 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 from torch import Tensor
 
 # Numba's cache notices changes in the file of a kernel, not in kernels it calls from other files: all of them count.
-_FILES = sorted([Path(__file__), *Path(__file__).parents[1].glob("**/cpu/*.py"), *Path(__file__).parents[1].glob("**/cpu.py")])
+_FILES = sorted(
+    [Path(__file__), *Path(__file__).parents[1].glob("**/cpu/*.py"), *Path(__file__).parents[1].glob("**/cpu.py")]
+)
 _SOURCES = hashlib.sha256(b"".join(file.read_bytes() for file in _FILES)).hexdigest()
 
 
@@ -119,7 +121,7 @@ def inner(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 def as_numbers(tensor: Tensor) -> tuple[np.ndarray, tuple[int, ...]]:
     """Return the memory of a tensor on the CPU, from its first number to its last one, and its strides.
 
-    A kernel that knew an array as strided would not use vector instructions. The last stride is 1, by a copy if need be.
+    A kernel that knew an array as strided would use no vector instructions. The last stride is 1, if need be of a copy.
     """
     tensor = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
     strides = tensor.stride()

@@ -254,14 +254,20 @@ class ZeroShotOptions(ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExecutionOptions:
-    """The options that say where and how a model runs."""
+class DeviceOptions:
+    """The options that say on what a model runs."""
 
     GROUP: ClassVar = "how it runs"
 
-    batch_size: AtLeastOne = option(64)
     threads: AtLeastOne | None = option(None, "CPU threads of the model (default: torch's)")
     device: str | None = option(None, "cpu, cuda, cuda:1, mps, xpu (default: the best one there is)", metavar="D")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionOptions(DeviceOptions):
+    """The options that say where and how a model runs."""
+
+    batch_size: AtLeastOne = option(64)
     dtype: str = option("float32", "float32, bfloat16, float16", metavar="DTYPE")
 
 

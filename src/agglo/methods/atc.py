@@ -123,7 +123,7 @@ class ATC(Method):
         return self._outcome(view, view.group(labels.clamp(max=widest - 1), counts, n_groups=widest))
 
     def _at_once(self, view: View, features: Tensor, weights: Tensor | None) -> Outcome:
-        """Cluster and merge by one call of the CPU's kernels, which at one image saves more than the clustering takes."""
+        """Cluster and merge by one call of the CPU's kernels; at one image this saves more than clustering takes."""
         assert view.target is not None
         labels, sizes, merged = merge_kernels().cluster_and_merge(
             view.tokens, features, weights, view.target, self.linkage, view.sizes, view.prefix,

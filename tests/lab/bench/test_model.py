@@ -13,7 +13,7 @@ import torch
 import agglo
 from agglo import schedule
 from agglo.lab.bench import model as benchmark_model
-from agglo.lab.bench.model import Options, describe, measure, plot
+from agglo.lab.bench.model import Options, describe, measure, plot, run_of
 from agglo.lab.evaluation.configs import budget_of
 from agglo.lab.evaluation.grid import Reducible
 from agglo.methods.baselines import Slice
@@ -30,7 +30,7 @@ def _short_timings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(**changes: Any) -> Options:
-    own = {"batch_size": 2, "repeats": 2, "linkage": ["average", "single"], "device": "cpu"}
+    own = {"batch_size": [2], "repeats": 2, "linkage": ["average", "single"], "device": "cpu"}
     return Options(model=NAME, **{**own, **changes})
 
 
@@ -38,7 +38,7 @@ def options(**changes: Any) -> Options:
 def result() -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:  # made before any test's own patches
         patch.setattr(benchmark_model, "_LEAST_SECONDS", 0.0)
-        return json.loads(json.dumps(measure(options(threads=1, repeats=3))))
+        return run_of(json.loads(json.dumps(measure(options(threads=1, repeats=3)))))
 
 
 def keep_rate_of(result: dict[str, Any]) -> float | None:
@@ -83,7 +83,7 @@ def test_statistics_follow_from_the_timings(result: dict[str, Any]) -> None:
 
 def test_table_and_plot(result: dict[str, Any], tmp_path: Path) -> None:
     assert result["machine"]["threads"] == 1 and result["settings"]["batch_size"] == 2
-    lines = describe(result).splitlines()
+    lines = describe({"runs": [result]}).splitlines()
     [atc] = [line for line in lines if line.startswith("| keep 0.25 | atc single")]
     expected = next(r for r in result["results"] if (keep_rate_of(r), r["name"]) == (0.25, "atc single"))
     assert atc.endswith(f"| {expected['to_dense']:.2f} | {expected['to_free']:.2f} |") and "100 25 6 1" in atc
@@ -136,7 +136,7 @@ def test_contenders_take_turns_there_and_back_with_dense_at_both_ends(monkeypatc
 
 def test_schedules_have_ceilings_of_their_own() -> None:
     budgets = ["keep 0.5", "linear:4", "stages:0.5,blocks=[2]"]
-    found = measure(options(method=["atc"], linkage=None, keep_rate=[0.5], schedule=budgets[1:], repeats=1))
+    found = run_of(measure(options(method=["atc"], linkage=None, keep_rate=[0.5], schedule=budgets[1:], repeats=1)))
     ran = {(budget_of(r), r["name"]): r for r in found["results"]}
     assert list(ran)[2:] == [(budget, name) for budget in budgets for name in ("free", "atc average")]
     assert ran["linear:4", "free"]["counts"] == schedule.Linear(4).counts(100, 6)
@@ -144,7 +144,7 @@ def test_schedules_have_ceilings_of_their_own() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"batch_size": 0}, {"dtype": "int8"}, {"device": "gpu"}, {"method": ["bogus"]}, {"linkage": ["ward"]},
+    [{"batch_size": [0]}, {"dtype": "int8"}, {"device": "gpu"}, {"method": ["bogus"]}, {"linkage": ["ward"]},
      {"schedule": ["linear"]}, {"keep_rate": [0.5, 1.5]}],
 )  # fmt: skip
 def test_settings_that_make_no_sense(changes: dict[str, Any]) -> None:

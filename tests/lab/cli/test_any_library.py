@@ -111,7 +111,7 @@ def test_bench_models_of_two_libraries(vit: str, clip: str, tmp_path: Path) -> N
         path = tmp_path / f"{number}.json"
         command = ["bench", "model", "--model", name, "--batch-size", "2", "--repeats", "1", "--device", "cpu"]
         assert main([*command, "--keep-rate", "0.5", "--json", str(path)]) == 0
-        found = json.loads(path.read_text())
+        [found] = json.loads(path.read_text())["runs"]
         assert found["settings"]["model"] == name
         assert found["results"][0]["counts"] == [36] * 4 and found["results"][-1]["counts"][-1] < 18
 

@@ -90,7 +90,7 @@ def group(
     x: Tensor | None = None,
     preserve_norm: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return labels (B, T) of all tokens, from those of the patches, the sizes (B, G), and any tokens' means (B, G, C)."""
+    """Return labels (B, T) of all tokens, from those of the patches, sizes (B, G), and any means (B, G, C)."""
     batch, n_patches = patch_labels.shape
     labels, sizes = torch.empty((batch, prefix + n_patches), dtype=torch.int64), torch.empty((batch, prefix + n_groups))
     means, parts = None, 1
@@ -103,9 +103,7 @@ def group(
     return labels, sizes, means
 
 
-def means(
-    x: Tensor, labels: Tensor, weights: Tensor | None, sizes: Tensor, prefix: int, preserve_norm: bool
-) -> Tensor:
+def means(x: Tensor, labels: Tensor, weights: Tensor | None, sizes: Tensor, prefix: int, preserve_norm: bool) -> Tensor:
     """Return the means (B, G, C) of tokens x (B, T, C), float32, by group."""
     batch, n_groups = sizes.shape
     found, lengths = torch.empty((batch, n_groups, x.shape[2])), np.empty((batch, n_groups), np.float32)

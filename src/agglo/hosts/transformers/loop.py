@@ -17,8 +17,8 @@ from agglo.compiling import constant_result
 from agglo.hosts.common.base import bound_arguments, refuse_given
 from agglo.hosts.common.blocks import AttentionInputs
 from agglo.hosts.common.forward_pass import ForwardPass
-from agglo.hosts.common.loop import BlockLoop, Given
 from agglo.hosts.common.layers import Structure
+from agglo.hosts.common.loop import BlockLoop, Given
 from agglo.hosts.common.sequences import Sequences, Split, block_boundaries, boundaries, packed, padded, real_tokens
 from agglo.hosts.common.swap import PassSetup, ReducedModule, Setting, StandIn, begins_pass, original_class
 from agglo.hosts.transformers.parts import (

@@ -30,6 +30,7 @@ _DISTANCES_AT_ONCE = 320_000  # how many a thread takes in turn: enough to be wo
 _KEPT = 32  # arrays that a thread keeps, none of them of _LARGE tokens
 T = TypeVar("T")
 
+
 def record_in_rounds(distances: np.ndarray, target: int, limit: np.int32, average: bool, parts: int, work: Any) -> int:
     """Record merges of a matrix (N, N) until `target` are certain, the rows of every round spread over threads.
 
@@ -58,9 +59,7 @@ def labels(distances: Tensor | CosineDistances, linkage: str, k: Tensor | None, 
     return torch.from_numpy(find_labels(distances, linkage, counts, limit))
 
 
-def find_labels(
-    distances: Tensor | CosineDistances, linkage: str, counts: np.ndarray, limit: np.int32
-) -> np.ndarray:
+def find_labels(distances: Tensor | CosineDistances, linkage: str, counts: np.ndarray, limit: np.int32) -> np.ndarray:
     """Labels (B, N) for counts (B,) of groups, or all merges within the limit where that leaves more."""
     batch, n, _ = distances.shape
     single, average = linkage == "single", linkage == "average"
@@ -70,18 +69,19 @@ def find_labels(
     parts = threads if in_rounds and batch < threads else 1
     if not isinstance(distances, Tensor) and (parts > 1 or n >= _LARGE):
         distances = distances.matrices()
+    made = None if isinstance(distances, Tensor) else distances
     given = distances.numpy() if isinstance(distances, Tensor) else None
     at_once = 1 if in_rounds else max(1, min(-(-batch // threads), _DISTANCES_AT_ONCE // n**2))
     chunks = itertools.count(0, at_once)
 
     def label_chunks(_part: int, _parts: int) -> None:
         work: Any = rounds.workspace(n, parts) if in_rounds else _kept(pairs.workspace, n)
-        if given is None:
-            buffer, own = _kept(_matrices, at_once, n), _kept(distance_workspace, n, distances.width)
+        if made is not None:
+            buffer, own = _kept(_matrices, at_once, n), _kept(distance_workspace, n, made.width)
         while (first := next(chunks)) < batch:
             end = min(first + at_once, batch)
-            if given is None:
-                distances.write(first, end, buffer, own)
+            if made is not None:
+                made.write(first, end, buffer, own)
             matrices = buffer if given is None else given[first:end]
             ks, out, b, last = counts[first:end], result[first:end], 0, end - first
             if single:
