@@ -151,11 +151,10 @@ def describe(record: Mapping[str, Any]) -> str:
         if goal is not None:
             met = median(case["seconds"]["scipy"]) / own >= goal
             ratios[peers.index("scipy")] += f" (goal {goal:g}x{'' if met else ', missed'})"
-        rows.append(
-            [case["tokens"], size, case["linkage"], own / case["batch"] * 1e3, *ratios, from_features, one_pass, same]
-        )
+        about = [case["tokens"], size, case["linkage"]]
+        rows.append([*about, own / case["batch"] * 1e3, *ratios, from_features, one_pass, same])
     what = (
-        "Peers: how many times as long as agglo they take. From features: how many times as long agglo takes that makes "
+            [case["tokens"], size, case["linkage"], own / case["batch"] * 1e3, *ratios, from_features, one_pass, same]
         "the distances as well. One pass is `D.amin(-1)`, as a share of agglo's time"
     )
     return page(record, what, Table(columns, rows))
