@@ -125,6 +125,12 @@ terrain: $(READY)  ## errors of a real pretrained U-Net of 1024 tokens (ONNX= it
 nuclei: $(READY)  ## a detector of nuclei in 334 microscope images, dense and reduced (DATA=, CHECKPOINT=; half an hour)
 	$(BIN)/python -m studies nuclei --data nuclei=$(DATA) --weights deit_tiny_patch16_224=$(CHECKPOINT)
 
+gpu-evidence: $(READY)  ## what can be known about the GPU path without a GPU: binaries, launches, races (five minutes of one core)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.gpu.evidence
+
+gpu-check: $(READY)  ## everything a GPU can tell about agglo, for whoever has one: gpu-check.json (half an hour)
+	$(BIN)/python -m tools.gpu.check
+
 lock:  ## pin the newest versions again (needs `make setup` first)
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 --no-header --no-annotate \
 		--no-emit-index-url --extra all --extra dev pyproject.toml --output-file requirements.lock

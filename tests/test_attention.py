@@ -1,4 +1,4 @@
-"""Proportional attention: two roads through SDPA, one explicit softmax."""
+"""Proportional attention: SDPA with a mask against an explicit softmax."""
 
 from __future__ import annotations
 
@@ -14,15 +14,11 @@ from torch.utils._pytree import tree_leaves
 
 from agglo import attention
 from agglo.attention import (
-    BiasPath,
     attention_received,
     attention_with_received,
     class_attention,
-    fastest_path,
     proportional_attention,
 )
-
-PATHS: list[BiasPath] = ["bias", "channel"]
 
 
 def explicit(q: Tensor, k: Tensor, v: Tensor, sizes: Tensor, scale: float) -> Tensor:
@@ -37,26 +33,24 @@ def random_case(seed: int, b: int, h: int, n: int, d: int) -> tuple[Tensor, Tens
     return q, k, v, sizes
 
 
-@pytest.mark.parametrize("path", PATHS)
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 9**6),
     shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 17), st.integers(1, 20)),
     scale=st.sampled_from([None, 0.125, 1.0]),
 )
-def test_equals_the_explicit_softmax(path: BiasPath, seed: int, shape: tuple[int, ...], scale: float | None) -> None:
+def test_equals_the_explicit_softmax(seed: int, shape: tuple[int, ...], scale: float | None) -> None:
     q, k, v, sizes = random_case(seed, *shape)
-    result = proportional_attention(q, k, v, sizes, scale=scale, path=path)
+    result = proportional_attention(q, k, v, sizes, scale=scale)
     wanted = explicit(q.double(), k.double(), v.double(), sizes.double(), scale or shape[-1] ** -0.5)
     torch.testing.assert_close(result.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_gradients_equal_and_finite_with_padding(path: BiasPath) -> None:
+def test_gradients_equal_and_finite_with_padding() -> None:
     q, k, v, sizes = random_case(1, 2, 2, 6, 8)
     sizes[0, 3:] = 0
     gradients = []
-    for attend in (lambda *a: explicit(*a, scale=8**-0.5), lambda *a: proportional_attention(*a, path=path)):
+    for attend in (lambda *a: explicit(*a, scale=8**-0.5), proportional_attention):
         leaves = [t.clone().requires_grad_() for t in (q, k, v)]
         attend(*leaves, sizes).square().sum().backward()
         gradients.append([leaf.grad for leaf in leaves])
@@ -64,11 +58,10 @@ def test_gradients_equal_and_finite_with_padding(path: BiasPath) -> None:
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(path: BiasPath, dtype: torch.dtype) -> None:
+def test_half_precision(dtype: torch.dtype) -> None:
     q, k, v, sizes = random_case(2, 2, 2, 9, 16)
-    result = proportional_attention(q.to(dtype), k.to(dtype), v.to(dtype), sizes, path=path)
+    result = proportional_attention(q.to(dtype), k.to(dtype), v.to(dtype), sizes)
     assert result.dtype == dtype
     torch.testing.assert_close(result.float(), explicit(q, k, v, sizes, 0.25), rtol=0.05, atol=0.05)
 
@@ -156,29 +149,3 @@ def test_received_attention_beside_gradients_and_dropout() -> None:
     attended, received = attention_with_received(q, k, v, sizes, dropout=0.9)
     assert not torch.allclose(attended, proportional_attention(q, k, v, sizes), atol=1e-2)
     torch.testing.assert_close(received, wanted)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "width", "flash", "path"),
-    [
-        (torch.float16, 64, True, "channel"),
-        (torch.bfloat16, 249, True, "channel"),  # padded to 256, the widest
-        (torch.bfloat16, 256, True, "bias"),  # fits by itself, but not with one more channel
-        (torch.float32, 64, True, "bias"),
-        (torch.float16, 64, False, "bias"),
-    ],
-)
-def test_the_channel_is_taken_only_for_a_flash_kernel(
-    dtype: torch.dtype, width: int, flash: bool, path: BiasPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attention, "_has_flash", lambda index: flash)
-    assert fastest_path(torch.device("cuda", 0), dtype, width) == path
-    assert fastest_path(torch.device("cpu"), dtype, width) == "bias"
-
-
-def test_flash_may_be_missing_or_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0) if index == 0 else (7, 5))
-    assert attention._has_flash(0) and not attention._has_flash(1)  # none on a GPU before Ampere
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        assert not attention._has_flash(0)

@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agglo.checks import choice
+from agglo.clustering import gpu
 from agglo.clustering.merge import kernels as merge_kernels
+from agglo.clustering.merge import means as group_means
 from agglo.compiling import takes_kernels
 
 Mean = Literal["plain", "preserve_norm"]
@@ -140,6 +142,8 @@ class Grouping:
         if self.chosen is not None:
             kept = x.gather(1, self.chosen.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
             return kept if self.counts is None else kept.masked_fill((self.sizes == 0).unsqueeze(-1), 0)
+        if mean == "plain" and self._sums_in_order(x):
+            return group_means(x, self.labels, self.sizes, self.weights)
         x32 = x.float()
         if takes_kernels(x32, self.labels, self.weights, self.sizes):
             stretches = mean == "preserve_norm"
@@ -152,11 +156,17 @@ class Grouping:
 
     def _means(self, x: Tensor) -> Tensor:
         """Return the size-weighted means (B, G, C) of float32 x (B, T, C)."""
+        if self._sums_in_order(x):
+            return group_means(x, self.labels, self.sizes, self.weights)
         weighted = x if self.weights is None else x * self.weights.unsqueeze(-1)
         labels = torch.where(self.labels < 0, self.n_groups, self.labels) if self.drops else self.labels
         # int: TorchScript cannot add a bool to a count that it traces.
         sums = _sums_of_groups(weighted, labels, self.n_groups + int(self.drops))[:, : self.n_groups]
         return sums.div_(self.sizes.clamp(min=1).unsqueeze(-1))
+
+    def _sums_in_order(self, x: Tensor) -> bool:
+        """Return whether the kernel for CUDA sums x, in the order of the tokens; its gradient is that of x alone."""
+        return gpu.takes(x) and not any(t is not None and t.requires_grad for t in (self.sizes, self.weights))
 
     def _stretch(self, x: Tensor, means: Tensor) -> Tensor:
         """Return how much longer (B, G, 1) than the means their members in x (B, T, C) are; 1 for prefix tokens."""

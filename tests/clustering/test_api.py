@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import agglo
-from agglo.clustering import api, operators
+from agglo.clustering import api, gpu, operators
 from agglo.clustering.distances import pairwise
 from agglo.clustering.grid import windows
 from tests.support.clusters import BACKENDS, FAST_BACKENDS, LINKAGES, distinct_distances, tokens
@@ -146,18 +146,18 @@ def test_unchecked_bad_numbers_still_give_k_groups():
 
 
 def test_choice_of_backend(monkeypatch):
-    cpu, gpu, other = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
+    cpu, cuda, other = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
     assert [status.name for status in agglo.clustering.backends() if status.usable][:3] == list(BACKENDS)
     assert operators.choose("", cpu) == "cpu"
     assert operators.choose("", other) == "torch"
-    monkeypatch.setattr(operators, "_triton_status", lambda: (True, ""))
-    assert operators.choose("", gpu) == "triton"
-    monkeypatch.setattr(operators, "_triton_status", lambda: (False, "triton is not installed"))
-    assert operators.choose("", gpu) == "torch"
+    monkeypatch.setattr(gpu, "why_not", lambda: "")
+    assert operators.choose("", cuda) == "triton"
+    monkeypatch.setattr(gpu, "why_not", lambda: "triton is not installed")
+    assert operators.choose("", cuda) == "torch"
     with pytest.raises(ValueError, match=r"backend='triton' .* triton is not installed"):
-        operators.choose("triton", gpu)
+        operators.choose("triton", cuda)
     with pytest.raises(ValueError, match="needs tensors on cpu, got cuda"):
-        operators.choose("cpu", gpu)
+        operators.choose("cpu", cuda)
     monkeypatch.setenv("AGGLO_BACKEND", "torch")
     assert operators.choose("", cpu) == "torch"
     assert operators.choose("cpu", cpu) == "cpu", "an argument wins over the variable"

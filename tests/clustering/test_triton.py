@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 def in_own_process(job: str, interpret: bool) -> list[dict[str, object]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     if interpret:
         environment["TRITON_INTERPRET"] = "1"
     run = subprocess.run([sys.executable, __file__, job], capture_output=True, text=True, env=environment, check=False)
@@ -66,6 +68,15 @@ def cases() -> Iterator[tuple[Tensor, list[Tensor | float]]]:
     yield real(2, 22)[:, ::2, ::2], [torch.tensor([4, 7])]  # not contiguous
 
 
+@contextmanager
+def several_blocks() -> Iterator[None]:
+    """Blocks so small that every loop of the kernels takes several."""
+    from agglo.clustering.linkage import triton as backend
+
+    with patch.object(backend, "launch_for", lambda *_: backend.Launch(2, 4, 8, 16, 4)):
+        yield
+
+
 def compare(linkage: str) -> Iterator[str]:
     """What differs from the reference, over all cases of one linkage."""
     from agglo.clustering.linkage import reference
@@ -83,10 +94,10 @@ def compare(linkage: str) -> Iterator[str]:
     for case in cases():
         yield from differences(*case)
 
-    ordinary = backend.launch_for
-    backend.launch_for = lambda n_tokens: backend.Launch(2, 4, 8, ordinary(n_tokens).TOKENS, 4)
-    yield from differences(tied(1, 13), [torch.tensor([6])])  # several blocks in every loop
-    backend.launch_for = ordinary
+    with several_blocks():
+        yield from differences(tied(1, 13), [torch.tensor([6])])
+        with patch.object(backend, "SPREAD_FROM", 2), patch.object(backend, "_multiprocessors", lambda device: 9):
+            yield from differences(tied(2, 13), [torch.tensor([6, 3]), 1.0])
 
     distances = real(1, 7)
     distances[0, 3, :], distances[0, 2, 5:] = float("nan"), -float("inf")
@@ -99,52 +110,75 @@ def test_interpreted_as_the_reference() -> None:
     assert in_own_process("compare", interpret=True) == []
 
 
-# --- compiled ahead of time -----------------------------------------------------------------------------------------
+def glue() -> Iterator[str]:
+    """What differs between the kernels around the clustering and the tensor operations that they replace."""
+    from agglo.clustering import merge
+    from agglo.clustering.distances import mean_over_heads, pairwise, weighted
+    from agglo.clustering.distances import triton as cosine
+    from agglo.clustering.merge import triton as merging
+    from agglo.grouping import Grouping
 
+    generator = torch.Generator().manual_seed(0)
+    qkv = torch.randn(2, 37, 3, 3, 20, generator=generator).half()
+    keys = qkv.permute(2, 0, 3, 1, 4)[1][:, :, 1:]  # as timm has them
+    if not torch.equal(cosine.head_means(keys), mean_over_heads(keys)):
+        yield "head means"
+    features = torch.randn(2, 36, 70, generator=generator) * torch.tensor([1e-30, 1e30])[:, None, None]
+    weights = torch.rand(2, 36, generator=generator)
+    features[1, 5] = features[1, 9]
+    for own in (None, weights):
+        wanted = pairwise(features, "cosine") if own is None else weighted(pairwise(features, "cosine"), own)
+        found = cosine.distances(features, own)
+        if not (torch.allclose(found, wanted, atol=2e-6) and torch.equal(found, found.mT) and (found >= 0).all()):
+            yield f"distances, weights {own is not None}"
+    features[0, 3] = 0
+    if not cosine.distances(features, None)[0, 3].isnan().any():
+        yield "a zero vector has no cosine distance"
 
-def compiled_resources(n: int, linkage: str, cut: str, arch: int) -> dict[str, object]:
-    """What one thread and one program of the kernel take on an architecture; needs no GPU."""
-    import triton
-    from triton import knobs
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from agglo.clustering.linkage.triton import COMPILE_OPTIONS, cluster_kernel, launch_for
-
-    launch = launch_for(n)
-    precision = "*fp64" if linkage == "average" else "*fp32"
-    constants = {"LINKAGE": linkage, "CUT": cut}
-    constants |= {name: size for name, size in launch._asdict().items() if name.isupper()}
-    names = ("distances", "work", "ints", "floats", "groups", "labels", "threshold", "n")
-    types = ("*fp32", precision, "*i32", precision, "*i64", "*i64", "fp32", "i32")
-    signature = {**dict(zip(names, types, strict=True)), **dict.fromkeys(constants, "constexpr")}
-    aligned = {(at,): [["tt.divisibility", 16]] for at, type_ in enumerate(signature.values()) if type_[0] == "*"}
-    kernel = triton.compile(
-        ASTSource(cluster_kernel, signature, constants, aligned),
-        target=GPUTarget("cuda", arch, 32),
-        options={"num_warps": launch.num_warps, **COMPILE_OPTIONS},
-    )
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(kernel.asm["cubin"])
-        cubin.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    used = {name.lower(): int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
-    used |= {"shared": kernel.metadata.shared, "read_only_loads": kernel.asm["ptx"].count("ld.global.nc")}
-    return {"case": f"sm_{arch} N={n} {linkage} {cut}", "threads": launch.num_warps * 32, **used}
+    labels = torch.randint(-1, 9, (2, 36), generator=generator)
+    labels[0].clamp_(max=6)  # the last two groups of the first image only pad
+    sizes = torch.randint(1, 4, (2, 37), generator=generator).float()
+    for own, x in ((None, keys[:, 0]), (sizes, torch.randn(2, 36, 20, generator=generator))):
+        if own is not None:
+            own = own[:, 1:]
+        grouping = Grouping.of(labels, 9, weights=own, drops=True)
+        found = merging.means(x, grouping.labels, grouping.sizes, own)
+        if not torch.equal(found, grouping.merge(x)):
+            yield f"means of groups in {x.dtype}"
+        if not torch.allclose(merge._by_adding(x, grouping.labels, grouping.sizes, own), found, atol=1e-3):
+            yield "means of groups by index_add"
+    x = torch.randn(2, 36, 5, generator=generator, dtype=torch.float32).requires_grad_()
+    upstream = torch.randn(2, 9, 5, generator=generator)
+    gradients = [
+        torch.autograd.grad(means, x, upstream)[0]
+        for means in (grouping.merge(x), merge.means(x, grouping.labels, grouping.sizes, grouping.weights))
+    ]
+    if not torch.allclose(*gradients):
+        yield "gradient of means"
 
 
 @needs_triton
-def test_compiles_without_spills() -> None:
+def test_glue_is_what_the_tensor_operations_are() -> None:
+    assert in_own_process("glue", interpret=True) == []
+
+
+# --- compiled ahead of time -----------------------------------------------------------------------------------------
+
+
+@needs_triton
+def test_compiles_without_spills_and_with_every_barrier() -> None:
+    """A sample; `make gpu-evidence` compiles everything for all targets."""
     results = in_own_process("compile", interpret=False)
-    assert len(results) == 3
-    for used in results:
-        registers, threads, shared = (int(str(used[name])) for name in ("reg", "threads", "shared"))
-        assert used["stack"] == used["local"] == 0, f"spills: {used}"
-        assert 0 < registers * threads <= 65536, f"no program fits a multiprocessor: {used}"
-        assert shared <= 16384, used
-        # Loads through the read-only path would not see what earlier phases wrote.
-        assert used["read_only_loads"] == 0, used
+    assert len(results) > 5
+    assert [found for found in results if found["problems"]] == []
+
+
+@needs_triton
+def test_49_and_196_tokens_share_a_binary() -> None:
+    from agglo.clustering.linkage.triton import launch_for
+
+    for linkage in LINKAGES:
+        assert launch_for(linkage, 49) == launch_for(linkage, 196)
 
 
 # --- on a GPU -------------------------------------------------------------------------------------------------------
@@ -176,6 +210,13 @@ if __name__ == "__main__":
         for linkage in LINKAGES:
             for difference in compare(linkage):
                 print(json.dumps({"differs": f"{linkage}: {difference}"}))
+    elif sys.argv[1] == "glue":
+        for difference in glue():
+            print(json.dumps({"differs": difference}))
     else:
-        for case in ((196, "average", "threshold", 80), (4096, "single", "k", 90), (4096, "complete", "k", 80)):
-            print(json.dumps(compiled_resources(*case)))
+        from tools.gpu import binaries
+
+        kernels = [*binaries.clustering(196, "average", "k"), *binaries.clustering(8192, "single", "threshold")]
+        for kernel in (*kernels, *binaries.clustering(4096, "complete", "k", few_items=True), *binaries.glue(64)):
+            found = binaries.compiled(kernel, "sm_80")
+            print(json.dumps({**found._asdict(), "problems": found.problems}))

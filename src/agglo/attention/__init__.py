@@ -4,53 +4,38 @@
 
 The bias, (B or 1, H or 1, M, N), is that of models with relative positions; most have none.
 
-Both paths go through scaled_dot_product_attention. The additive bias is simplest, and fastest wherever no flash kernel
-runs. Flash kernels take no bias; there the same number travels in one more channel, 1 on the query side and
-log(s) / scale on the key side, so that the dot product itself adds it.
+On every device this is scaled_dot_product_attention with a mask. On CUDA the mask rules out the flash kernel and leaves
+the memory-efficient one. The same number could travel through the flash kernel in one more channel, 1 on the query side
+and log(s) / scale on the key side; but that copies q, k and v in every block, and the mask costs a launch or none.
 """
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agglo.compiling import constant_result, takes_kernels
+from agglo.compiling import takes_kernels
 
-BiasPath = Literal["bias", "channel"]
-
-# log(0) in the extra channel: finite, since flash kernels subtract row maxima tile by tile and -inf - -inf is NaN;
-# small enough for float16; times any usual scale still far below every logit.
-_HIDDEN = -3e4
-
-_FLASH_DTYPES = (torch.float16, torch.bfloat16)
-_FLASH_WIDEST_HEAD = 256
+_ALIGNED = 8  # numbers; unless a mask's rows begin at such multiples, attention on CUDA copies it first
 
 
-def fastest_path(device: torch.device, dtype: torch.dtype, width: int) -> BiasPath:
-    """Return the path for queries of so many channels per head, as scaled_dot_product_attention will see them.
+class LogSizes:
+    """The logarithms of sizes (B, N), and the masks made of them: each computed once, for all blocks up to a merge."""
 
-    Measured on a CPU at (64, 3, 99, 64) float32: bias 3.9 ms (no bias at all 3.9), channel 6.0; at 197 tokens
-    20 against 41. On CUDA a bias rules out the flash kernel, so the channel carries it where that kernel would run.
-    Where it would not (float32, heads too wide, an old GPU, flash switched off) one more channel only costs.
-    """
-    if device.type != "cuda" or dtype not in _FLASH_DTYPES or _padded(width) > _FLASH_WIDEST_HEAD:
-        return "bias"
-    return "channel" if _has_flash(torch.cuda.current_device() if device.index is None else device.index) else "bias"
+    def __init__(self, sizes: Tensor) -> None:
+        self.values = sizes.float().log()
+        self._rows: dict[torch.dtype, Tensor] = {}
 
-
-@constant_result
-def _has_flash(index: int) -> bool:
-    """Return whether torch has flash kernels for a GPU (Ampere or newer) and they are not switched off."""
-    available = torch.backends.cuda.is_flash_attention_available() and torch.backends.cuda.flash_sdp_enabled()
-    return available and torch.cuda.get_device_capability(index) >= (8, 0)
-
-
-def _padded(width: int) -> int:
-    """Return channels per head with at least one more, in multiples of 8 as flash kernels want them."""
-    return width + 8 - width % 8
+    def mask(self, q: Tensor) -> Tensor:
+        """Return the mask (B, 1, M, N) that adds them to the logits of queries (B, H, M, d)."""
+        dtype, n_keys = q.dtype, self.values.shape[1]
+        if q.is_cuda and torch.is_autocast_enabled("cuda"):
+            dtype = torch.get_autocast_dtype("cuda")  # or autocast would write a row for every query
+        if dtype not in self._rows:
+            row = self.values.to(dtype)
+            self._rows[dtype] = F.pad(row, (0, -n_keys % _ALIGNED)) if q.is_cuda and n_keys % _ALIGNED else row
+        return self._rows[dtype][:, None, None, :n_keys].expand(-1, -1, q.shape[2], -1)
 
 
 def proportional_attention(
@@ -62,40 +47,20 @@ def proportional_attention(
     scale: float | None = None,
     dropout: float = 0.0,
     bias: Tensor | None = None,
-    path: BiasPath | None = None,
-    log_sizes: Tensor | None = None,
+    log_sizes: LogSizes | None = None,
 ) -> Tensor:
     """Return attention of q (B, H, M, d) over k, v (B, H, N, d), whose tokens have sizes (B, N): (B, H, M, d).
 
-    sizes None is ordinary attention; scale None is 1 / sqrt(d); path None takes the fastest one, and a bias always the
-    path "bias"; log_sizes spares the logarithm of the sizes where it is known.
+    sizes None is ordinary attention; scale None is 1 / sqrt(d); log_sizes spares the logarithm of the sizes where it is
+    known.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     mask = bias
     if sizes is not None:
-        log_sizes = sizes.float().log() if log_sizes is None else log_sizes
-        if bias is None and (path or _path_of(q)) == "channel":
-            return _in_a_channel(q, k, v, log_sizes, scale, dropout)
-        rows = log_sizes[:, None, None, :]
-        mask = rows.to(q.dtype).expand(-1, -1, q.shape[2], -1) if bias is None else bias.float() + rows
+        log_sizes = LogSizes(sizes) if log_sizes is None else log_sizes
+        mask = log_sizes.mask(q) if bias is None else bias.float() + log_sizes.values[:, None, None, :]
     mask = None if mask is None else mask.to(q.dtype)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
-
-
-def _path_of(q: Tensor) -> BiasPath:
-    """Return the fastest path; autocast, where it is on, decides in which dtype attention takes q."""
-    autocast = q.is_cuda and torch.is_autocast_enabled("cuda")
-    return fastest_path(q.device, torch.get_autocast_dtype("cuda") if autocast else q.dtype, int(q.shape[-1]))
-
-
-def _in_a_channel(q: Tensor, k: Tensor, v: Tensor, log_sizes: Tensor, scale: float, dropout: float) -> Tensor:
-    width = q.shape[-1]
-    padding = _padded(width) - width  # one of these channels is ours
-    carried = (log_sizes / scale).clamp(min=_HIDDEN).to(k.dtype)[:, None, :, None].expand(-1, k.shape[1], -1, -1)
-    q = F.pad(F.pad(q, (0, 1), value=1.0), (0, padding - 1))
-    k = F.pad(torch.cat([k, carried], dim=-1), (0, padding - 1))
-    v = F.pad(v, (0, padding))
-    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)[..., :width]
 
 
 def class_attention(
@@ -105,22 +70,24 @@ def class_attention(
     *,
     scale: float | None = None,
     bias: Tensor | None = None,
-    log_sizes: Tensor | None = None,
+    log_sizes: LogSizes | None = None,
 ) -> Tensor:
     """Return how the first token of q (B, H, M, d) attends to every key of k (B, H, N, d): weights (B, H, N).
 
     In float32, under autocast too: half precision would make ties, and select other patches.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    log_sizes = sizes.float().log() if log_sizes is None and sizes is not None else log_sizes
+    logs = None
+    if sizes is not None:
+        logs = sizes.float().log() if log_sizes is None else log_sizes.values
     if bias is None and takes_kernels(q, k, sizes):
         from agglo.attention import cpu  # compiled kernels load when they are needed
 
-        return cpu.class_logits(q[:, :, :1].float(), k.float(), log_sizes, scale).softmax(dim=-1)
+        return cpu.class_logits(q[:, :, :1].float(), k.float(), logs, scale).softmax(dim=-1)
     with torch.autocast(q.device.type, enabled=False):
         logits = (q[:, :, :1].float() @ k.float().transpose(-2, -1)).squeeze(2) * scale
-        if log_sizes is not None:
-            logits = logits + log_sizes.unsqueeze(1)
+        if logs is not None:
+            logits = logits + logs.unsqueeze(1)
         if bias is not None:
             logits = logits + bias[:, :, 0].float()
         return logits.softmax(dim=-1)

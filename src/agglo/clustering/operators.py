@@ -14,7 +14,6 @@ whose upper triangle alone counts:
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from functools import cache
 from importlib import import_module
@@ -25,10 +24,10 @@ import torch
 from torch import Tensor
 
 from agglo.checks import choice
+from agglo.clustering import gpu
 from agglo.clustering.distances import cosine_on_cpu, edge_distances, matrices, mean_over_heads
 from agglo.clustering.grid import windows
 
-VARIABLE = "AGGLO_BACKEND"
 BACKENDS = ("reference", "cpu", "torch", "triton")
 
 
@@ -40,14 +39,11 @@ class BackendStatus(NamedTuple):
     note: str
 
 
-@cache
 def _triton_status() -> tuple[bool, str]:
-    if importlib.util.find_spec("triton") is None:
-        return False, "triton is not installed"
+    if gpu.why_not():
+        return False, gpu.why_not()
     if os.environ.get("TRITON_INTERPRET") == "1":
         return True, "interpreted on cpu (TRITON_INTERPRET=1): for tests, slow"
-    if not torch.cuda.is_available():
-        return False, "no CUDA device is available"
     return True, f"tensors on {torch.cuda.get_device_name()}"
 
 
@@ -67,15 +63,14 @@ def backends() -> list[BackendStatus]:
 
 def choose(backend: str, device: torch.device) -> str:
     """Return the name of the backend for a device: as asked; if that is "", as AGGLO_BACKEND says, or the fastest."""
-    asked_by, backend = ("backend", backend) if backend else (VARIABLE, os.environ.get(VARIABLE, ""))
+    asked_by, backend = ("backend", backend) if backend else (gpu.VARIABLE, os.environ.get(gpu.VARIABLE, ""))
     if not backend:
         if device.type == "cpu":
             return "cpu"
-        return "triton" if device.type == "cuda" and _triton_status()[0] else "torch"
+        return "triton" if device.type == "cuda" and not gpu.why_not() else "torch"
     choice(asked_by, backend, BACKENDS)
-    usable, note = _triton_status()
-    if backend == "triton" and not usable:
-        raise ValueError(f"{asked_by}='triton' cannot run here: {note}; see agglo.clustering.backends()")
+    if backend == "triton" and gpu.why_not():
+        raise ValueError(f"{asked_by}='triton' cannot run here: {gpu.why_not()}; see agglo.clustering.backends()")
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     needed = {"cpu": "cpu", "triton": device.type if interpreted else "cuda"}.get(backend, device.type)
     if device.type != needed:
@@ -85,7 +80,7 @@ def choose(backend: str, device: torch.device) -> str:
 
 def runs_on_cpu_backend() -> bool:
     """Return whether tensors on the CPU are clustered by the backend "cpu", unless the caller names another."""
-    return os.environ.get(VARIABLE, "") in ("", "cpu")
+    return os.environ.get(gpu.VARIABLE, "") in ("", "cpu")
 
 
 @cache
@@ -147,14 +142,13 @@ def cluster(
         _validate(data, metric, check, weights)
     if k is not None:
         counts = torch.full((len(data),), k, dtype=torch.int64, device=data.device)
+    find = module(name).labels if backend or name != "triton" else _triton_or_torch
     if not grid:
-        distances = matrices(data, metric, weights) if in_cache is None else in_cache
-        labels = module(name).labels(distances, linkage, counts, threshold)
+        labels = find(matrices(data, metric, weights) if in_cache is None else in_cache, linkage, counts, threshold)
         if in_cache is not None and in_cache.without_direction[0]:
             _validate(data, metric, check, weights)
     elif window:
         data = mean_over_heads(data) if data.dim() == 4 else data
-        find = module(name).labels
         labels = windows.labels(data, metric, weights, grid, window, find, linkage, k, threshold, spread)
     else:
         lengths = edge_distances(data, metric, grid, weights).nan_to_num(nan=1e38, posinf=1e38, neginf=-1e38).cpu()
@@ -162,7 +156,11 @@ def cluster(
         on_grid = import_module(f"agglo.clustering.grid.{'reference' if name == 'reference' else 'cpu'}")
         labels = on_grid.labels(lengths, grid, linkage, None if counts is None else counts.cpu(), threshold)
         labels = labels.to(data.device)
-    return labels, labels.amax(dim=1) + 1 if counts is None else counts.clone()
+    return labels, labels.amax(dim=1) + 1 if counts is None else counts.clone() if counts is ks else counts
+
+
+def _triton_or_torch(*arguments: Any) -> Tensor:
+    return gpu.attempt(lambda: module("triton").labels(*arguments), lambda: module("torch").labels(*arguments))
 
 
 @cluster.register_fake

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -11,7 +12,10 @@ from agglo.clustering.distances import matrices
 from agglo.clustering.linkage.torch import cut, number_by_first_member
 
 
-def _by_shape(grid: list[int], window: list[int], device: torch.device) -> list[tuple[list[int], Tensor]]:
+@lru_cache(maxsize=64)
+def _by_shape(
+    grid: tuple[int, int], window: tuple[int, int], device: torch.device
+) -> list[tuple[tuple[int, ...], Tensor]]:
     """Return the numbers and the tokens (W, T) of the windows of each shape: at most four, as edges cut some off."""
     token = torch.arange(grid[0] * grid[1], device=device).view(grid)
     found: dict[tuple[int, ...], tuple[list[int], list[Tensor]]] = {}
@@ -20,7 +24,16 @@ def _by_shape(grid: list[int], window: list[int], device: torch.device) -> list[
         numbers, members = found.setdefault(tuple(block.shape), ([], []))
         numbers.append(number)
         members.append(block.flatten())
-    return [(numbers, torch.stack(members)) for numbers, members in found.values()]
+    return [(tuple(numbers), torch.stack(members)) for numbers, members in found.values()]
+
+
+@lru_cache(maxsize=64)
+def _shares(k: int, grid: tuple[int, int], window: tuple[int, int], batch: int, device: torch.device) -> list[Tensor]:
+    """Return k groups shared out evenly, (B * W,) for each shape: copied to the device once."""
+    shapes = _by_shape(grid, window, device)
+    size_of = {number: tokens.shape[1] for numbers, tokens in shapes for number in numbers}
+    counts = proportional(k, [size_of[number] for number in sorted(size_of)])
+    return [torch.tensor([counts[number] for number in numbers] * batch, device=device) for numbers, _ in shapes]
 
 
 def proportional(k: int, sizes: list[int]) -> list[int]:
@@ -46,7 +59,7 @@ def proportional(k: int, sizes: list[int]) -> list[int]:
     return counts
 
 
-def _lowest(heights: list[Tensor], numbers: list[list[int]], n_merges: int) -> list[Tensor]:
+def _lowest(heights: list[Tensor], numbers: Sequence[Sequence[int]], n_merges: int) -> list[Tensor]:
     """Count (B, W), for each shape, every window's merges among the n_merges lowest of all windows.
 
     Heights (B, W, T-1) of every shape ascend. Of equal heights the first window's merge comes first.
@@ -54,7 +67,7 @@ def _lowest(heights: list[Tensor], numbers: list[list[int]], n_merges: int) -> l
     each = [h.shape[2] for h in heights]
     number = torch.cat([torch.tensor(own).repeat_interleave(n) for own, n in zip(numbers, each, strict=True)])
     height = torch.cat([part.flatten(1) for part in heights], dim=1)
-    order = number.to(height.device).argsort(stable=True)
+    order = number.argsort(stable=True)
     order = order[height[:, order].argsort(dim=1, stable=True)]  # by height, then window, then row of its tree
     chosen = torch.zeros_like(height, dtype=torch.int64).scatter(1, order[:, :n_merges], 1)
     parts = chosen.split([part.shape[1] * part.shape[2] for part in heights], dim=1)
@@ -73,9 +86,13 @@ def labels(
     threshold: float | None,
     spread: str,
 ) -> Tensor:
-    """Labels (B, N) by `labels` of a backend, `find`; other arguments as of `operators.cluster`."""
+    """Labels (B, N) by `labels` of a backend, `find`; other arguments as of `operators.cluster`.
+
+    Trees, which tell the need, grow on the CPU: spread="need" alone waits for distances, and sends labels back.
+    """
     batch, n_tokens = data.shape[:2]
-    numbers, tokens = zip(*_by_shape(grid, window, data.device), strict=True)
+    sides = (grid[0], grid[1]), (window[0], window[1])
+    numbers, tokens = zip(*_by_shape(*sides, data.device), strict=True)
     distances = []
     for inside in tokens:
         of_pairs = (inside.unsqueeze(2), inside.unsqueeze(1)) if metric == "precomputed" else (inside,)
@@ -84,22 +101,20 @@ def labels(
     if k is not None and spread == "need":
         from agglo.clustering.linkage import cpu  # compiled kernels load when they are needed
 
+        tokens = tuple(inside for _, inside in _by_shape(*sides, torch.device("cpu")))
         trees = [cpu.tree(each.cpu(), linkage) for each in distances]
         heights = [tree[..., 2].reshape(batch, *own[:, 1:].shape) for tree, own in zip(trees, tokens, strict=True)]
-        merges = _lowest(heights, list(numbers), n_tokens - k)
-        counted = zip(trees, merges, strict=True)
-        found = [cut(tree, tree.shape[1] + 1 - m.flatten()).to(data.device) for tree, m in counted]
+        merges = _lowest(heights, numbers, n_tokens - k)
+        found = [cut(tree, tree.shape[1] + 1 - m.flatten()) for tree, m in zip(trees, merges, strict=True)]
     elif k is not None:
-        size_of = {w: own.shape[1] for of_shape, own in zip(numbers, tokens, strict=True) for w in of_shape}
-        counts = proportional(k, [size_of[w] for w in sorted(size_of)])
-        wanted = [torch.tensor([counts[w] for w in own] * batch, device=data.device) for own in numbers]
+        wanted = _shares(k, *sides, batch, data.device)
         found = [find(each, linkage, ks, None) for each, ks in zip(distances, wanted, strict=True)]
     else:
         found = [find(each, linkage, None, threshold) for each in distances]
 
-    group_of = torch.empty(batch, n_tokens, dtype=torch.int64, device=data.device)
+    group_of = torch.empty(batch, n_tokens, dtype=torch.int64, device=found[0].device)
     for inside, own in zip(tokens, found, strict=True):
         # A group's name is the token of its window that stands where its label says: below N, and no other group's.
         own = own.view(batch, *inside.shape)
         group_of[:, inside.flatten()] = inside.expand(own.shape).gather(2, own).flatten(1)
-    return number_by_first_member(group_of)
+    return number_by_first_member(group_of).to(data.device)

@@ -1,5 +1,8 @@
 """The backend for CUDA: one kernel launch from distances to labels, one program (CTA) per batch item.
 
+A few large items would leave most multiprocessors idle. There the first search for neighbours and the ranking, whose
+work is that of the whole matrix, are launches of their own, a program for each block of rows.
+
 The host never waits for the device and every shape is known beforehand, so a call can be captured in a CUDA graph
 (after one ordinary call, which compiles). Rounding and ties are those of `linkage/reference.py`. See docs/gpu.md.
 
@@ -11,6 +14,7 @@ Every linkage ends as N-1 edges, one for every token but token 0, so what follow
 
 Phases talk through global memory. One program stays on one multiprocessor, whose L1 is coherent for its own threads,
 so a barrier between phases is all it takes. N is a run-time argument; only block sizes make a new binary.
+`tools/gpu/races.py` checks that no barrier is missing.
 """
 
 from __future__ import annotations
@@ -22,11 +26,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from agglo.clustering.gpu import Declined
+
 NOBODY = tl.constexpr(2**30)  # above every token and every pair code
 TAKEN = tl.constexpr(2**63 - 1)  # above every packed edge
 INT_ROWS = tl.constexpr(9)  # rows of N in the int32 workspace of an item
 FLOAT_ROWS = tl.constexpr(2)  # rows of N in the workspace of the working precision
-MAX_TOKENS = 2**15  # two tokens and a flag share 31 bits in `_prim`
+MAX_TOKENS = 2**13  # beyond it, candidates in `_prim` do not fit into registers
+SPREAD_FROM = 2**9  # tokens; for fewer, two more launches cost what they save
 
 
 @triton.jit
@@ -74,22 +81,28 @@ def _prim(distances, parent, height, n, TOKENS: tl.constexpr):
 
 @triton.jit
 def _find_nearest(
-    distances, work, size, rows, n_rows, live, n_live, nearest, nearest_distance, n,
+    distances, work, size, rows, first_row, n_rows, live, n_live, nearest, nearest_distance, n,
     MIRROR: tl.constexpr, LINKAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Find the nearest live group of every group in `rows`; of equally near ones the first.
 
-    With MIRROR the working matrix is not there yet, and is filled from the upper triangle of the input on the way.
+    With MIRROR every token is a group, and the working matrix is not there yet: it is filled from the upper triangle of
+    the input on the way.
     """
-    for row_start in range(0, n_rows, ROWS):
+    for row_start in range(first_row, n_rows, ROWS):
         row_at = row_start + tl.arange(0, ROWS)
-        r = tl.load(rows + row_at, mask=row_at < n_rows, other=0)
-        row_size = tl.load(size + r, mask=row_at < n_rows, other=1)
+        r = row_at
+        if not MIRROR:
+            r = tl.load(rows + row_at, mask=row_at < n_rows, other=0)
+        if LINKAGE == "average" and not MIRROR:
+            row_size = tl.load(size + r, mask=row_at < n_rows, other=1)
         best = tl.full((ROWS, COLUMNS), float("inf"), work.dtype.element_ty)
         best_at = tl.full((ROWS, COLUMNS), NOBODY, tl.int32)
         for column_start in range(0, n_live, COLUMNS):
             column_at = column_start + tl.arange(0, COLUMNS)
-            c = tl.load(live + column_at, mask=column_at < n_live, other=0)
+            c = column_at
+            if not MIRROR:
+                c = tl.load(live + column_at, mask=column_at < n_live, other=0)
             other = (row_at < n_rows)[:, None] & (column_at < n_live)[None, :] & (r[:, None] != c[None, :])
             if MIRROR:
                 distance = tl.load(distances + _pair_code(r[:, None], c[None, :], n), mask=other, other=0.0)
@@ -147,7 +160,6 @@ def _match(
         tl.store(stale + n_stale + tl.cumsum(lost_nearest.to(tl.int32)) - 1, v, mask=lost_nearest)
         n_survivors += tl.sum(survives.to(tl.int32))
         n_stale += tl.sum(lost_nearest.to(tl.int32))
-    tl.debug_barrier()
     return n_pairs, n_survivors, n_stale
 
 
@@ -248,7 +260,8 @@ def _all_found(
 @triton.jit
 def _rounds(
     distances, work, ints, nearest_distance, parent, height, k, threshold, n,
-    LINKAGE: tl.constexpr, CUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr,
+    LINKAGE: tl.constexpr, CUT: tl.constexpr, SPREAD: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Average and complete linkage: rounds in which all mutually nearest pairs merge."""
     nearest, partner, size, pairs, stale = ints, ints + n, ints + 2 * n, ints + 3 * n, ints + 4 * n
@@ -258,11 +271,13 @@ def _rounds(
         tl.store(size + v, v * 0 + 1, mask=v < n)
         tl.store(live + v, v, mask=v < n)
         tl.store(parent + v, v * 0 - 1, mask=v < n)
-    tl.debug_barrier()
-    _find_nearest(distances, work, size, live, n, live, n, nearest, nearest_distance, n, True, LINKAGE, ROWS, COLUMNS)
-    tl.debug_barrier()
+    if not SPREAD:
+        _find_nearest(
+            distances, work, size, live, 0, n, live, n, nearest, nearest_distance, n, True, LINKAGE, ROWS, COLUMNS
+        )
     n_live = n
     while n_live > 1:
+        tl.debug_barrier()
         n_pairs, n_survivors, n_stale = _match(
             nearest, nearest_distance, partner, size, pairs, survivors, stale, parent, height, n, LANES
         )
@@ -271,7 +286,7 @@ def _rounds(
         n_live = n_survivors
         if n_live > 1:
             _find_nearest(
-                distances, work, size, stale, n_stale, live, n_live, nearest, nearest_distance, n,
+                distances, work, size, stale, 0, n_stale, live, n_live, nearest, nearest_distance, n,
                 False, LINKAGE, ROWS, COLUMNS,
             )  # fmt: skip
             tl.debug_barrier()
@@ -282,9 +297,9 @@ def _rounds(
 
 
 @triton.jit
-def _rank_edges(parent, height, rank, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _rank_edges(parent, height, rank, first_row, end_row, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """How many edges come before each; counting all pairs costs one pass of the size of the matrix, and no sort."""
-    for row_start in range(0, n, ROWS):
+    for row_start in range(first_row, end_row, ROWS):
         r = row_start + tl.arange(0, ROWS)
         own_height, own_code = _load_edges(parent, height, r, n)
         before = tl.zeros((ROWS, COLUMNS), tl.int32)
@@ -294,14 +309,14 @@ def _rank_edges(parent, height, rank, n, ROWS: tl.constexpr, COLUMNS: tl.constex
             tied = other_height[None, :] == own_height[:, None]
             before += (lower | (tied & (other_code[None, :] < own_code[:, None]))).to(tl.int32)
         tl.store(rank + r, tl.sum(before, axis=1), mask=r < n)
-    tl.debug_barrier()
 
 
 @triton.jit
 def _write_labels(
-    parent, height, rank, root, first_member, number, labels, k, threshold, n, CUT: tl.constexpr, LANES: tl.constexpr,
+    parent, height, rank, ints, labels, k, threshold, n, CUT: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Labels of the components the chosen edges leave, numbered by first member."""
+    root, further, first_member, number = ints, ints + n, ints + 2 * n, ints + 3 * n
     for start in range(0, n, LANES):
         v = start + tl.arange(0, LANES)
         up = tl.load(parent + v, mask=v < n, other=-1)
@@ -312,17 +327,20 @@ def _write_labels(
         tl.store(root + v, tl.where(chosen & (up >= 0), up, v), mask=v < n)
         tl.store(first_member + v, v * 0 + NOBODY, mask=v < n)
     reach = 1
-    while reach < n:  # every sweep at least doubles how far up a token sees, whichever token goes first
+    while reach < n:  # every sweep doubles how far up a token sees
         tl.debug_barrier()
         for start in range(0, n, LANES):
             v = start + tl.arange(0, LANES)
             above = tl.load(root + tl.load(root + v, mask=v < n, other=0), mask=v < n, other=0)
-            tl.store(root + v, above, mask=v < n)
+            tl.store(further + v, above, mask=v < n)
+        root, further = further, root
         reach *= 2
     tl.debug_barrier()
     for start in range(0, n, LANES):
         v = start + tl.arange(0, LANES)
-        tl.atomic_min(first_member + tl.load(root + v, mask=v < n, other=0), v, mask=v < n)
+        # With the default semantics it would be a fence for the whole device, and empty the L1.
+        group = first_member + tl.load(root + v, mask=v < n, other=0)
+        tl.atomic_min(group, v, mask=v < n, sem="relaxed", scope="cta")
     tl.debug_barrier()
     n_groups = 0
     for start in range(0, n, LANES):
@@ -334,10 +352,18 @@ def _write_labels(
         tl.store(labels + v, tl.load(number + first, mask=v < n, other=0).to(tl.int64), mask=v < n)
 
 
+@triton.jit
+def _of_item(ints, floats, item, n):
+    """The workspace of an item: its int32 rows, distances to the nearest, heights, parents and ranks."""
+    ints += item * n * INT_ROWS
+    nearest_distance = floats + item * n * FLOAT_ROWS
+    return ints, nearest_distance, nearest_distance + n, ints + 7 * n, ints + 8 * n
+
+
 @triton.jit(do_not_specialize=["n"])
 def cluster_kernel(
     distances, work, ints, floats, groups, labels, threshold, n,
-    LINKAGE: tl.constexpr, CUT: tl.constexpr,
+    LINKAGE: tl.constexpr, CUT: tl.constexpr, SPREAD: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Cluster batch item `program_id(0)`.
@@ -346,15 +372,11 @@ def cluster_kernel(
     single. ints (B, INT_ROWS, N) int32 and floats (B, FLOAT_ROWS, N) of the type of work (float32 for single): scratch.
     groups (B,) int64 and threshold: used where CUT is "k" and where it is "threshold". labels (B, N) int64: the result.
     Matrices are gone over in tiles of ROWS x COLUMNS, vectors LANES at a time; what stays in registers takes TOKENS, at
-    least N. All are powers of two.
+    least N. All are powers of two. With SPREAD, `search_kernel` ran before, and for CUT "k" the two below come after.
     """
     item = tl.program_id(0).to(tl.int64)  # B * N * N may pass 2**31
     distances += item * n * n
-    work += item * n * n
-    ints += item * n * INT_ROWS
-    nearest_distance = floats + item * n * FLOAT_ROWS
-    height = nearest_distance + n
-    parent, rank = ints + 7 * n, ints + 8 * n
+    ints, nearest_distance, height, parent, rank = _of_item(ints, floats, item, n)
     k = 0
     if CUT == "k":
         k = tl.load(groups + item).to(tl.int32)
@@ -362,18 +384,54 @@ def cluster_kernel(
         _prim(distances, parent, height, n, TOKENS)
     else:
         _rounds(
-            distances, work, ints, nearest_distance, parent, height, k, threshold, n,
-            LINKAGE, CUT, ROWS, COLUMNS, LANES,
+            distances, work + item * n * n, ints, nearest_distance, parent, height, k, threshold, n,
+            LINKAGE, CUT, SPREAD, ROWS, COLUMNS, LANES,
         )  # fmt: skip
-    tl.debug_barrier()
-    if CUT == "k":
-        _rank_edges(parent, height, rank, n, ROWS, COLUMNS)
-    _write_labels(parent, height, rank, ints, ints + n, ints + 2 * n, labels + item * n, k, threshold, n, CUT, LANES)
+    if CUT == "threshold" or not SPREAD:
+        tl.debug_barrier()
+        if CUT == "k":
+            _rank_edges(parent, height, rank, 0, n, n, ROWS, COLUMNS)
+            tl.debug_barrier()
+        _write_labels(parent, height, rank, ints, labels + item * n, k, threshold, n, CUT, LANES)
+
+
+@triton.jit(do_not_specialize=["n"])
+def search_kernel(
+    distances, work, ints, floats, n, LINKAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """Fill the working matrix of batch item `program_id(0)`, and find the nearest, for one block of rows."""
+    item, first_row = tl.program_id(0).to(tl.int64), tl.program_id(1) * ROWS
+    ints, nearest_distance, _, _, _ = _of_item(ints, floats, item, n)
+    _find_nearest(
+        distances + item * n * n, work + item * n * n, ints, ints, first_row, tl.minimum(first_row + ROWS, n), ints, n,
+        ints, nearest_distance, n, True, LINKAGE, ROWS, COLUMNS,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n"])
+def rank_kernel(ints, floats, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Rank the edges of batch item `program_id(0)`, for one block of rows."""
+    _, _, height, parent, rank = _of_item(ints, floats, tl.program_id(0).to(tl.int64), n)
+    first_row = tl.program_id(1) * ROWS
+    _rank_edges(parent, height, rank, first_row, first_row + ROWS, n, ROWS, COLUMNS)
+
+
+@triton.jit(do_not_specialize=["n"])
+def label_kernel(ints, floats, groups, labels, n, LANES: tl.constexpr):
+    """Write the labels of batch item `program_id(0)` from ranked edges."""
+    item = tl.program_id(0).to(tl.int64)
+    ints, _, height, parent, rank = _of_item(ints, floats, item, n)
+    k = tl.load(groups + item).to(tl.int32)
+    _write_labels(parent, height, rank, ints, labels + item * n, k, 0.0, n, "k", LANES)
 
 
 # No pipelining, as phases read what earlier ones wrote and loads must stay where they are. With at most 128 registers
-# per thread nothing spills, and four programs of four warps share a multiprocessor.
-COMPILE_OPTIONS = {"num_stages": 1, "maxnreg": 128, "enable_fp_fusion": False}
+# per thread nothing spills, and four programs of four warps share a multiprocessor; ROCm knows no such limit.
+COMPILE_OPTIONS = {"num_stages": 1, "enable_fp_fusion": False} | ({} if torch.version.hip else {"maxnreg": 128})
+
+
+_WARP = 64 if torch.version.hip else 32  # threads
+_COLUMNS = 16
 
 
 class Launch(NamedTuple):
@@ -386,41 +444,56 @@ class Launch(NamedTuple):
     num_warps: int
 
 
-def launch_for(n_tokens: int) -> Launch:
-    """Block sizes for N tokens: four values of a tile and two of a vector per thread, more threads for more tokens.
+def launch_for(linkage: str, n_tokens: int, few_items: bool = False) -> Launch:
+    """Block sizes for N tokens: four values of a tile per thread, and more threads for more tokens.
 
-    Never fewer lanes than threads: two threads holding the same value could read it before and after it changes.
+    Never fewer lanes than threads: two threads holding the same value could read it before and after it changes. Few
+    items, which do not fill the device, take all the threads there are; a step of single linkage waits for all of its
+    threads, and more would not make it shorter. TOKENS is for single linkage alone.
     """
-    tokens = max(16, 1 << (n_tokens - 1).bit_length())
-    num_warps = min(max(tokens // 64, 4), 16)
-    columns = min(tokens, 64)
-    return Launch(num_warps * 128 // columns, columns, num_warps * 64, tokens, num_warps)
+    tokens = max(256, 1 << (n_tokens - 1).bit_length())
+    threads = 512 if few_items and linkage != "single" else min(tokens // 2, 512)
+    tokens = tokens if linkage == "single" else 0
+    return Launch(threads * 4 // _COLUMNS, _COLUMNS, max(threads, 256), tokens, threads // _WARP)
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
 def labels(distances: Tensor, linkage: str, k: Tensor | None, threshold: float | None) -> Tensor:
     """Labels (B, N) of distances (B, N, N), for k groups per item (B,) or all merges within a threshold."""
-    batch, n_tokens, _ = distances.shape
-    if n_tokens > MAX_TOKENS:
-        raise ValueError(f"the triton backend takes up to {MAX_TOKENS} tokens, got {n_tokens}; 'torch' takes more")
-    result = distances.new_zeros((batch, n_tokens), dtype=torch.int64)
-    if batch == 0 or n_tokens < 2:
-        return result
+    batch, n, _ = distances.shape
+    if n > MAX_TOKENS:
+        raise Declined(f"the triton backend takes up to {MAX_TOKENS} tokens, got {n}; 'torch' takes more")
+    if batch == 0 or n < 2:
+        return distances.new_zeros((batch, n), dtype=torch.int64)
     precision = torch.float64 if linkage == "average" else torch.float32
-    ints = distances.new_empty((batch, INT_ROWS.value, n_tokens), dtype=torch.int32)
+    work = distances.new_empty((0,) if linkage == "single" else distances.shape, dtype=precision)
+    ints = distances.new_empty((batch, INT_ROWS.value, n), dtype=torch.int32)
+    floats = distances.new_empty((batch, FLOAT_ROWS.value, n), dtype=precision)
+    result = distances.new_empty((batch, n), dtype=torch.int64)
+    groups = ints if k is None else k.contiguous()
+    # Rounded on the host, which does not wait for it.
+    limit = 0.0 if threshold is None else torch.tensor(threshold, dtype=torch.float32, device="cpu").item()
+    cut = "threshold" if k is None else "k"
+    distances = distances.contiguous()
+    few_items = batch < _multiprocessors(distances.device)
+    spread = few_items and n >= SPREAD_FROM
+    launch = launch_for(linkage, n, few_items)
+    options = {"num_warps": launch.num_warps, **COMPILE_OPTIONS}
+    rows, columns, lanes = launch.ROWS, launch.COLUMNS, launch.LANES
+    blocks = (batch, triton.cdiv(n, rows))
     with torch.cuda.device_of(distances):
+        if spread and linkage != "single":
+            search_kernel[blocks](
+                distances, work, ints, floats, n, LINKAGE=linkage, ROWS=rows, COLUMNS=columns, **options
+            )
         cluster_kernel[(batch,)](
-            distances.contiguous(),
-            distances.new_empty((0,) if linkage == "single" else distances.shape, dtype=precision),
-            ints,
-            distances.new_empty((batch, FLOAT_ROWS.value, n_tokens), dtype=precision),
-            ints if k is None else k.contiguous(),
-            result,
-            # Rounded on the host, which does not wait for it.
-            0.0 if threshold is None else torch.tensor(threshold, dtype=torch.float32, device="cpu").item(),
-            n_tokens,
-            LINKAGE=linkage,
-            CUT="threshold" if k is None else "k",
-            **launch_for(n_tokens)._asdict(),
-            **COMPILE_OPTIONS,
-        )
+            distances, work, ints, floats, groups, result, limit, n,
+            LINKAGE=linkage, CUT=cut, SPREAD=spread, **launch._asdict(), **COMPILE_OPTIONS,
+        )  # fmt: skip
+        if spread and k is not None:
+            rank_kernel[blocks](ints, floats, n, ROWS=rows, COLUMNS=columns, **options)
+            label_kernel[(batch,)](ints, floats, groups, result, n, LANES=lanes, **options)
     return result

@@ -21,7 +21,13 @@ from torch import Tensor, nn
 from torch.nn.modules import module as all_modules
 from torch.utils.checkpoint import checkpoint
 
-from agglo.attention import attention_received, attention_with_received, policy_attention, proportional_attention
+from agglo.attention import (
+    LogSizes,
+    attention_received,
+    attention_with_received,
+    policy_attention,
+    proportional_attention,
+)
 
 Call = Callable[..., Any]
 _HIDDEN_BYTES = 8 * 2**20
@@ -87,7 +93,7 @@ class AttentionInputs:
     rotary: Tensor | None = None  # the table of their positions, as `Parts.project` takes it
     bias: Tensor | None = None  # relative position bias (B or 1, H or 1, T, T)
     sizes: Tensor | None = None  # (B, T), for proportional attention
-    log_sizes: Tensor | None = None  # of the sizes, where it is known
+    log_sizes: LogSizes | None = None  # of the sizes, where it is known
     policy: Tensor | None = None  # (B, T), a mask of keys that learns
     # Keys and values (B, H, n, d) that belong to no token of x, and their bias (B, 1, 1, n).
     elsewhere: tuple[Tensor, Tensor, Tensor] | None = None

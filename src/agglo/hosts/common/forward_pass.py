@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agglo.attention import class_attention
+from agglo.attention import LogSizes, class_attention
 from agglo.grouping import Grouping
 from agglo.hosts.common.blocks import AttentionInputs, Call, Parts, Projected, attend, directly, in_slices, of_keys
 from agglo.hosts.common.padding import RealPatches, reduce_apart
@@ -72,7 +72,7 @@ class ForwardPass:
         self.remembered_blocks = [*range(self.reducing[0] - 1, self.reducing[-1])] if remembers else []
         self.total: Grouping | None = None  # how the first tokens became those that are left
         self.bias: RelativeBias | None = None  # once a block has one
-        self.logged: tuple[Tensor, Tensor] | None = None  # the latest sizes, and their logarithms
+        self.logged: tuple[Tensor, LogSizes] | None = None  # the latest sizes, and their logarithms
         self.policy: Tensor | None = None  # of the latest outcome, as is processed
         self.processed: Tensor | None = None
         self.received: Tensor | None = None  # of the latest attention, as is class_attention
@@ -117,7 +117,7 @@ class ForwardPass:
         """Return what the attention of the tokens that are left depends on."""
         sizes = self.sizes()
         if sizes is not None and (self.logged is None or self.logged[0] is not sizes):
-            self.logged = sizes, sizes.float().log()
+            self.logged = sizes, LogSizes(sizes)
         return AttentionInputs(
             rotary=given.rotary if self.positions is None else self.positions.table(given.rotary),
             bias=None if given.bias is None or self.bias is None else self.bias.between(given.bias),

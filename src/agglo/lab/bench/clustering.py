@@ -154,7 +154,7 @@ def describe(record: Mapping[str, Any]) -> str:
         about = [case["tokens"], size, case["linkage"]]
         rows.append([*about, own / case["batch"] * 1e3, *ratios, from_features, one_pass, same])
     what = (
-            [case["tokens"], size, case["linkage"], own / case["batch"] * 1e3, *ratios, from_features, one_pass, same]
+        "Peers: how many times as long as agglo they take. From features: how many times as long it takes, making "
         "the distances as well. One pass is `D.amin(-1)`, as a share of agglo's time"
     )
     return page(record, what, Table(columns, rows))
