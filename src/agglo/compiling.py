@@ -5,6 +5,7 @@ Hints for torch.compile do not import it: torch._dynamo takes over a second, whi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -16,6 +17,8 @@ from torch.autograd import forward_ad
 F = TypeVar("F", bound=Callable[..., object])
 P = ParamSpec("P")
 T = TypeVar("T")
+
+VARIABLE = "AGGLO_BACKEND"  # in the environment, names the backend of the clustering
 
 
 def constant_result(function: F) -> F:
@@ -43,8 +46,10 @@ def outside_graphs(function: Callable[P, T]) -> Callable[P, T]:
 def takes_kernels(*tensors: Tensor | None) -> bool:
     """Return whether kernels of the CPU may stand in for torch's operators on these tensors, without anybody knowing.
 
-    Nothing compiles, traces, records or differentiates what is done to them.
+    Nothing compiles, traces, records or differentiates what is done to them, and no other backend is asked for.
     """
+    if os.environ.get(VARIABLE, "") not in ("", "cpu"):
+        return False
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0:
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:

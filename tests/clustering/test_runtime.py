@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import agglo
-from agglo.clustering import jit
+from agglo.clustering import kernels
 from agglo.clustering.linkage import cpu
 from agglo.utils.devices import torch_threads
 from tests.support.clusters import distinct_distances
@@ -103,7 +103,7 @@ def start_kernels(folder: Path, order: int, **environment: str) -> subprocess.Po
     """Start a process that runs a kernel of a folder with two signatures, in this order or the other."""
     (folder / "kernels.py").write_text(KERNELS)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA", "XDG"))}
-    command = [sys.executable, str(folder / "kernels.py"), str(SOURCE / "clustering" / "jit.py"), str(order)]
+    command = [sys.executable, str(folder / "kernels.py"), str(SOURCE / "clustering" / "kernels.py"), str(order)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**kept, **environment}
     )
@@ -137,17 +137,17 @@ def test_a_kernel_runs_whatever_its_cache_holds(tmp_path, monkeypatch):
         return x + 1
 
     monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
-    assert jit.kernel(add_one)(1) == 2
+    assert kernels.kernel(add_one)(1) == 2
     (file,) = tmp_path.rglob("*.nbc")
     file.write_bytes(file.read_bytes()[:100])
-    assert jit.kernel(add_one)(1) == 2
+    assert kernels.kernel(add_one)(1) == 2
     assert file.stat().st_size > 100
     file.unlink()
     monkeypatch.setattr(
         CPUCodeLibrary, "_compiled_object", property(lambda self: None, lambda self, value: None), False
     )
     with pytest.warns(RuntimeWarning, match="no compiled object yet"):
-        assert jit.kernel(add_one)(1) == 2
+        assert kernels.kernel(add_one)(1) == 2
 
 
 def test_what_takes_long_is_said_once(monkeypatch, caplog):
@@ -164,9 +164,9 @@ def test_what_takes_long_is_said_once(monkeypatch, caplog):
         def cancel(self):
             timers.remove(self)
 
-    monkeypatch.setattr(jit, "Timer", FakeTimer)
-    monkeypatch.setattr(jit.time, "monotonic", lambda: now[0])
-    notice, said = jit._Notice(), []
+    monkeypatch.setattr(kernels, "Timer", FakeTimer)
+    monkeypatch.setattr(kernels.time, "monotonic", lambda: now[0])
+    notice, said = kernels._Notice(), []
     for seconds, function in ((1.5, agglo.cluster), (9.0, json.dumps), (0.4, agglo.cluster), (0.2, agglo.cluster)) * 2:
         compiling = SimpleNamespace(data={"dispatcher": SimpleNamespace(py_func=function)})
         notice.on_start(compiling)

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agglo.clustering.jit import as_numbers, inner, kernel
-from agglo.clustering.threads import run
+from agglo.clustering.kernels import as_numbers, inner, kernel, run
 
 _KEYS_PER_PART = 8_000  # for fewer, waking a thread takes longer than the work
 _TINY = np.finfo(np.float32).tiny

@@ -12,9 +12,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from agglo.compiling import constant_result
+from agglo.compiling import VARIABLE, constant_result
 
-VARIABLE = "AGGLO_BACKEND"
 T = TypeVar("T")
 _failures: list[str] = []  # why no kernel is tried any more: of the process, as the compiler is
 

@@ -27,6 +27,7 @@ from agglo.checks import choice
 from agglo.clustering import gpu
 from agglo.clustering.distances import cosine_on_cpu, edge_distances, matrices, mean_over_heads
 from agglo.clustering.grid import windows
+from agglo.compiling import VARIABLE
 
 BACKENDS = ("reference", "cpu", "torch", "triton")
 
@@ -63,7 +64,7 @@ def backends() -> list[BackendStatus]:
 
 def choose(backend: str, device: torch.device) -> str:
     """Return the name of the backend for a device: as asked; if that is "", as AGGLO_BACKEND says, or the fastest."""
-    asked_by, backend = ("backend", backend) if backend else (gpu.VARIABLE, os.environ.get(gpu.VARIABLE, ""))
+    asked_by, backend = ("backend", backend) if backend else (VARIABLE, os.environ.get(VARIABLE, ""))
     if not backend:
         if device.type == "cpu":
             return "cpu"
@@ -76,11 +77,6 @@ def choose(backend: str, device: torch.device) -> str:
     if device.type != needed:
         raise ValueError(f"{asked_by}={backend!r} needs tensors on {needed}, got {device}; 'torch' runs anywhere")
     return backend
-
-
-def runs_on_cpu_backend() -> bool:
-    """Return whether tensors on the CPU are clustered by the backend "cpu", unless the caller names another."""
-    return os.environ.get(gpu.VARIABLE, "") in ("", "cpu")
 
 
 @cache

@@ -12,7 +12,6 @@ from agglo.clustering import cluster
 from agglo.clustering.api import CONNECTIVITIES, LINKAGES, SPREADS, window_sides
 from agglo.clustering.distances import mean_over_heads, pairwise, weighted
 from agglo.clustering.merge import kernels as merge_kernels
-from agglo.clustering.operators import runs_on_cpu_backend
 from agglo.compiling import takes_kernels
 from agglo.grouping import MEANS, Grouping, Mean
 from agglo.methods.base import FEATURES, Method, ModelShape, Outcome, View, refuse_onnx, require_grid
@@ -102,7 +101,7 @@ class ATC(Method):
         features, linkage, weights = self.compared(view)
         if view.target is not None:
             given = view.tokens, features, weights, view.sizes
-            if not self.reads_grid and self.proportional and takes_kernels(*given) and runs_on_cpu_backend():
+            if not self.reads_grid and self.proportional and takes_kernels(*given):
                 return self._at_once(view, features, weights)
             grid: dict[str, Any] = {}
             if self.reads_grid:

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agglo.clustering.jit import as_numbers, inner, kernel
-from agglo.clustering.threads import run
+from agglo.clustering.kernels import as_numbers, inner, kernel, run
 
 # Squares within these sum up without overflow, and without losing digits to subnormal numbers.
 _LEAST, _MOST = np.float32(1e-25), np.float32(1e25)

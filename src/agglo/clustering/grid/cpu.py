@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from agglo.clustering.distances import grid_edges
-from agglo.clustering.jit import inner, kernel
+from agglo.clustering.kernels import inner, kernel
 from agglo.clustering.linkage.cpu import run
 from agglo.clustering.linkage.cpu.cuts import root_of
 from agglo.clustering.linkage.torch import number_by_first_member

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from agglo.clustering.distances.cpu import CosineDistances, square_sum
-from agglo.clustering.jit import inner, kernel
+from agglo.clustering.kernels import inner, kernel, run
 from agglo.clustering.linkage.cpu import find_labels
 from agglo.clustering.linkage.cpu.keys import FAR
-from agglo.clustering.threads import run
 
 _NUMBERS_PER_PART = 300_000  # for fewer, waking a thread takes longer than the work
 _NONE = np.empty((0, 0), np.float32)

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from agglo.clustering.distances.cpu import CosineDistances
 from agglo.clustering.distances.cpu import workspace as distance_workspace
+from agglo.clustering.kernels import run
 from agglo.clustering.linkage.cpu import chains, pairs, rounds
 from agglo.clustering.linkage.cpu.keys import FAR, encode
-from agglo.clustering.threads import run
 
 _LARGE = 1024  # tokens from which rounds are faster than pairs, and threads share an image
 _DISTANCES_AT_ONCE = 320_000  # how many a thread takes in turn: enough to be worth a call, few enough to share fairly

@@ -13,7 +13,7 @@ from collections import namedtuple
 
 import numpy as np
 
-from agglo.clustering.jit import inner, kernel
+from agglo.clustering.kernels import inner, kernel
 from agglo.clustering.linkage.cpu import cuts
 from agglo.clustering.linkage.cpu.keys import distance_of, first_index_of, key_of, padded
 

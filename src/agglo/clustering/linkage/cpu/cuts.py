@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agglo.clustering.jit import inner
+from agglo.clustering.kernels import inner
 from agglo.clustering.linkage.cpu.keys import FAR, PER_MERGE
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agglo.clustering.jit import inner
+from agglo.clustering.kernels import inner
 
 FAR = np.int32(2**31 - 1)  # larger than the key of any finite distance
 NEVER = np.int32(-(2**31))  # smaller than any

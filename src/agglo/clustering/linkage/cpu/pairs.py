@@ -11,7 +11,7 @@ from collections import namedtuple
 
 import numpy as np
 
-from agglo.clustering.jit import inner, kernel
+from agglo.clustering.kernels import inner, kernel
 from agglo.clustering.linkage.cpu import cuts, keys
 
 STALE = np.int32(-1)

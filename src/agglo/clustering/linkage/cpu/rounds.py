@@ -16,7 +16,7 @@ from collections import namedtuple
 
 import numpy as np
 
-from agglo.clustering.jit import inner, kernel
+from agglo.clustering.kernels import inner, kernel
 from agglo.clustering.linkage.cpu import cuts, keys
 
 _STRIPE = 16  # rows a part takes in turn
