@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
+from agglo.budget import solve
 from agglo.lab.paper import compare
 from agglo.lab.paper.classifiers import ATC, DEITS, EMBEDDED, IMAGES, LINKAGES, RATES, Backbone, ClassifierScale, Entry
 from agglo.lab.paper.items.off_the_shelf import run_evaluations
@@ -15,7 +17,6 @@ from agglo.lab.tasks.classification.evaluation.grid import EvaluationSettings
 from agglo.lab.tasks.classification.tuning import prepare
 from agglo.tuning.images import split
 from agglo.tuning.result import Quality
-from agglo.tuning.search import solve
 from agglo.tuning.settings import TuneSettings
 from agglo.tuning.space import Space
 from agglo.tuning.subject import Subject
@@ -103,7 +104,7 @@ def _run_places(subject: Backbone, settings: Settings) -> RunCell:
     def run(about: Mapping[str, Any]) -> dict[str, Any]:
         method, options = next(way for way in WAYS if _about(about["level"], *way) == about)
         space = Space(method, {}, {**options, "last_block": "class_token", **_SCHEDULE})
-        config = solve(tuned, space, space.first, about["level"])
+        config = solve(partial(space.config, space.first), tuned.share, about["level"])
         found = tuned.quality(config, [*images.search, *images.confirmation])
         return {"gflops": tuned.cost(config).gflops, "quality": asdict(found), "images": _IMAGES}
 

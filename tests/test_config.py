@@ -24,6 +24,7 @@ SCHEDULES = st.sampled_from(
 BUDGETS = st.one_of(
     st.fixed_dictionaries({"keep_rate": RATES | st.lists(RATES, min_size=1, max_size=3).map(tuple)}),
     st.fixed_dictionaries({"schedule": SCHEDULES}),
+    st.fixed_dictionaries({"flops": st.sampled_from([0.35, 0.5, 1.0])}),
     st.fixed_dictionaries({"threshold": st.floats(0, 2)}),
 )
 OPTIONS = st.fixed_dictionaries(
@@ -66,7 +67,10 @@ def test_what_is_said_in_several_ways_is_one_value() -> None:
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        ({}, "keep_rate, schedule and threshold"),
+        ({}, "keep_rate, flops, schedule, threshold"),
+        ({"flops": 0.5, "blocks": (3,)}, "blocks"),
+        ({"flops": 0.5, "keep_rate": 0.5}, "keep_rate and flops"),
+        ({"flops": 0}, "flops"),
         ({"keep_rate": 0.5, "threshold": 0.1}, "keep_rate and threshold"),
         ({"schedule": "linear:8", "blocks": (3,)}, "blocks"),
         ({"method": "tome", "threshold": 0.1}, "threshold"),

@@ -20,7 +20,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("schedule", "grouping", "attention"),
     ("methods",),
     ("config",),
-    ("plan", "tracing", "tuned"),
+    ("budget", "plan", "tracing", "tuned"),
     ("hosts",),
     ("patch",),
     ("drawing", "embedded", "testing", "utils"),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agglo.drawing.groups import draw
     from agglo.hosts import UnsupportedModelError
     from agglo.hosts.registry import register_host
-    from agglo.patch import adapt_processor, apply, image_tokens, remove, report, trace
+    from agglo.patch import adapt_processor, apply, image_tokens, recipe, remove, report, trace
     from agglo.tuning import tune
 
 # Imported when they are first asked for: clustering needs no host, and running a model neither drawing nor tuning.
@@ -22,7 +22,7 @@ _LAZY = {
     "draw": "agglo.drawing.groups",
     "register_host": "agglo.hosts.registry",
     "tune": "agglo.tuning",
-    **dict.fromkeys(("adapt_processor", "apply", "image_tokens", "remove", "report", "trace"), "agglo.patch"),
+    **dict.fromkeys(("adapt_processor", "apply", "image_tokens", "recipe", "remove", "report", "trace"), "agglo.patch"),
 }
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "image_tokens",
     "linkage",
     "list_methods",
+    "recipe",
     "register",
     "register_host",
     "remove",

@@ -27,18 +27,21 @@ Sharing = Literal["block", "resolution"]
 
 VERSION = 1
 DOWNSAMPLES = (1, 2, 4, 8, 16, 32)  # every level of a U-Net halves rows and columns
-BUDGETS = ("keep_rate", "schedule", "threshold")
-CLASSIFIER_FIELDS = ("schedule", "threshold", "blocks", "place", "last_block", "output")  # not for diffusion models
-DIFFUSION_FIELDS = ("max_downsample", "merge", "share", "every", "drift")  # and for no other models
+BUDGETS = ("keep_rate", "flops", "schedule", "threshold")
+# Not for diffusion models, and for no other models.
+CLASSIFIER_FIELDS = ("flops", "schedule", "threshold", "blocks", "place", "last_block", "output")
+DIFFUSION_FIELDS = ("max_downsample", "merge", "share", "every", "drift")
 
 
 @dataclass(frozen=True, repr=False)
 class ReductionConfig:
-    """How a model is reduced. Exactly one of `keep_rate`, `schedule` and `threshold` is given.
+    """How a model is reduced. Exactly one of `keep_rate`, `flops`, `schedule` and `threshold` is given.
 
     Args:
         method: The name of a method that `agglo.list_methods()` lists.
         keep_rate: Fraction of patch tokens that stays at each stage, in (0, 1]; a list gives one per stage.
+        flops: Fraction of the dense model's multiply-adds that is left, in (0, 1). `agglo.apply` replaces it by the
+            recipe for the model, which `agglo.recipe` returns: a schedule, and options that are not given here.
         schedule: Tokens left after each block: a `Schedule`, its text, or a list of tokens removed at each block.
         threshold: Merge tokens up to this cosine distance, so that every image keeps as many as it needs.
         blocks: 0-based blocks that reduce, for keep_rate and threshold; by default a quarter, a half and three quarters
@@ -74,6 +77,7 @@ class ReductionConfig:
 
     method: str = "atc"
     keep_rate: Rates | None = None
+    flops: float | None = None
     schedule: Schedule | None = None
     threshold: float | None = None
     blocks: tuple[int, ...] | None = None
@@ -100,15 +104,17 @@ class ReductionConfig:
         """Raise ValueError for a value that is not accepted, or that does not go with the method or another value."""
         given = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"give one of keep_rate, schedule and threshold, not {' and '.join(given) or 'none'}")
+            raise ValueError(f"give one of {', '.join(BUDGETS)}, not {' and '.join(given) or 'none'}")
         if self.blocks is not None:
-            if self.schedule is not None:
-                raise ValueError("blocks go with keep_rate or threshold; a schedule has its own")
+            if self.schedule is not None or self.flops is not None:
+                raise ValueError("blocks go with keep_rate or threshold; schedule and flops have their own")
             self._set("blocks", whole_numbers("blocks", self.blocks))
         if self.keep_rate is not None:
             self._set("keep_rate", Stages(self.keep_rate, self.blocks).keep_rate)
         if self.schedule is not None:
             self._set("schedule", as_schedule(self.schedule))
+        if self.flops is not None:
+            self._set("flops", number("flops", self.flops, above=0, maximum=1))
         if self.threshold is not None:
             self._set("threshold", number("threshold", self.threshold, minimum=0))
         choice("proportional", self.proportional, (None, True, False))
@@ -127,7 +133,8 @@ class ReductionConfig:
         if self.schedule is not None and self.schedule.returning and method.tokens_return == "never":
             raise ValueError(f"{self.schedule!r} is for methods whose tokens return; {method.name} drops them for good")
         if self.output in ("merged_late", "smaller_image"):
-            self.require_defaults(("blocks", "place", "last_block"), f"output={self.output!r} lets the tower run whole")
+            others = ("flops", "blocks", "place", "last_block")
+            self.require_defaults(others, f"output={self.output!r} lets the tower run whole")
         if self.output == "smaller_image" and (self.method != "atc" or self.options):
             raise ValueError("output='smaller_image' merges nothing: it takes no method and no options of one")
 
@@ -209,10 +216,12 @@ class ReductionConfig:
 
     @property
     def budget(self) -> str:
-        """How far the model is reduced, such as "keep 0.5", "threshold 0.2" or "linear:16"."""
+        """How far the model is reduced, such as "keep 0.5", "flops 0.5", "threshold 0.2" or "linear:16"."""
         if self.keep_rate is not None:
             rates = self.keep_rate if isinstance(self.keep_rate, Sequence) else [self.keep_rate]
             return f"keep {' '.join(f'{rate:g}' for rate in rates)}"
+        if self.flops is not None:
+            return f"flops {self.flops:g}"
         return str(self.schedule) if self.threshold is None else f"threshold {self.threshold:g}"
 
     def __str__(self) -> str:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 from torch import nn
 
 from agglo import tuned as tuned_results
+from agglo.budget import recipe_options, recipe_schedule, solve
 from agglo.checks import flag, number
 from agglo.config import DIFFUSION_FIELDS, ReductionConfig
 from agglo.hosts import diffusers
@@ -25,6 +26,7 @@ from agglo.hosts.common.base import Host, Layout, require_whole_blocks
 from agglo.hosts.common.swap import (
     CHANGING,
     Applied,
+    Head,
     Reading,
     ReducedModule,
     ReducedReader,
@@ -45,7 +47,7 @@ from agglo.schedule import Schedule, Stages
 from agglo.text import parse_call
 from agglo.tracing import Trace, listening
 
-__all__ = ["Report", "adapt_processor", "apply", "image_tokens", "remove", "report", "trace"]
+__all__ = ["Report", "adapt_processor", "apply", "image_tokens", "recipe", "remove", "report", "trace"]
 
 M = TypeVar("M")
 
@@ -64,8 +66,10 @@ def apply(
     What matters:
         method: "atc" (default), the name of another method that `agglo.list_methods()` lists, a `Method`, or a whole
             `ReductionConfig`.
-        keep_rate: fraction of patch tokens that stays at each stage, in (0, 1]; a list gives one per stage. Or one of
-            `schedule` and `threshold`.
+        flops: fraction of the dense model's multiply-adds that is left. Schedule and options are the best that are
+            known for any model (`agglo.recipe`).
+        keep_rate: fraction of patch tokens that stays at each of the paper's stages, in (0, 1]; a list gives one per
+            stage. Or one of `schedule` and `threshold`.
         linkage (atc): "average", "single" or "complete".
 
     To tinker with:
@@ -96,6 +100,8 @@ def apply(
     """
     flag("probe", probe)
     config = _config(method, tuned, arguments)
+    if config.flops is not None:
+        config = _solved(model, method if isinstance(method, Method) else config.method, config, tower)
     chosen = method if isinstance(method, Method) else config.create_method()
     if diffusers.is_diffusion(model):
         if tower is not None:
@@ -119,6 +125,73 @@ def apply(
             uninstall(former)
         install(module, family.mixin, reduction)
     return model
+
+
+def recipe(
+    model: Any,
+    method: str | Method = "atc",
+    *,
+    flops: float = 0.5,
+    tower: str | nn.Module | None = None,
+    **arguments: Any,
+) -> ReductionConfig:
+    """Return the config that `agglo.apply(model, flops=...)` applies, with as many tokens as the FLOPs allow.
+
+    The method reduces at every block from a quarter to three quarters of the depth, by the same fraction at each, and
+    ATC compares tokens and holds back those that the class token attends to (all tokens, where no head reads the class
+    token alone). A model's own images can do better: `agglo.tune`.
+
+    Args:
+        model: A vision transformer, or a model that holds one.
+        method: As for `agglo.apply`; other methods than ATC take the schedule and keep their own options.
+        flops: Fraction of the dense model's multiply-adds that is left, met from below.
+        tower: As for `agglo.apply`.
+        arguments: Fields of `ReductionConfig` and options of the method, which the recipe leaves as they are given.
+
+    Raises:
+        ValueError: The method cannot leave so few tokens.
+
+    >>> import timm
+    >>> model = timm.create_model("deit_tiny_patch16_224")
+    >>> config = agglo.recipe(model, flops=0.5)
+    >>> config.schedule.counts(196, 12)
+    [196, 196, 196, 144, 106, 79, 58, 43, 31, 23, 23, 23]
+    """
+    config = _config(method, None, {"flops": flops, **arguments})
+    return _solved(model, method if isinstance(method, Method) else config.method, config, tower)
+
+
+def _solved(
+    model: Any, method: str | Method, config: ReductionConfig, tower: str | nn.Module | None
+) -> ReductionConfig:
+    """Return the recipe for a model in place of a config's `flops`."""
+    if diffusers.is_diffusion(model):
+        raise ValueError(f"flops={config.flops!r} is for classifiers and encoders; a diffusion model takes keep_rate")
+    if config.output != "restored":
+        raise ValueError(f"flops={config.flops!r} does not go with output={config.output!r}: give keep_rate")
+    assert config.flops is not None
+    module, host = find_tower(model, tower)
+    layout = host.layout(module)
+    try:
+        host.head(model, module)
+        reads_class_token = True
+    except UnsupportedModelError:
+        reads_class_token = False
+    given = {name: value for name, value in config.given().items() if name != "flops"}
+    own = recipe_options(config.method, reads_class_token) if isinstance(method, str) else {}
+
+    def config_of(amount: float) -> ReductionConfig:
+        schedule = recipe_schedule(layout.depth, amount)
+        return ReductionConfig.of(method, **{**own, **given, "schedule": schedule})
+
+    def cost_of(candidate: ReductionConfig) -> float:
+        chosen = candidate.create_method() if isinstance(method, str) else method
+        plan = _plan(model, module, host, layout, candidate, chosen)
+        _shape_of(plan, chosen, layout)
+        dense, reduced = _gflops(plan, chosen, layout, layout.patches)
+        return (reduced or dense) / dense
+
+    return solve(config_of, cost_of, config.flops)
 
 
 def _config(method: str | Method | ReductionConfig, tuned: Any, arguments: dict[str, Any]) -> ReductionConfig:
@@ -159,17 +232,8 @@ def _apply_to_tower(
     if probe:
         host.prove(module)
     layout = host.layout(module)
-    head = host.head(model, module) if config.last_block == "class_token" else None
-    plan = Plan(
-        schedule=_schedule(config, method, host),
-        threshold=config.threshold,
-        blocks=config.blocks,
-        proportional=method.proportional if config.proportional is None else config.proportional,
-        grid=layout.grid,
-        place=config.place or method.place,
-        reads=None if head is None else head.reads,
-        ends=(layout.prefix - layout.suffix, layout.suffix),
-    )
+    head = _head(model, module, host, config)
+    plan = _plan(model, module, host, layout, config, method)
     shape = _shape_of(plan, method, layout)  # an impossible request raises here, before anything changes
     further: list[tuple[nn.Module, type[ReducedModule], Setting]] = []
     if found_vlm is not None:
@@ -190,6 +254,38 @@ def _apply_to_tower(
             uninstall(former)
         for each, override, setting in further:
             install(each, override, setting)
+
+
+def _head(model: nn.Module, module: nn.Module, host: Host, config: ReductionConfig) -> Head | None:
+    """Return what reads the class token alone, if the last block is to compute nothing else."""
+    return host.head(model, module) if config.last_block == "class_token" else None
+
+
+def _plan(
+    model: nn.Module, module: nn.Module, host: Host, layout: Layout, config: ReductionConfig, method: Method
+) -> Plan:
+    head = _head(model, module, host, config)
+    return Plan(
+        schedule=_schedule(config, method, host),
+        threshold=config.threshold,
+        blocks=config.blocks,
+        proportional=method.proportional if config.proportional is None else config.proportional,
+        grid=layout.grid,
+        place=config.place or method.place,
+        reads=None if head is None else head.reads,
+        ends=(layout.prefix - layout.suffix, layout.suffix),
+    )
+
+
+def _gflops(plan: Plan, method: Method, layout: Layout, n_tokens: int) -> tuple[float, float | None]:
+    """Return the multiply-adds of an image, in 1e9: dense, and reduced, or None where a threshold decides."""
+    grid = layout.grid if n_tokens == layout.patches or layout.grid is None else square(n_tokens)
+    dense = layout.gflops([n_tokens] * layout.depth, n_tokens)
+    if plan.schedule is None:
+        return dense, None
+    n_front = plan.front(method, plan.targets(method, n_tokens, layout.depth, grid)[-1])
+    counts = plan.counts(method, n_tokens, layout.depth, grid)
+    return dense, layout.gflops(counts, n_tokens, plan.place == "before_block", n_front)
 
 
 def _schedule(config: ReductionConfig, method: Method, host: Host) -> Schedule | None:
@@ -318,17 +414,16 @@ def report(model: Any, n_tokens: int | None = None) -> Report | None:
     n_tokens = layout.patches if n_tokens is None else n_tokens
     grid = layout.grid if n_tokens == layout.patches or layout.grid is None else square(n_tokens)
     known = plan.schedule is not None
-    counts = plan.counts(method, n_tokens, layout.depth, grid) if known else None
-    n_front = plan.front(method, plan.targets(method, n_tokens, layout.depth, grid)[-1])
+    before, after = _gflops(plan, method, layout, n_tokens)
     return Report(
         config=applied.config,
         method=repr(method),
         schedule=repr(plan.schedule) if known else f"threshold {plan.threshold}",
         n_tokens=n_tokens,
         prefix=layout.prefix,
-        counts=counts,
-        gflops_before=layout.gflops([n_tokens] * layout.depth, n_tokens),
-        gflops_after=None if counts is None else layout.gflops(counts, n_tokens, plan.place == "before_block", n_front),
+        counts=plan.counts(method, n_tokens, layout.depth, grid) if known else None,
+        gflops_before=before,
+        gflops_after=after,
         varies=method.varies,
         returning=method.tokens_return != "never",
         image_tokens=_image_tokens(reduction),

@@ -39,6 +39,7 @@ Amount = Annotated[float, (0, math.inf)]
 Fraction = Annotated[float, (0, 1)]
 
 IMPORT_HELP = "import a Python module first, for the methods, hosts and data sets that it registers"
+FLOPS_HELP = "fraction of the dense model's FLOPs that is left, by the recipe that agglo.recipe returns"
 SCHEDULE_HELP = f"a schedule, such as {EXAMPLES} (docs/evaluate.md lists all)"
 _METAVARS = {int: "N", float: "X", Path: "F", str: "NAME"}
 

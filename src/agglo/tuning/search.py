@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from operator import add
 from typing import Any
 
+from agglo.budget import solve
 from agglo.config import ReductionConfig
-from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.tuning.result import Quality
 from agglo.tuning.settings import Target, TuneSettings
 from agglo.tuning.space import Candidate, Space
@@ -32,35 +32,7 @@ _DRAWS = 20  # for each candidate, since many cannot do what is asked for
 _FRONT = (0.85, 0.7, 0.6, 0.5, 0.4, 0.3)  # GFLOPs of dense at which the best candidate of each method is shown
 _ELSEWHERE = 0.5  # GFLOPs of dense at which candidates are compared where the first one cannot meet the target
 _TURNS, _FINAL_TURNS = 3, 7  # the median of three forgives one that others disturbed
-_BISECTIONS, _OF_TARGET = 12, 7
-_NEAR = 0.002  # of the dense model's GFLOPs: near enough below what is asked for
-
-
-def solve(subject: Subject, space: Space, candidate: Candidate, gflops: float) -> ReductionConfig:
-    """Return the config of a candidate that leaves as many tokens as fit into GFLOPs relative to dense, by bisection.
-
-    A ValueError says why there is none.
-    """
-    found: ReductionConfig | None = None
-    reason = f"{gflops:.2f} of the dense model's GFLOPs are too few"
-    low, high = 0.0, 1.0
-    for _ in range(_BISECTIONS):
-        amount = (low + high) / 2
-        try:
-            config = space.config(candidate, amount)
-            cost = subject.cost(config).gflops
-        except (ValueError, UnsupportedModelError) as error:  # out of the method's reach: more must stay
-            low, reason = amount, str(error)
-            continue
-        if cost > gflops:
-            high = amount
-            continue
-        low, found = amount, config
-        if gflops - cost < _NEAR:
-            break
-    if found is None:
-        raise ValueError(reason)
-    return found
+_OF_TARGET = 7  # bisections
 
 
 class Search:
@@ -180,7 +152,7 @@ class Search:
     def _solved(self, space: Space, candidate: Candidate, gflops: float) -> ReductionConfig | None:
         """Return a candidate that costs so much; None if it cannot."""
         try:
-            return solve(self.subject, space, candidate, gflops)
+            return solve(partial(space.config, candidate), self.subject.share, gflops)
         except ValueError as error:
             self._reasons.setdefault(space.method, str(error))
             return None

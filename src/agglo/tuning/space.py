@@ -10,13 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
 from typing import Any
 
+from agglo.budget import schedule_of
 from agglo.config import ReductionConfig
 from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.methods.registry import find
-from agglo.schedule import Stages
 
 Values = tuple[Mapping[str, Any], ...]
 Candidate = tuple[int, ...]  # a config except for its budget: the index of the value of each axis
@@ -45,33 +44,6 @@ PLACE: Values = ({}, {"place": "before_block"})
 EXACT = {"last_block": "class_token"}
 SCHEDULE_AXES = ("curve", "start", "last", "stride")
 _DIGITS = 4  # of a keep rate
-
-
-def schedule_of(curve: str, start: int, last: int, stride: int, amount: float) -> Stages:
-    """Return a schedule for any number of tokens.
-
-    Args:
-        curve: "geometric" keeps the same fraction at every reduction, "constant" removes the same number, "linear"
-            removes most at the first and ever fewer, as the schedule of that name.
-        start: The first block that reduces; of those up to `last`, every `stride`-th does.
-        last: The last block that may.
-        stride: Blocks from one reduction to the next.
-        amount: Fraction of the tokens that is left in the end, in (0, 1].
-
-    >>> schedule_of("geometric", 3, 9, 3, 0.125), schedule_of("constant", 0, 1, 1, 0.5)
-    (Stages((0.5, 0.5, 0.5), blocks=(3, 6, 9)), Stages((0.75, 0.6667), blocks=(0, 1)))
-    """
-    blocks = tuple(range(start, last + 1, stride))
-    if not blocks:
-        raise ValueError(f"a schedule from block {start} to block {last} has no block")
-    removed = [nth / len(blocks) for nth in range(len(blocks) + 1)]  # of what is removed in the end
-    if curve == "geometric":
-        left = [amount**part for part in removed]
-    elif curve == "constant":
-        left = [1 - (1 - amount) * part for part in removed]
-    else:
-        left = [1 - (1 - amount) * (1 - (1 - part) ** 2) for part in removed]
-    return Stages(tuple(round(after / before, _DIGITS) for before, after in pairwise(left)), blocks)
 
 
 @dataclass(frozen=True)

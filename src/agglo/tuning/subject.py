@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from agglo.config import ReductionConfig
+from agglo.hosts.common.swap import UnsupportedModelError
 from agglo.hosts.diffusers import is_diffusion
 from agglo.hosts.registry import find_tower
 from agglo.models.libraries import class_count
@@ -100,6 +101,13 @@ class Subject:
             assert found is not None and found.counts is not None and found.gflops_after is not None
             self._costs[config] = Cost(found.gflops_after / found.gflops_before, found.counts)
         return self._costs[config]
+
+    def share(self, config: ReductionConfig) -> float:
+        """Return the share of the dense model's GFLOPs that a config costs; ValueError if it cannot be applied."""
+        try:
+            return self.cost(config).gflops
+        except UnsupportedModelError as error:
+            raise ValueError(str(error)) from error
 
     def quality(self, config: ReductionConfig, batches: Sequence[Batch]) -> Quality:
         """Return how near outputs are to the dense model's; ValueError if they are not finite."""

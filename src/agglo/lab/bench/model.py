@@ -25,6 +25,7 @@ from agglo.lab.bench import conclude, in_turns, noise, noise_line, page, where
 from agglo.lab.evaluation.configs import Configs, budget_of, configs_of
 from agglo.lab.evaluation.grid import GridCell, Reducible
 from agglo.lab.options import (
+    FLOPS_HELP,
     IMPORT_HELP,
     SCHEDULE_HELP,
     AtLeastOne,
@@ -74,6 +75,7 @@ class Options(ModelOptions, DeviceOptions):
     keep_rate: Sequence[float] = option(
         (), "fraction of patch tokens that stays at each stage (default: 0.5 0.25)", metavar="R", exclusive=True
     )
+    flops: Sequence[float] = option((), f"as well, or instead: {FLOPS_HELP}", metavar="F")
     schedule: Sequence[str] = option((), f"instead: {SCHEDULE_HELP}", metavar="S", exclusive=True)
     batch_size: Sequence[int] = option((64,), "one table for several", metavar="B", group=DeviceOptions.GROUP)
     dtype: Sequence[str] = option(
@@ -175,7 +177,8 @@ def _reductions(options: Options) -> Configs:
     """Return free reduction and then every method, budget by budget."""
     of_methods = configs_of(
         options.method,
-        keep_rates=options.keep_rate or (() if options.schedule else _KEEP_RATES),
+        keep_rates=options.keep_rate or (() if options.schedule or options.flops else _KEEP_RATES),
+        flops=options.flops,
         schedules=options.schedule,
         linkages=options.linkage,
     )

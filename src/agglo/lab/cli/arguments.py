@@ -15,6 +15,7 @@ from agglo.config import LastBlock, ReductionConfig
 from agglo.lab.evaluation.configs import configs_of
 from agglo.lab.evaluation.report import TaskMetrics, plot
 from agglo.lab.options import (
+    FLOPS_HELP,
     IMPORT_HELP,
     SCHEDULE_HELP,
     AtLeastOne,
@@ -81,6 +82,7 @@ class ReductionOptions:
         metavar="R",
         exclusive=True,
     )
+    flops: Sequence[float] | None = option(None, f"instead: {FLOPS_HELP}", metavar="F", exclusive=True)
     threshold: Sequence[float] | None = option(
         None,
         "instead: merge while the closest groups are within D, so that images keep as many tokens as they need",
@@ -119,14 +121,15 @@ class ReductionOptions:
     )
 
     def has_budget(self) -> bool:
-        """Return whether a keep rate, a threshold or a schedule was typed."""
-        return bool(self.keep_rate or self.threshold or self.schedule)
+        """Return whether a keep rate, FLOPs, a threshold or a schedule was typed."""
+        return bool(self.keep_rate or self.flops or self.threshold or self.schedule)
 
     def configs(self, keep_rates: Sequence[float] = ()) -> dict[ReductionConfig, str]:
         """Return the configs that are asked for, at these keep rates if nothing else is."""
         typed = configs_of(
             self.method or ["atc"],
             keep_rates=self.keep_rate or (() if self.has_budget() or self.tuned else keep_rates),
+            flops=self.flops or (),
             thresholds=self.threshold or (),
             schedules=self.schedule or (),
             linkages=self.linkage,
@@ -163,12 +166,14 @@ class GridOptions(ReductionOptions, ExecutionOptions):
             require_plot_name(self.plot)
         if not self.has_budget():
             if self.no_dense and not self.tuned:
-                budgets = "--keep-rate, --threshold, --schedule and --tuned"
+                budgets = "--keep-rate, --flops, --threshold, --schedule and --tuned"
                 raise ValueError(f"--no-dense leaves nothing to evaluate without one of {budgets}")
             for each in fields(ReductionOptions):
                 if each.name not in ("imports", "tuned") and getattr(self, each.name):
                     typed = each.name.removeprefix("method_").replace("_", "-")
-                    raise ValueError(f"--{typed} says nothing without one of --keep-rate, --threshold and --schedule")
+                    raise ValueError(
+                        f"--{typed} says nothing without one of --keep-rate, --flops, --threshold, --schedule"
+                    )
         own = {"configs": self.configs(), "dense": not self.no_dense, "device": device_or_best(self.device)}
         return kind(**{**matching(kind, self), **own, **more})
 

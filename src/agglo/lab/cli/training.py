@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agglo.lab.options import IMPORT_HELP, SCHEDULE_HELP, option
+from agglo.lab.options import FLOPS_HELP, IMPORT_HELP, SCHEDULE_HELP, option
 from agglo.lab.training.recipes import assignment, shown
 from agglo.text import parse_call
 from agglo.utils.tables import Column, Table
 
-_CHOICES = ("model", "dataset", "method", "linkage", "keep_rate", "threshold", "schedule", "checkpoint")
+_CHOICES = ("model", "dataset", "method", "linkage", "keep_rate", "flops", "threshold", "schedule", "checkpoint")
 SETTINGS = "settings that recipes go by"
 
 
@@ -34,6 +34,7 @@ class RecipeOptions:
     method: str | None = option(None, "atc, tome, evit, ...; none trains the dense model", metavar="M")
     linkage: str | None = option(None, "of atc: single, average, complete", metavar="L")
     keep_rate: float | None = option(None, "fraction of patch tokens kept at each stage", metavar="R")
+    flops: float | None = option(None, f"instead: {FLOPS_HELP}", metavar="F")
     threshold: float | None = option(None, "instead: merge groups up to this distance", metavar="D")
     schedule: str | None = option(None, f"instead: {SCHEDULE_HELP}", metavar="S")
     imports: Sequence[str] = option([], IMPORT_HELP, flags=("--import",), metavar="MODULE", nargs=None, action="append")

@@ -20,6 +20,7 @@ def configs_of(
     methods: Sequence[str],
     *,
     keep_rates: Iterable[float] = (),
+    flops: Iterable[float] = (),
     thresholds: Iterable[float] = (),
     schedules: Iterable[str | Schedule] = (),
     linkages: Sequence[str] | None = None,
@@ -29,7 +30,7 @@ def configs_of(
 
     Args:
         methods: Names, or texts such as "atc:features=values".
-        keep_rates, thresholds, schedules: The budgets.
+        keep_rates, flops, thresholds, schedules: The budgets.
         linkages: For the methods that have a linkage and do not say theirs; None is their default.
         arguments: Fields of `ReductionConfig` for all methods, and options for those that have them; None is left out.
 
@@ -51,7 +52,8 @@ def configs_of(
         if option not in accepted:
             raise ValueError(f"{option}={value!r} goes with none of the methods {', '.join(map(repr, methods))}")
     configs: dict[ReductionConfig, str] = {}
-    for kind, values in (("keep_rate", keep_rates), ("threshold", thresholds), ("schedule", schedules)):
+    budgets = {"keep_rate": keep_rates, "flops": flops, "threshold": thresholds, "schedule": schedules}
+    for kind, values in budgets.items():
         for value in values:
             for name, options in asked:
                 known = find(name).defaults().keys() | DEFAULTS.keys()

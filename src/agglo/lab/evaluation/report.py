@@ -20,6 +20,7 @@ Report = dict[str, Any]
 # The column's title and the axis's, for each field of a config that is a budget.
 _TITLES = {
     "keep_rate": ("keep", "keep rate at each stage"),
+    "flops": ("FLOPs", "fraction of the dense model's FLOPs"),
     "threshold": ("threshold", "threshold"),
     "schedule": ("schedule", "patch tokens left after a block, on average"),
 }

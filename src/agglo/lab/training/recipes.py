@@ -12,8 +12,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from agglo.config import BUDGETS
 from agglo.lab.options import help_texts
-from agglo.lab.training.settings import BUDGETS, ReductionSettings
+from agglo.lab.training.settings import ReductionSettings
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -11,13 +11,11 @@ from typing import Any, ClassVar, Literal
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from agglo.config import ReductionConfig
+from agglo.config import BUDGETS, ReductionConfig
 from agglo.hosts.registry import applied_modules
-from agglo.lab.options import Amount, AtLeastOne, Fraction, Whole, option
+from agglo.lab.options import FLOPS_HELP, Amount, AtLeastOne, Fraction, Whole, option
 from agglo.patch import trace
 from agglo.tracing import Trace
-
-BUDGETS = ("keep_rate", "threshold", "schedule")  # of which a run has one
 
 
 @dataclass(frozen=True)
@@ -142,6 +140,7 @@ class ReductionSettings:
 
     method: str = option("none", "atc, tome, evit, ... or none to train the dense model")
     keep_rate: float | None = option(None, "fraction of patch tokens that stays at each of three stages")
+    flops: float | None = option(None, f"in place of keep_rate: {FLOPS_HELP}")
     threshold: float | None = option(
         None, "in place of keep_rate: the cosine distance up to which tokens merge at each of three stages"
     )
@@ -170,7 +169,7 @@ class ReductionSettings:
                 if getattr(self, name):
                     raise ValueError(f"{name}={getattr(self, name)!r} needs a method, such as --method atc")
         elif all(getattr(self, name) is None for name in BUDGETS):
-            raise ValueError(f"method={self.method!r} needs one of keep_rate, threshold and schedule")
+            raise ValueError(f"method={self.method!r} needs one of {', '.join(BUDGETS)}")
         _ = self.config  # raises for what does not go together
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from agglo.config import BUDGETS
 from agglo.lab.cli import main
 from agglo.lab.tasks.classification.data import dataset_names
 from agglo.lab.tasks.classification.training.settings import RECIPES, TrainingSettings
-from agglo.lab.training.settings import BUDGETS
 
 # Warm-up epochs, backbone rate, frozen epochs, as the paper's table has them.
 SELECTED = {
