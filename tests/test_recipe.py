@@ -90,8 +90,8 @@ def test_what_cannot_be_met_is_refused() -> None:
         agglo.recipe(model("class token"), "tome", flops=0.1)
 
 
-@given(depth=st.integers(1, 40), amount=st.floats(0.01, 1))
-def test_the_schedule_fits_every_depth(depth: int, amount: float) -> None:
-    counts = recipe_schedule(depth, amount).counts(10_000, depth)
+@given(depth=st.integers(1, 40), flops=st.floats(0.05, 1), amount=st.floats(0.01, 1))
+def test_the_schedule_fits_every_depth(depth: int, flops: float, amount: float) -> None:
+    counts = recipe_schedule(depth, flops, amount).counts(10_000, depth)
     assert counts[-1] == pytest.approx(10_000 * amount, rel=0.02, abs=40)
     assert all(before >= after for before, after in pairwise(counts))

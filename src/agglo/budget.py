@@ -16,6 +16,7 @@ from agglo.schedule import Stages
 # Of methods that are not listed, the recipe is the schedule alone.
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {"atc": {"features": "tokens", "mean": "preserve_norm"}}
 _DIGITS = 4  # of a keep rate
+_BEFORE_START = 0.25  # of the dense FLOPs, what is left for reduced blocks where the schedule begins earlier
 _BISECTIONS = 12
 _NEAR = 0.002  # of the dense model's multiply-adds: near enough below what is asked for
 
@@ -33,14 +34,17 @@ def recipe_options(method: str, reads_class_token: bool) -> dict[str, Any]:
     return {**options, "last_block": "class_token"} if reads_class_token else options
 
 
-def recipe_schedule(depth: int, amount: float) -> Stages:
-    """Return the recipe's schedule for a depth, which leaves a fraction of the tokens in the end.
+def recipe_schedule(depth: int, flops: float, amount: float) -> Stages:
+    """Return the recipe's schedule for a depth and a budget, which leaves a fraction of the tokens in the end.
 
-    >>> recipe_schedule(4, 0.125).counts(196, 4)
-    [196, 98, 49, 24]
+    The same fraction stays at every block from a quarter to three quarters of the depth. Below half of the FLOPs it
+    begins earlier: what the first blocks take would leave too little for the others.
+
+    >>> recipe_schedule(4, 0.5, 0.125).counts(196, 4), recipe_schedule(12, 0.35, 0.125).blocks
+    ([196, 98, 49, 24], (1, 2, 3, 4, 5, 6, 7, 8, 9))
     """
-    start, last = depth // 4, min(depth - 1, 3 * depth // 4)
-    return schedule_of("geometric", start, last, 1, amount)
+    start = max(0, min(depth // 4, int(depth * (flops - _BEFORE_START))))
+    return schedule_of("geometric", start, min(depth - 1, 3 * depth // 4), 1, amount)
 
 
 def schedule_of(curve: str, start: int, last: int, stride: int, amount: float) -> Stages:

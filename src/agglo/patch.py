@@ -169,7 +169,8 @@ def _solved(
         raise ValueError(f"flops={config.flops!r} is for classifiers and encoders; a diffusion model takes keep_rate")
     if config.output != "restored":
         raise ValueError(f"flops={config.flops!r} does not go with output={config.output!r}: give keep_rate")
-    assert config.flops is not None
+    flops = config.flops
+    assert flops is not None
     module, host = find_tower(model, tower)
     layout = host.layout(module)
     try:
@@ -181,7 +182,7 @@ def _solved(
     own = recipe_options(config.method, reads_class_token) if isinstance(method, str) else {}
 
     def config_of(amount: float) -> ReductionConfig:
-        schedule = recipe_schedule(layout.depth, amount)
+        schedule = recipe_schedule(layout.depth, flops, amount)
         return ReductionConfig.of(method, **{**own, **given, "schedule": schedule})
 
     def cost_of(candidate: ReductionConfig) -> float:
@@ -191,7 +192,7 @@ def _solved(
         dense, reduced = _gflops(plan, chosen, layout, layout.patches)
         return (reduced or dense) / dense
 
-    return solve(config_of, cost_of, config.flops)
+    return solve(config_of, cost_of, flops)
 
 
 def _config(method: str | Method | ReductionConfig, tuned: Any, arguments: dict[str, Any]) -> ReductionConfig:
