@@ -61,6 +61,7 @@ reproduce-miniature: $(READY)  ## every table and figure of the paper on what co
 
 # The longer studies. CHECKPOINT and IMAGES are a DeiT-Tiny and ImageNet's validation images, DATA is Fashion-MNIST's folder.
 CHECKPOINT ?= deit_tiny_patch16_224.safetensors
+CHECKPOINT2 ?= vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors
 IMAGES     ?= imagenet
 PHOTO       = $(wildcard src/agglo/embedded/photos/*.jpg)
 DATA       ?= /usr/share/datasets/fashion-mnist
@@ -69,7 +70,7 @@ DEIT        = --data imagenet=$(IMAGES) --weights deit_tiny_patch16_224=$(CHECKP
 
 bench-model: $(READY)  ## speed and memory of DeiT-Tiny: dense, ToMe, ATC and the ceiling (CHECKPOINT=; half an hour)
 	$(BIN)/agglo bench model --checkpoint $(CHECKPOINT) --batch-size 1 2 4 8 16 64 --dtype float32 bfloat16 \
-		--keep-rate 1 0.9 0.7 0.5 0.25 --repeats 9 --json results/bench/model.json --plot docs/images/model-speed.png
+		--keep-rate 1 0.9 0.7 0.5 0.25 --flops 0.5 --repeats 7 --json results/bench/model.json --plot docs/images/model-speed.png
 
 bench-methods: $(READY)  ## what one reduction stage of every method without parameters takes, against ToMe (seconds)
 	$(BIN)/agglo bench methods --json results/bench/methods.json
@@ -88,6 +89,9 @@ off-the-shelf: $(READY)  ## accuracy of every method without parameters on DeiT-
 
 better-atc: $(READY)  ## what each option beyond the paper's ATC does to DeiT-Tiny (CHECKPOINT=, IMAGES=; half an hour)
 	$(BIN)/python -m studies better-atc $(DEIT)
+
+recipe: $(READY)  ## what flops= costs on two real models, beside ATC and ToMe (CHECKPOINT=, CHECKPOINT2=, IMAGES=; half an hour)
+	$(BIN)/python -m studies recipe $(DEIT) vit_tiny_patch16_224.augreg_in21k_ft_in1k=$(CHECKPOINT2)
 
 ready-made: $(READY)  ## what agglo tune finds for DeiT-Tiny and the embedded models, put into the package (CHECKPOINT=, IMAGES=, DATA=; half an hour)
 	$(BIN)/python -m tools.ready_made --checkpoint $(CHECKPOINT) --images $(IMAGES) --data $(DATA)

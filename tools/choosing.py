@@ -15,6 +15,7 @@ from agglo.config import ReductionConfig
 from agglo.lab.bench import where
 from agglo.lab.bench.diffusion import summaries
 from agglo.lab.bench.model import run_of
+from agglo.lab.evaluation.configs import budget_of
 from agglo.lab.paper.compare import grouped
 from agglo.text import format_call
 from agglo.utils.tables import CANNOT, Column, Table
@@ -131,36 +132,38 @@ def _scores(found: Iterable[Result], score: str) -> Scores:
 
 def speeds() -> str:
     """Return how many times as fast models ran on a CPU, and the fraction of multiply-adds that is left."""
-    rows: list[tuple[str, str, float, float | None, float]] = []
+    rows: list[tuple[str, str, str, float | None, float]] = []
     timed = record("bench/model.json")
     for batch_size in BATCHES:
         found = run_of(timed, batch_size)["results"]
         dense = next(one for one in found if one["name"] == "dense")["gflops"]
         what = f"DeiT-Tiny, batches of {batch_size}" if batch_size > 1 else "DeiT-Tiny, one image"
         for one in found:
-            rate = (one["config"] or {}).get("keep_rate")
-            if rate not in (None, 1.0) and one["name"] != "free":
-                rows.append((what, one["name"], rate, one["gflops"] / dense, one["to_dense"]))
+            budget = budget_of(one)
+            if budget not in ("", "keep 1") and one["name"] != "free":
+                rows.append((what, one["name"], budget, one["gflops"] / dense, one["to_dense"]))
     adapter = record("bench/adapter.json")
     what, dense = f"detector's backbone, {adapter['tokens']} tokens", adapter["results"][0]["gflops"]
     for one in adapter["results"][1:]:
-        rows.append((what, one["name"], one["keep_rate"], one["gflops"] / dense, 1 / one["to_dense"]["all"]))
+        budget, times = f"keep {one['keep_rate']:g}", 1 / one["to_dense"]["all"]
+        rows.append((what, one["name"], budget, one["gflops"] / dense, times))
     diffusion = record("bench/diffusion.json")
     what = f"Stable Diffusion 1.5's U-Net, {diffusion['tokens']} tokens"
     for one in summaries(diffusion):
         if one["keep_rate"] and one["name"] in ("tomesd", "atc", "atc, windows of 16, kept for 5 steps"):
-            rows.append((what, one["name"], one["keep_rate"], None, 1 / one["to_dense"]))
+            rows.append((what, one["name"], f"keep {one['keep_rate']:g}", None, 1 / one["to_dense"]))
     shown, before = [], ""
-    for what, name, rate, share, times in rows:
+    for what, name, budget, share, times in rows:
         left = None if share is None else f"{share:.0%}"
-        shown.append(["" if what == before else what, name, f"{rate:g}", left, f"{times:.2f}x"])
+        shown.append(["" if what == before else what, name, budget, left, f"{times:.2f}x"])
         before = what
-    columns = [Column("what", left=True), Column("method", left=True), Column("keep rate"), Column("GFLOPs left")]
+    columns = [Column("what", left=True), Column("method", left=True), Column("budget"), Column("GFLOPs left")]
     head = f"{where(run_of(record('bench/model.json')))}, float32; against the dense model."
     return f"{head}\n\n{Table([*columns, Column('speed')], shown).markdown()}"
 
 
 BATCHES = (1, 64)
+RECIPE = "recipe/record.json"
 README_MODEL = "deit_tiny_patch16_224"
 
 
@@ -171,24 +174,24 @@ def readme() -> str:
     """
     timed = record("bench/model.json")
     runs = [run_of(timed, batch_size)["results"] for batch_size in BATCHES]
-    speeds = [{(one["name"], (one["config"] or {}).get("keep_rate")): one["to_dense"] for one in run} for run in runs]
+    speeds = [{(one["name"], budget_of(one)): one["to_dense"] for one in run} for run in runs]
     here = [one for one in results(OFF_THE_SHELF[0]) if (one["model"], one["data"]) == (README_MODEL, "imagenet")]
     top1 = {(one["method"], one["keep_rate"]): one["top1"] for one in here}
+    dense = top1["dense", None]
+    recipes = [one for one in results(RECIPE) if (one["model"], one["method"]) == (README_MODEL, "recipe")]
+    lost = {one["flops"]: 100 * (one["quality"]["lost"] - one["quality"]["gained"]) / one["images"] for one in recipes}
 
-    def row(title: str, name: str, rate: float | None, key: tuple[str, float | None]) -> list[Any]:
-        if key not in speeds[0] or (name, rate) not in top1:
-            return [title, CANNOT, *[None] * len(speeds)]
-        return [title, top1[name, rate], *(f"{run[key]:.2f}x" for run in speeds)]
+    def row(title: str, accuracy: float, *timed_as: str) -> list[Any]:
+        return [title, accuracy, *(f"{run[timed_as]:.2f}x" for run in speeds)]
 
-    rows = [row("dense", "dense", None, ("dense", None))]
-    rows.append(row("dense, a few images at a time", "dense", None, ("free", 1.0)))
-    for rate in sorted({rate for _, rate in speeds[0] if rate is not None and rate < 1}, reverse=True):
-        for name, shown in {"tome": "ToMe", "atc average": "ATC"}.items():
-            rows.append(row(f"{shown}, keep rate {rate:g}", name, rate, (name, rate)))
+    rows = [row("dense", dense, "dense", ""), row("dense, a few images at a time", dense, "free", "keep 1")]
+    for name, shown in {"tome": "ToMe, keep rate 0.5", "atc average": "the paper's ATC, keep rate 0.5"}.items():
+        rows.append(row(shown, top1[name, 0.5], name, "keep 0.5"))
+    rows.append(row("`agglo.apply(model, flops=0.5)`", dense - lost[0.5], "atc average", "flops 0.5"))
     columns = [Column("DeiT-Tiny, off the shelf", left=True), Column("top-1", ".1f")]
     columns += [Column(f"speed, batch {batch_size}") for batch_size in BATCHES]
     about = (
-        f"{here[0]['images']} ImageNet images (`make off-the-shelf`); speed against timm's dense model, "
+        f"{here[0]['images']} ImageNet images (`make off-the-shelf`, `make recipe`); speed against timm's dense model, "
         f"{where(run_of(timed))} (`make bench-model`)."
     )
     return f"{Table(columns, rows).markdown()}\n\n{about}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agglo.config import ReductionConfig
 from agglo.lab.paper.output import read_results
 from agglo.lab.paper.registry import items
 from agglo.utils.journal import key_of
@@ -23,28 +24,35 @@ def test_committed_results_are_continued(settings) -> None:  # type: ignore[no-u
         assert not orphans, f"{item.name} has results of cells that it does not ask for: {orphans[:3]}"
 
 
-def test_speeds_of_the_readme_are_ratios_within_a_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readme_takes_accuracy_and_speed_from_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     where = {"model": choosing.README_MODEL, "data": "imagenet", "images": 2000}
     top1 = {("dense", None): 72.5, ("tome", 0.5): 64.65, ("atc average", 0.5): 69.5, ("atc average", 0.25): 47.55}
     accuracy: list[dict[str, Any]] = [{**where, "method": n, "keep_rate": r, "top1": v} for (n, r), v in top1.items()]
-    accuracy.append({**where, "method": "tome", "keep_rate": 0.25, "cannot": "it merges pairs"})
     accuracy.append({**where, "model": "another", "method": "dense", "keep_rate": None, "top1": 1.0})
+    recipes = [{**where, "method": "recipe", "flops": 0.5, "quality": {"lost": 60, "gained": 40}}]
     speeds = {
-        ("dense", None): [10.0, 20.0, 10.0],
-        ("free", 1.0): [20.0, 40.0, 10.0],
-        ("tome", 0.5): [40.0, 80.0, 10.0],
-        ("atc average", 0.5): [30.0, 60.0, 40.0],
-        ("atc average", 0.25): [50.0, 100.0, 90.0],
+        ("dense", None): (1.0, 1.0),
+        ("free", "free:keep_rate=1.0"): (1.01, 1.2),
+        ("tome", "tome:keep_rate=0.5"): (1.4, 2.3),
+        ("atc average", "atc:keep_rate=0.5"): (1.5, 2.4),
+        ("atc average", "atc:flops=0.5"): (1.6, 2.5),
     }
-    results = [{"name": n, "config": r and {"keep_rate": r}, "images_per_second": v} for (n, r), v in speeds.items()]
-    machine = {"cpu": "a processor", "gpu": None, "threads": 2, "date": "2026-11-16T00:34:40+00:00"}
-    speed = {"machine": machine, "settings": {"batch_size": 64}, "results": results}
-    monkeypatch.setattr(choosing, "record", lambda name: speed if "bench" in name else {"results": accuracy})
-    rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in choosing.readme().splitlines()]
-    assert rows[2:7] == [
-        ["72.5", "1.00x", "2.00x"],
-        ["64.7", "2.00x", "4.00x"],
-        ["69.5", "1.50x", "3.00x"],
-        ["cannot", "", ""],
-        ["47.5", "2.50x", "5.00x"],
+    runs = []
+    for batch_size, which in ((1, 0), (64, 1)):
+        rows = [
+            {"name": n, "config": c and ReductionConfig.parse(c).to_dict(), "to_dense": v[which]}
+            for (n, c), v in speeds.items()
+        ]
+        machine = {"cpu": "a processor", "gpu": None, "threads": 2, "date": "2026-11-16T00:34:40+00:00"}
+        settings = {"batch_size": batch_size, "dtype": "float32"}
+        runs.append({"machine": machine, "settings": settings, "results": rows})
+    records = {choosing.OFF_THE_SHELF[0]: {"results": accuracy}, choosing.RECIPE: {"results": recipes}}
+    monkeypatch.setattr(choosing, "record", lambda name: records.get(name, {"runs": runs}))
+    table = [[cell.strip() for cell in line.split("|")[2:-1]] for line in choosing.readme().splitlines()]
+    assert table[2:7] == [
+        ["72.5", "1.00x", "1.00x"],
+        ["72.5", "1.01x", "1.20x"],
+        ["64.7", "1.40x", "2.30x"],
+        ["69.5", "1.50x", "2.40x"],
+        ["71.5", "1.60x", "2.50x"],
     ]
