@@ -84,6 +84,7 @@ PAGES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/clustering.md", "peers", _timed("clustering")),
     ("docs/tune.md", "ready-made", ready_made.summary),
     ("docs/tune.md", "places", _of("places", FULL)),
+    ("docs/choosing.md", "recipe", _of("recipe", FULL)),
     ("docs/choosing.md", "budgets", choosing.budgets),
     ("docs/choosing.md", "tasks", choosing.tasks),
     ("docs/choosing.md", "speeds", choosing.speeds),

@@ -14,7 +14,9 @@ from agglo.config import ReductionConfig
 from agglo.schedule import Stages
 
 # Of methods that are not listed, the recipe is the schedule alone.
-_OPTIONS: Mapping[str, Mapping[str, Any]] = {"atc": {"features": "tokens", "mean": "preserve_norm"}}
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "atc": {"linkage": "complete", "features": "tokens", "mean": "preserve_norm"}
+}
 _DIGITS = 4  # of a keep rate
 _BEFORE_START = 0.25  # of the dense FLOPs, what is left for reduced blocks where the schedule begins earlier
 _BISECTIONS = 12
