@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agglo.budget import recipe_options, recipe_schedule
 from agglo.config import ReductionConfig
 from agglo.schedule import Constant, Geometric, Linear, Stages, as_schedule
 from agglo.tuning import space as searched
@@ -49,6 +50,13 @@ def test_the_first_candidate_its_neighbours_and_random_ones_are_proposed() -> No
     assert proposed[0] == found.first and len(proposed) == len(set(proposed)) > near
     assert all(sum(pick != 0 for pick in other) == 1 for other in proposed[1:near])
     assert proposed == found.propose(30, seed=5) != found.propose(30, seed=6)
+
+
+@pytest.mark.parametrize("depth", [4, 12, 24])
+def test_the_search_begins_with_the_recipe(depth: int) -> None:
+    found = make(depth=depth)
+    schedule = recipe_schedule(depth, 0.5, 0.2)
+    assert found.config(found.first, 0.2) == ReductionConfig.of("atc", **recipe_options("atc", True), schedule=schedule)
 
 
 def test_the_families_hold_the_known_schedules() -> None:

@@ -1,8 +1,9 @@
 """What is searched: the options of each method, the families of schedules, and the values that are tried of each.
 
 A value is a few arguments of `ReductionConfig.of`, or the shape of a schedule. The first value of an axis is where the
-search begins. A value with a name that neither the method nor `ReductionConfig` knows is left out, and so is one that
-the model refuses: the same table serves every method, every host, and methods that gain an option later.
+search begins; all of them together are the recipe of `budget`. A value with a name that neither the method nor
+`ReductionConfig` knows is left out, and so is one that the model refuses: the same table serves every method, every
+host, and methods that gain an option later.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Candidate = tuple[int, ...]  # a config except for its budget: the index of the 
 OPTIONS: Mapping[str, Mapping[str, Values]] = {
     "atc": {
         "features": ({"features": "tokens"}, {"features": "keys"}, {"features": "keys_per_head"}),
-        "linkage": ({"linkage": "average"}, {"linkage": "complete"}),
+        "linkage": ({"linkage": "complete"}, {"linkage": "average"}),
         "importance": (
             {"importance": "class", "exponent": 0.5},
             {"importance": "received", "exponent": 0.5},
@@ -98,10 +99,10 @@ def space_of(method: str, *, depth: int | None, tries: Callable[[ReductionConfig
         always.update(EXACT)
     axes = {name: tuple(filter(fits, values)) for name, values in OPTIONS.get(method, {}).items()}
     if depth is not None:
-        # The schedule begins at a quarter of the depth, where the paper does.
+        # The search begins with the recipe's schedule (`budget.recipe_schedule`).
         schedules: dict[str, Sequence[Any]] = {
             "start": sorted(range(max(1, 3 * depth // 4)), key=lambda start: abs(start - depth // 4)),
-            "last": list(dict.fromkeys([depth - 1, depth - 2, *range(depth - 3, depth // 2 - 1, -2)])),
+            "last": list(dict.fromkeys([3 * depth // 4, depth - 1, depth - 2, *range(depth - 3, depth // 2 - 1, -2)])),
             "curve": ("geometric", "constant", "linear"),
             "stride": [stride for stride in (1, 2, 3) if stride < depth],
         }
