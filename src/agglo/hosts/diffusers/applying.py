@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from torch import nn
 
+from agglo.clustering.api import window_sides
 from agglo.config import CLASSIFIER_FIELDS, ReductionConfig
 from agglo.grouping import Mean
 from agglo.hosts.common.swap import CHANGING, UnsupportedModelError, install, reduced_class, uninstall
@@ -151,9 +152,11 @@ class Level:
     attentions: int
     tokens: int
     groups: int
+    window: int | tuple[int, int] | None = None  # tokens per side of the windows in which they are clustered, if any
 
     def __str__(self) -> str:
-        return f"{self.attentions} self-attentions at 1/{self.downsample}: {self.tokens} -> {self.groups}"
+        within = "" if self.window is None else " in windows of {} x {}".format(*window_sides(self.window))
+        return f"{self.attentions} self-attentions at 1/{self.downsample}: {self.tokens} -> {self.groups}{within}"
 
 
 def counted(model: Any, n_tokens: int | None = None) -> dict[str, Any]:
@@ -169,7 +172,9 @@ def counted(model: Any, n_tokens: int | None = None) -> dict[str, Any]:
     levels = []
     for downsample in sorted({site.downsample for site in sites}):
         here = [count for count, site in zip(groups, sites, strict=True) if site.downsample == downsample]
-        levels.append(Level(downsample, len(here), at[downsample][0], min(here)))
+        merges = min(here) < at[downsample][0]
+        window = plan.method.window_in(plan.window(*at[downsample])) if merges else None
+        levels.append(Level(downsample, len(here), at[downsample][0], min(here), window))
     merged = groups if "attn" in plan.config.merge else tokens
     before = sum(map(_madds, sites, tokens))
     after = sum(map(_madds, sites, merged))

@@ -47,6 +47,9 @@ Table = tuple[Tensor, Tensor]  # cosines and sines of rotary position embeddings
 _CACHING_HOOKS = ("pyramid_attention_broadcast", "faster_cache_block", "taylorseer")
 # They add the mask they are given to the logits, without scaled_dot_product_attention.
 _TAKE_A_MASK = ("AttnProcessor", "SlicedAttnProcessor", "XFormersAttnProcessor")
+# Takes one too. On a CPU that is faster, since a mode watches every call of a torch function; on CUDA the mask must be
+# aligned, as `proportional_attention` does it.
+_COMMON = "AttnProcessor2_0"
 
 
 def plain_call(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -341,7 +344,7 @@ def _attend(attention: Any, sizes: Tensor | None, tokens: Tensor, *args: Any, ca
     if sizes is None:
         return call(tokens, *args, **kwargs)
     processor = type(attention.processor).__name__
-    if processor in _TAKE_A_MASK:
+    if processor in _TAKE_A_MASK or (processor == _COMMON and tokens.device.type == "cpu"):
         return call(tokens, *args, **{**kwargs, "attention_mask": sizes.log().to(tokens.dtype).unsqueeze(1)})
     caught: list[bool] = []  # apart from the mode, on which torch.compile reads no attributes
     with _GiveSizes(sizes, caught):

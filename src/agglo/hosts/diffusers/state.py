@@ -28,6 +28,9 @@ from agglo.tracing import Step, Trace
 if TYPE_CHECKING:
     from agglo.hosts.diffusers.architectures import Architecture
 
+# Tokens per side of the windows in which ATC clusters by default. At 64 x 64 tokens all at once take seven times as long,
+# more than attention saves, and are no nearer to the dense model (docs/synthesis.md).
+WINDOW = 16
 Axes = tuple[int, ...]  # (rows, columns) or (frames, rows, columns)
 
 
@@ -53,6 +56,16 @@ class DiffusionPlan(Setting):
     proportional: bool
     mean: Mean  # how the tokens of a group become one
     architecture: Architecture
+
+    def window(self, n_tokens: int, grid: Grid | None) -> int | None:
+        """Return the side of the windows that tokens are clustered in by default; None where they fit into one.
+
+        Also None where the grid is not known, and where there are more windows than groups.
+        """
+        if grid is None or max(grid) <= WINDOW:
+            return None
+        n_windows = math.prod(-(-length // WINDOW) for length in grid)
+        return WINDOW if n_windows <= self.target(n_tokens, grid) else None
 
     def target(self, n_tokens: int, grid: Grid | None) -> int:
         """Return the number of groups of n_tokens tokens; ValueError if the method cannot reach it."""
@@ -205,7 +218,7 @@ def _decide(now: DenoiserPass, at: CurrentBlock, attention: Any, seen: Tensor) -
         grouping = _kept_or_new(now.history, at, attention, seen, target)
     elif grouping is None:
         with torch.no_grad():
-            grouping = plan.method.reduce(_view(plan.method, at, attention, seen, target)).grouping
+            grouping = plan.method.reduce(_view(plan, at, attention, seen, target)).grouping
     if shared:
         now.shared[at.site.downsample] = grouping
     if now.traces:
@@ -227,7 +240,7 @@ def _kept_or_new(history: History, at: CurrentBlock, attention: Any, seen: Tenso
         kept = None
     if kept is not None and config.drift is None:
         return kept.grouping
-    view = _view(method, at, attention, seen, target)
+    view = _view(history.plan, at, attention, seen, target)
     features = None if config.drift is None else view.features(getattr(method, "features", "tokens"))
     if kept is not None and config.drift is not None and drift(kept.features, features) <= config.drift:
         return kept.grouping
@@ -244,11 +257,12 @@ def drift(before: Any, now: Any) -> float:
 
 
 @torch.no_grad()
-def _view(method: Method, at: CurrentBlock, attention: Any, seen: Tensor, target: int) -> View:
-    features = getattr(method, "features", None)
+def _view(plan: DiffusionPlan, at: CurrentBlock, attention: Any, seen: Tensor, target: int) -> View:
+    features = getattr(plan.method, "features", None)
     keys = _projected(attention, seen, "k") if features in ("keys", "keys_per_head") else None
     values = _projected(attention, seen, "v") if features == "values" else None
-    return View(at.tokens, keys, values, target=target, grid=at.grid, training=attention.training)
+    window = plan.window(int(seen.shape[1]), at.grid)
+    return View(at.tokens, keys, values, target=target, grid=at.grid, training=attention.training, window=window)
 
 
 def _projected(attention: Any, tokens: Tensor, which: str) -> Tensor:
