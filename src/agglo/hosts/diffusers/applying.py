@@ -11,7 +11,14 @@ from torch import nn
 from agglo.clustering.api import window_sides
 from agglo.config import CLASSIFIER_FIELDS, ReductionConfig
 from agglo.grouping import Mean
-from agglo.hosts.common.swap import CHANGING, UnsupportedModelError, install, reduced_class, uninstall
+from agglo.hosts.common.swap import (
+    CHANGING,
+    UnsupportedModelError,
+    install,
+    original_class,
+    reduced_class,
+    uninstall,
+)
 from agglo.hosts.diffusers import mixins
 from agglo.hosts.diffusers.architectures import ARCHITECTURES, Architecture, Modules, architecture_of, named, own_axes
 from agglo.hosts.diffusers.state import DiffusionPlan, Site
@@ -126,11 +133,19 @@ def _install(model: nn.Module, found: list[Modules], plan: DiffusionPlan) -> Non
             continue
         for attention in modules.attentions:
             install(attention, modules.mixin, plan)
+        if (layer := _linear_keys(modules)) is not None:
+            install(layer, mixins.ReducedKeys, plan)
         for part, module in (("cross", modules.cross), ("mlp", modules.mlp)):
             if part in plan.config.merge and module is not None:
                 install(module, mixins.ReducedPart, plan)
         install(modules.block, mixins.ReducedBlock, modules.site)
     install(model, mixins.ReducedDenoiser, plan)
+
+
+def _linear_keys(modules: Modules) -> nn.Module | None:
+    """Return the layer of keys of a block's first attention where it need not run again for the merged tokens."""
+    layer = getattr(modules.attentions[0], "to_k", None) if modules.mixin is mixins.ReducedAttention else None
+    return layer if original_class(layer) is nn.Linear else None
 
 
 def remove(model: Any) -> None:
@@ -162,7 +177,8 @@ class Level:
 def counted(model: Any, n_tokens: int | None = None) -> dict[str, Any]:
     """Return the fields of `agglo.report` for a reduced denoiser, whose finest resolution has n_tokens image tokens."""
     plan: DiffusionPlan = model.agglo_applied
-    sites = [modules.site for modules in plan.architecture.find(model)]
+    every = list(plan.architecture.find(model))
+    sites = [modules.site for modules in every]
     at = {downsample: _tokens(model, downsample, n_tokens) for downsample in {1, *(site.downsample for site in sites)}}
     tokens = [at[site.downsample][0] for site in sites]
     groups = [
@@ -178,8 +194,10 @@ def counted(model: Any, n_tokens: int | None = None) -> dict[str, Any]:
     merged = groups if "attn" in plan.config.merge else tokens
     before = sum(map(_madds, sites, tokens))
     after = sum(map(_madds, sites, merged))
-    if getattr(plan.method, "features", None) in ("keys", "keys_per_head", "values"):  # projected to be compared
-        after += sum(n * site.width * site.inner for site, n, k in zip(sites, tokens, merged, strict=True) if k < n)
+    if plan.projection is not None:  # of all tokens, to compare them; where it is reused, of the groups no more
+        for modules, site, n, k in zip(every, sites, tokens, groups, strict=True):
+            spared = k if plan.reuses_keys and _linear_keys(modules) is not None else 0
+            after += (n - spared) * site.width * site.inner if k < n else 0
     return {
         "config": plan.config,
         "method": repr(plan.method),

@@ -15,7 +15,7 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map
 from agglo.attention import proportional_attention
 from agglo.grouping import Grouping
 from agglo.hosts.common.base import bound_arguments
-from agglo.hosts.common.swap import ReducedModule, StandIn, begins_pass, original_class
+from agglo.hosts.common.swap import ReducedModule, StandIn, are_watched, begins_pass, original_class
 from agglo.hosts.diffusers.state import (
     THREAD,
     Axes,
@@ -147,6 +147,21 @@ class ReducedPart(ReducedModule):
         if kwargs.get("ip_adapter_masks") is not None:
             raise RuntimeError("IP-Adapter masks say which pixels a query stands for: leave 'cross' out of merge=")
         return grouping.unmerge(plain_call(self, grouping.merge(hidden_states, now.plan.mean), *args, **kwargs))
+
+
+class ReducedKeys(ReducedModule):
+    """The linear layer of keys: where those of all tokens are known, their means are those of the merged tokens."""
+
+    def __call__(self, tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
+        now = THREAD.current
+        block = None if now is None else now.block
+        if block is None or block.grouping is None or block.keys is None or block.keys[0] is not self:
+            return plain_call(self, tokens, *args, **kwargs)
+        (_, keys), block.keys = block.keys, None
+        fits = tokens.shape[:2] == block.grouping.sizes.shape
+        if not fits or torch.is_grad_enabled() or are_watched([cast(nn.Module, self)]):
+            return plain_call(self, tokens, *args, **kwargs)
+        return block.grouping.merge(keys)
 
 
 def merging(run: Call) -> Call:

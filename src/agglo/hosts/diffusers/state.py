@@ -57,6 +57,17 @@ class DiffusionPlan(Setting):
     mean: Mean  # how the tokens of a group become one
     architecture: Architecture
 
+    @property
+    def projection(self) -> str | None:
+        """The layer of an attention that makes what tokens are compared by; None where that is no projection."""
+        features = getattr(self.method, "features", None)
+        return {"keys": "to_k", "keys_per_head": "to_k", "values": "to_v"}.get(str(features))
+
+    @property
+    def reuses_keys(self) -> bool:
+        """Whether the keys of merged tokens are the means of the keys that were compared: both steps are linear."""
+        return self.projection == "to_k" and self.mean == "plain" and "attn" in self.config.merge
+
     def window(self, n_tokens: int, grid: Grid | None) -> int | None:
         """Return the side of the windows that tokens are clustered in by default; None where they fit into one.
 
@@ -100,6 +111,7 @@ class CurrentBlock:
     text: int = 0  # text tokens in front of them, where an attention sees both in one sequence
     grouping: Grouping | None = None  # None until decided, and where no tokens merge
     decided: bool = False
+    keys: tuple[Any, Tensor] | None = None  # the layer that made them, and those of all tokens, to be merged
 
     @property
     def grid(self) -> Grid | None:
@@ -258,20 +270,26 @@ def drift(before: Any, now: Any) -> float:
 
 @torch.no_grad()
 def _view(plan: DiffusionPlan, at: CurrentBlock, attention: Any, seen: Tensor, target: int) -> View:
-    features = getattr(plan.method, "features", None)
-    keys = _projected(attention, seen, "k") if features in ("keys", "keys_per_head") else None
-    values = _projected(attention, seen, "v") if features == "values" else None
+    which = plan.projection
+    made = None if which is None else _projected(attention, seen, which, at if plan.reuses_keys else None)
+    keys, values = made if which == "to_k" else None, made if which == "to_v" else None
     window = plan.window(int(seen.shape[1]), at.grid)
     return View(at.tokens, keys, values, target=target, grid=at.grid, training=attention.training, window=window)
 
 
-def _projected(attention: Any, tokens: Tensor, which: str) -> Tensor:
-    """Return keys ("k") or values ("v") (B, H, N, d) of tokens (B, N, C), keys normalised but not rotated."""
+def _projected(attention: Any, tokens: Tensor, which: str, keeper: CurrentBlock | None) -> Tensor:
+    """Return keys ("to_k") or values ("to_v") (B, H, N, d) of tokens (B, N, C), keys normalised but not rotated.
+
+    keeper: the block that keeps them as they come from the layer.
+    """
     if getattr(attention, "fused_projections", False) and hasattr(attention, "to_qkv"):
-        result = attention.to_qkv(tokens).chunk(3, dim=-1)["qkv".index(which)]
+        result = attention.to_qkv(tokens).chunk(3, dim=-1)["qkv".index(which[-1])]
     else:
-        result = getattr(attention, f"to_{which}")(tokens)
-    norm = getattr(attention, "norm_k", None) if which == "k" else None
+        layer = getattr(attention, which)
+        result = layer(tokens)
+        if keeper is not None:
+            keeper.keys = layer, result
+    norm = getattr(attention, "norm_k", None) if which == "to_k" else None
     if norm is not None:
         shape = getattr(norm, "normalized_shape", getattr(norm, "dim", None))
         if isinstance(shape, tuple) and int(shape[-1]) == result.shape[-1]:  # over all heads together
