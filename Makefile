@@ -74,8 +74,8 @@ bench-model: $(READY)  ## speed and memory of DeiT-Tiny: dense, ToMe, ATC and th
 bench-methods: $(READY)  ## what one reduction stage of every method without parameters takes, against ToMe (seconds)
 	$(BIN)/agglo bench methods --json results/bench/methods.json
 
-bench-diffusion: $(READY)  ## a step of Stable Diffusion 1.5's architecture against tomesd (20 minutes on 2 idle cores)
-	$(BIN)/agglo bench diffusion --json results/bench/diffusion.json
+bench-diffusion: $(READY)  ## a denoising step of four architectures against tomesd (a quarter of an hour on 2 idle cores)
+	$(BIN)/agglo bench diffusion --architecture sd15 sd15-one-layer narrow embedded --json results/bench/diffusion.json
 
 bench-adapter: $(READY)  ## a detector's backbone at 800 x 1344 pixels part by part, dense and reduced (2 minutes)
 	$(BIN)/agglo bench adapter --json results/bench/adapter.json
@@ -89,7 +89,7 @@ off-the-shelf: $(READY)  ## accuracy of every method without parameters on DeiT-
 better-atc: $(READY)  ## what each option beyond the paper's ATC does to DeiT-Tiny (CHECKPOINT=, IMAGES=; half an hour)
 	$(BIN)/python -m studies better-atc $(DEIT)
 
-ready-made: $(READY)  ## what agglo tune finds for DeiT-Tiny and the embedded models, put into the package (CHECKPOINT=, IMAGES=, DATA=; half an hour)
+ready-made: $(READY)  ## what agglo tune finds for DeiT-Tiny and the embedded classifier, put into the package (CHECKPOINT=, IMAGES=, DATA=; half an hour)
 	$(BIN)/python -m tools.ready_made --checkpoint $(CHECKPOINT) --images $(IMAGES) --data $(DATA)
 
 places: $(READY)  ## merging before attention beside merging after it, at equal GFLOPs (CHECKPOINT=, IMAGES=; three minutes)

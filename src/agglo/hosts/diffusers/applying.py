@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 from torch import nn
@@ -25,6 +27,9 @@ from agglo.hosts.diffusers.state import DiffusionPlan, Site
 from agglo.methods import Grid, LearnedMethod, Method
 from agglo.methods.base import square
 
+# Multiply-adds of one image's self-attention. Merging must save as many to be as fast as the dense model at one image
+# on a CPU: models of 64 to 1024 tokens and 64 to 768 channels cross at 17 to 50 million. Batches need fewer.
+WORTH_MERGING = 20e6
 _COMPONENTS = ("unet", "transformer", "transformer_2")  # where pipelines have their denoisers
 
 
@@ -85,6 +90,10 @@ def apply(model: Any, config: ReductionConfig, method: Method) -> None:
             _install(denoiser, found, plan)
         if not isinstance(model, nn.Module):
             model.__class__ = reduced_class(mixins.ReducedPipeline, type(model))
+    for denoiser, *_ in prepared:
+        saved = 0.0 if own_axes(denoiser) is None else saved_at_most(denoiser)
+        if saved != 0 and saved < WORTH_MERGING:
+            _say_that_little_is_saved(original_class(denoiser).__name__)
 
 
 def _require_grouping(method: Method) -> None:
@@ -174,6 +183,25 @@ class Level:
         return f"{self.attentions} self-attentions at 1/{self.downsample}: {self.tokens} -> {self.groups}{within}"
 
 
+def saved_at_most(model: Any) -> float:
+    """Return the most multiply-adds that merging saves at one self-attention of one image.
+
+    For a reduced denoiser that has a size of its own.
+    """
+    plan: DiffusionPlan = model.agglo_applied
+    found = [modules for modules in plan.architecture.find(model) if modules.site.index in plan.sites]
+    return max(_madds_saved(plan, modules, *_tokens(model, modules.site.downsample, None)) for modules in found)
+
+
+@cache
+def _say_that_little_is_saved(name: str) -> None:
+    logging.getLogger("agglo").warning(
+        "merging saves less than it costs in the self-attentions of this %s, which have few tokens of few channels: "
+        "it is likely slower than without, except in large batches (docs/synthesis.md)",
+        name,
+    )
+
+
 def counted(model: Any, n_tokens: int | None = None) -> dict[str, Any]:
     """Return the fields of `agglo.report` for a reduced denoiser, whose finest resolution has n_tokens image tokens."""
     plan: DiffusionPlan = model.agglo_applied
@@ -191,13 +219,9 @@ def counted(model: Any, n_tokens: int | None = None) -> dict[str, Any]:
         merges = min(here) < at[downsample][0]
         window = plan.method.window_in(plan.window(*at[downsample])) if merges else None
         levels.append(Level(downsample, len(here), at[downsample][0], min(here), window))
-    merged = groups if "attn" in plan.config.merge else tokens
     before = sum(map(_madds, sites, tokens))
-    after = sum(map(_madds, sites, merged))
-    if plan.projection is not None:  # of all tokens, to compare them; where it is reused, of the groups no more
-        for modules, site, n, k in zip(every, sites, tokens, groups, strict=True):
-            spared = k if plan.reuses_keys and _linear_keys(modules) is not None else 0
-            after += (n - spared) * site.width * site.inner if k < n else 0
+    reduced = [modules for modules in every if modules.site.index in plan.sites]
+    after = before - sum(_madds_saved(plan, modules, *at[modules.site.downsample]) for modules in reduced)
     return {
         "config": plan.config,
         "method": repr(plan.method),
@@ -219,6 +243,18 @@ def _tokens(model: Any, downsample: int, n_tokens: int | None) -> tuple[int, Gri
     if n_tokens is None:
         raise ValueError(f"{type(model).__name__} has no size of its own: say for how many, n_tokens=4096")
     return n_tokens // downsample**2, None
+
+
+def _madds_saved(plan: DiffusionPlan, modules: Modules, n_tokens: int, grid: Grid | None) -> int:
+    """Return the multiply-adds that merging saves at a self-attention, less those that it takes to compare tokens."""
+    site, n_groups = modules.site, plan.target(n_tokens, grid)
+    if n_groups == n_tokens:
+        return 0
+    compared = 0 if plan.projection is None else n_tokens * site.width * site.inner
+    if plan.reuses_keys and _linear_keys(modules) is not None:
+        compared -= n_groups * site.width * site.inner
+    merged = n_groups if "attn" in plan.config.merge else n_tokens
+    return _madds(site, n_tokens) - _madds(site, merged) - compared
 
 
 def _madds(site: Site, n_groups: int) -> int:  # of projections, attention scores and weighted sums

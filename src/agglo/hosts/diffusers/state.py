@@ -28,8 +28,8 @@ from agglo.tracing import Step, Trace
 if TYPE_CHECKING:
     from agglo.hosts.diffusers.architectures import Architecture
 
-# Tokens per side of the windows in which ATC clusters by default. At 64 x 64 tokens all at once take seven times as long,
-# more than attention saves, and are no nearer to the dense model (docs/synthesis.md).
+# Tokens per side of the windows in which ATC clusters by default. All 64 x 64 tokens at once take many times as long,
+# which eats what attention saves (docs/synthesis.md).
 WINDOW = 16
 Axes = tuple[int, ...]  # (rows, columns) or (frames, rows, columns)
 
