@@ -75,8 +75,8 @@ bench-model: $(READY)  ## speed and memory of DeiT-Tiny: dense, ToMe, ATC and th
 bench-methods: $(READY)  ## what one reduction stage of every method without parameters takes, against ToMe (seconds)
 	$(BIN)/agglo bench methods --json results/bench/methods.json
 
-bench-diffusion: $(READY)  ## a step of Stable Diffusion 1.5's architecture against tomesd (20 minutes on 2 idle cores)
-	$(BIN)/agglo bench diffusion --json results/bench/diffusion.json
+bench-diffusion: $(READY)  ## a denoising step of four architectures against tomesd (a quarter of an hour on 2 idle cores)
+	$(BIN)/agglo bench diffusion --architecture sd15 sd15-one-layer narrow embedded --json results/bench/diffusion.json
 
 bench-adapter: $(READY)  ## a detector's backbone at 800 x 1344 pixels part by part, dense and reduced (2 minutes)
 	$(BIN)/agglo bench adapter --json results/bench/adapter.json
@@ -93,7 +93,7 @@ better-atc: $(READY)  ## what each option beyond the paper's ATC does to DeiT-Ti
 recipe: $(READY)  ## what flops= costs on two real models, beside ATC and ToMe (CHECKPOINT=, CHECKPOINT2=, IMAGES=; half an hour)
 	$(BIN)/python -m studies recipe $(DEIT) vit_tiny_patch16_224.augreg_in21k_ft_in1k=$(CHECKPOINT2)
 
-ready-made: $(READY)  ## what agglo tune finds for DeiT-Tiny and the embedded models, put into the package (CHECKPOINT=, IMAGES=, DATA=; half an hour)
+ready-made: $(READY)  ## what agglo tune finds for DeiT-Tiny and the embedded classifier, put into the package (CHECKPOINT=, IMAGES=, DATA=; half an hour)
 	$(BIN)/python -m tools.ready_made --checkpoint $(CHECKPOINT) --images $(IMAGES) --data $(DATA)
 
 places: $(READY)  ## merging before attention beside merging after it, at equal GFLOPs (CHECKPOINT=, IMAGES=; three minutes)

@@ -13,7 +13,7 @@ from typing import Any
 
 from agglo.config import ReductionConfig
 from agglo.lab.bench import where
-from agglo.lab.bench.diffusion import summaries
+from agglo.lab.bench.diffusion import SD15, summaries
 from agglo.lab.bench.model import run_of
 from agglo.lab.evaluation.configs import budget_of
 from agglo.lab.paper.compare import grouped
@@ -147,10 +147,11 @@ def speeds() -> str:
     for one in adapter["results"][1:]:
         budget, times = f"keep {one['keep_rate']:g}", 1 / one["to_dense"]["all"]
         rows.append((what, one["name"], budget, one["gflops"] / dense, times))
-    diffusion = record("bench/diffusion.json")
+    runs = record("bench/diffusion.json")["runs"]
+    diffusion = next(run for run in runs if run["settings"]["architecture"] == SD15)
     what = f"Stable Diffusion 1.5's U-Net, {diffusion['tokens']} tokens"
     for one in summaries(diffusion):
-        if one["keep_rate"] and one["name"] in ("tomesd", "atc", "atc, windows of 16, kept for 5 steps"):
+        if one["keep_rate"] and one["name"] in ("tomesd", "atc", "atc, kept for 5 steps"):
             rows.append((what, one["name"], f"keep {one['keep_rate']:g}", None, 1 / one["to_dense"]))
     shown, before = [], ""
     for what, name, budget, share, times in rows:

@@ -68,9 +68,16 @@ def test_files_that_are_no_result_are_told(model: nn.Module, tmp_path: Path) -> 
 def test_every_ready_made_result_is_whole() -> None:
     for name in ready_made.names():
         tuned = agglo.tuning.Tuned.load(name)
-        assert 0 < tuned.gflops < 1 and not promise(tuned.content).startswith("missed")
+        assert 0 < tuned.gflops < 1 < tuned.speedup and not promise(tuned.content).startswith("missed")
         assert str(tuned.config.schedule or tuned.config.keep_rate) in tuned.report()
         assert name.startswith(tuned.content["model"]["name"])
+
+
+def test_a_result_that_is_slower_than_the_dense_model_says_so() -> None:
+    content = ready_made.read("deit_tiny_patch16_224-half")
+    slow = {**content, "chosen": {**content["chosen"], "speed": {**content["chosen"]["speed"], "median": 0.7}}}
+    assert "0.70 times the dense model's speed" in agglo.tuning.Tuned(slow).report()
+    assert "dense model's speed" not in agglo.tuning.Tuned(content).report()
 
 
 def of_drop(lost: int, gained: int | None, images: int, most: float) -> str:

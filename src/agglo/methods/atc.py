@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from agglo.methods.registry import register
 
 SIZES = ("counted", "ignored")
 IMPORTANCE = (None, "class", "received")
+ALL = "all"  # tokens at once
 MOST_EXPONENT = 4  # weights are at most N ** exponent, which must stay far from the end of float32
 _FARTHEST = 2.0  # cosine distances end here
 _OUT_OF_REACH = 1.5  # times the farthest
@@ -38,8 +39,9 @@ class ATC(Method):
         each patch token of an image, to all patches of a merged one together. A threshold is for these distances.
     exponent: of importance.
     mean: "plain", or "preserve_norm": a merged token is as long as its members are on average (`Grouping.merge`).
-    window: cluster within windows of the token grid: tokens per side, an int or (rows, columns). For thousands of
-        tokens, where clustering all of them at once costs more than attention saves.
+    window: cluster within windows of the token grid: tokens per side, an int or (rows, columns); "all" clusters all
+        tokens at once, whatever their number. None does so too, except in diffusion models, whose grids of thousands of
+        tokens are clustered in windows of 16 x 16: all of them at once cost more than attention saves.
     connectivity: "grid" merges neighbouring groups only, in place of a window.
     spread: how groups are divided among windows: "even", or by "need".
     """
@@ -56,7 +58,7 @@ class ATC(Method):
         importance: str | None = None,
         exponent: float = 0.5,
         mean: Mean = "plain",
-        window: int | tuple[int, int] | None = None,
+        window: int | tuple[int, int] | Literal["all"] | None = None,
         connectivity: str | None = None,
         spread: str | None = None,
     ) -> None:
@@ -66,15 +68,16 @@ class ATC(Method):
         self.exponent = number("exponent", exponent, above=0, maximum=MOST_EXPONENT)
         self.proportional = sizes == "counted"
         self.needs_class_attention, self.needs_attention_received = importance == "class", importance == "received"
-        if window is not None:
+        in_windows = window is not None and window != ALL
+        if in_windows:
             window_sides(window)
         self.window = window
         self.connectivity = choice("connectivity", connectivity, (None, *CONNECTIVITIES))
         self.spread = choice("spread", spread, (None, *SPREADS))
-        self.reads_grid = window is not None or connectivity is not None
-        if window is not None and connectivity is not None:
+        self.reads_grid = in_windows or connectivity is not None
+        if in_windows and connectivity is not None:
             raise ValueError(f"window={window!r} and connectivity={connectivity!r}: give one of them")
-        if spread is not None and window is None:
+        if spread is not None and not in_windows:
             raise ValueError(f"spread={spread!r} is about windows: give window= too")
         if self.reads_grid and importance is not None:
             raise ValueError(f"importance={importance!r} does not go with window= and connectivity=")
@@ -86,6 +89,11 @@ class ATC(Method):
                 f"window={self.window!r}, connectivity={self.connectivity!r}: after one reduction tokens make no grid, "
                 f"and this schedule reduces at {len(shape.blocks)} blocks"
             )
+
+    def window_in(self, proposed: int | None) -> int | tuple[int, int] | None:
+        if self.window == ALL or self.connectivity is not None:
+            return None
+        return proposed if self.window is None else self.window
 
     def compared(self, view: View) -> tuple[Tensor, str, Tensor | None]:
         """Return features, (B, N, D) or (B, H, N, d), the linkage, and any weights (B, N) of a block's tokens."""
@@ -101,13 +109,9 @@ class ATC(Method):
         features, linkage, weights = self.compared(view)
         if view.target is not None:
             given = view.tokens, features, weights, view.sizes
-            if not self.reads_grid and self.proportional and takes_kernels(*given):
+            grid = self._grid(view, int(features.shape[-2]))
+            if not grid and self.proportional and takes_kernels(*given):
                 return self._at_once(view, features, weights)
-            grid: dict[str, Any] = {}
-            if self.reads_grid:
-                grid = {name: getattr(self, name) for name in ("window", "connectivity")}
-                n_tokens = int(features.shape[-2])
-                grid |= {"grid": require_grid(self, view.grid, n_tokens), "spread": self.spread or "even"}
             labels = cluster(features, view.target, linkage, weights=weights, check=False, **grid)
             return self._outcome(view, view.group(labels.clamp(max=view.target - 1)))
         if self.reads_grid:
@@ -120,6 +124,14 @@ class ATC(Method):
         # The batch is as wide as its widest image; the others end in groups of size 0.
         widest = int(counts.max())
         return self._outcome(view, view.group(labels.clamp(max=widest - 1), counts, n_groups=widest))
+
+    def _grid(self, view: View, n_tokens: int) -> dict[str, Any]:
+        """Return the arguments of `agglo.cluster` about the grid; none where all tokens are clustered at once."""
+        window = self.window_in(view.window)
+        if window is None and self.connectivity is None:
+            return {}
+        grid, spread = require_grid(self, view.grid, n_tokens), self.spread or "even"
+        return {"grid": grid, "window": window, "connectivity": self.connectivity, "spread": spread}
 
     def _at_once(self, view: View, features: Tensor, weights: Tensor | None) -> Outcome:
         """Cluster and merge by one call of the CPU's kernels; at one image this saves more than clustering takes."""

@@ -74,6 +74,8 @@ class View:
     tokens_before: patch tokens before each of the reductions that came before this one.
     grid: (rows, columns) of the patches before any reduction; None if the host knows of none.
     memory: (B, T), what the method remembers of each token; None unless it remembers.
+    window: tokens per side of the windows within which a method had better cluster, unless its options say how, where
+        the host finds that all tokens of the grid at once take too long; None where they do not.
 
     >>> agglo.methods.View(torch.zeros(2, 197, 8), prefix=1, target=98).patches.shape
     torch.Size([2, 196, 8])
@@ -95,6 +97,7 @@ class View:
     tokens_before: tuple[int, ...] = ()
     grid: Grid | None = None
     memory: Tensor | None = None
+    window: int | None = None
 
     @property
     def patches(self) -> Tensor:
@@ -249,6 +252,10 @@ class Method(ABC):
     def schedule(self, keep_rate: Rates, blocks: Sequence[int] | None) -> Schedule:
         """Return what a keep rate means to this method."""
         return Stages(keep_rate, blocks)
+
+    def window_in(self, proposed: int | None) -> int | tuple[int, int] | None:
+        """Return the sides of the windows it clusters in where a view proposes some; None for all tokens at once."""
+        return None
 
     def check(self, shape: ModelShape) -> None:
         """Raise ValueError for what the method cannot do; called by `agglo.apply` before anything changes."""

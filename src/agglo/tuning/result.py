@@ -155,6 +155,10 @@ class Tuned:
         data, settings, chosen = content["data"], content["settings"], content["chosen"]
         tokens = " ".join(str(count) for count, _ in groupby([content["dense"]["tokens"], *chosen["counts"]]))
         notes = [f"{content['seconds']:.0f} seconds", *content["notes"]]
+        if self.speedup < 1:
+            notes.append(
+                f"beware: at {self.speedup:.2f} times the dense model's speed this saves GFLOPs, and no time here"
+            )
         if busy := load_warning(content["machine"]):
             notes.append(busy)
         tower = "" if settings["tower"] is None else f", tower={settings['tower']!r}"

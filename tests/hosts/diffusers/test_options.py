@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import agglo
+from agglo.hosts.diffusers import applying
+from agglo.lab.bench.diffusion import random_unet
+from agglo.testing import assert_same
 from tests.support.diffusion import dit, flux, pipeline, run, sd3, unet, unet_of_maps
 
 
@@ -30,6 +37,82 @@ def test_local_clustering_is_that_of_cluster() -> None:
         run(model, inputs)
     expected = agglo.cluster(seen["tokens"], 48, grid=(8, 12), window=4)
     assert torch.equal(trace.groupings[0].labels, expected)
+
+
+SIDES = st.tuples(st.integers(3, 12), st.integers(3, 12)).map(lambda sides: (2 * sides[0], 2 * sides[1]))
+
+
+@given(grid=SIDES, keep_rate=st.sampled_from([0.01, 0.3, 0.7]), window=st.sampled_from([None, "all"]))
+@settings(max_examples=12, deadline=None)
+def test_tokens_are_clustered_in_windows_unless_told_otherwise(grid: Any, keep_rate: float, window: Any) -> None:
+    model, inputs = unet(grid)
+    agglo.apply(model, keep_rate=keep_rate, features="tokens", window=window)
+    block = model.down_blocks[0].attentions[0].transformer_blocks[0]
+    seen: dict[str, Any] = {}
+    block.register_forward_pre_hook(lambda module, args: seen.update(tokens=args[0]))
+    with agglo.trace(model) as trace:
+        run(model, inputs)
+    n_groups = math.ceil(grid[0] * grid[1] * keep_rate - 1e-9)
+    n_windows = math.ceil(grid[0] / 16) * math.ceil(grid[1] / 16)
+    where = {} if window == "all" or n_groups < n_windows else {"grid": grid, "window": 16}
+    assert torch.equal(trace.groupings[0].labels, agglo.cluster(seen["tokens"], n_groups, **where))
+
+
+def test_the_report_says_where_tokens_are_clustered_in_windows() -> None:
+    def windows(**options: Any) -> list[Any]:
+        model, _ = unet()
+        agglo.apply(model, keep_rate=0.5, max_downsample=2, **options)
+        return [level.window for level in agglo.report(model, n_tokens=64 * 64).levels]  # type: ignore[union-attr]
+
+    assert windows() == [16, None]  # of the second level no grid is known
+    assert windows(window="all") == windows(connectivity="grid") == windows(method="tomesd") == [None, None]
+    assert windows(window=(8, 4))[0] == (8, 4)
+    model, _ = unet(sample_size=(24, 40))
+    assert "480 in windows of 16 x 16" in str(agglo.report(agglo.apply(model, keep_rate=0.5)))
+
+
+@pytest.mark.parametrize(
+    ("make", "features"), [(unet, "keys"), (dit, "keys_per_head"), (sd3, "keys"), (unet, "values")]
+)
+def test_keys_that_were_compared_are_not_projected_again(make: Any, features: str) -> None:
+    """The means of keys are the keys of the means; with gradients, or watched, the layer runs on the means."""
+    model, inputs = make()
+    agglo.apply(model, keep_rate=0.5, features=features)
+    with torch.enable_grad():
+        expected = model(**inputs, return_dict=False)[0].detach()
+    with torch.no_grad():
+        assert_same(model(**inputs, return_dict=False)[0], expected, atol=1e-5)
+    layer = next(module for name, module in model.named_modules() if name.endswith((".attn1.to_k", ".attn.to_k")))
+    original = torch.nn.Linear.forward
+    with mock.patch.object(torch.nn.Linear, "forward", autospec=True, side_effect=original) as linear:
+        run(model, inputs)
+    whole, merged = inputs_of(model)
+    projected = [call.args[1].shape[1] for call in linear.call_args_list if call.args[0] is layer]
+    assert projected == ([merged] if features == "values" else [whole])
+    seen: list[int] = []
+    layer.register_forward_hook(lambda module, args, result: seen.append(args[0].shape[1]))
+    run(model, inputs)
+    assert seen == ([merged] if features == "values" else [whole, merged])
+
+
+def inputs_of(model: Any) -> tuple[int, int]:
+    """Return how many tokens the first self-attention has, and how many are left of them."""
+    found: Any = agglo.report(model)
+    return found.n_tokens, found.counts[0]
+
+
+def test_merging_that_cannot_pay_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """64 tokens of 16 channels have nothing to save; 4096 of 320 have."""
+    applying._say_that_little_is_saved.cache_clear()
+    for _ in range(2):
+        agglo.apply(unet()[0], keep_rate=0.5)
+    assert ["UNet2DConditionModel" in record.getMessage() for record in caplog.records] == [True]
+    applying._say_that_little_is_saved.cache_clear()
+    caplog.clear()
+    agglo.apply(unet()[0], keep_rate=1.0)
+    with torch.device("meta"):
+        agglo.apply(random_unet("sd15", 64), keep_rate=0.5)
+    assert not caplog.records
 
 
 def test_merged_tokens_keep_their_length() -> None:
@@ -110,7 +193,10 @@ def test_reduction_counts_tokens_and_work() -> None:
     assert found.gflops_after == pytest.approx((3 * madds(32, 16) + coarse) / 1e9)
     assert "3 self-attentions at 1/1: 64 -> 32; 4 self-attentions at 1/2: 16 -> 16 tokens" in str(found)
     keys: Any = agglo.report(agglo.apply(model, keep_rate=0.5))
-    assert keys.gflops_after == pytest.approx(found.gflops_after + 3 * 64 * 16 * 16 / 1e9)
+    # Keys of all tokens are projected to be compared, and those of the groups are their means.
+    assert keys.gflops_after == pytest.approx(found.gflops_after + 3 * (64 - 32) * 16 * 16 / 1e9)
+    values: Any = agglo.report(agglo.apply(model, keep_rate=0.5, features="values"))
+    assert values.gflops_after == pytest.approx(found.gflops_after + 3 * 64 * 16 * 16 / 1e9)
 
 
 def test_reduction_of_a_pipeline_and_of_other_sizes() -> None:

@@ -103,7 +103,6 @@ def test_results_of_tune_are_offered_where_their_model_runs(tmp_path: Path) -> N
     own = Models(ModelSpec("hf:/home/anna/vit"), "/home/anna/sd", detector_name="runs/mine", tuned_files=files)
     assert offered(own) == [["tuned: own"], ["tuned: sd"], ["tuned: mine"]]
     embedded = Models(tuned_files=files)
-    ready = ("agglo_fashion_vit-half", "agglo_fashion_dit-0.8", "agglo_fashion_detector-0.8")
-    assert offered(embedded) == [[f"tuned: {name}"] for name in ready]
+    assert offered(embedded) == [["tuned: agglo_fashion_vit-half"], [], []]
     [(_, text)] = embedded.tuned_for("tokens")
     assert choose(text) == tuned.config("agglo_fashion_vit-half")

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 from torch import nn
 
+from agglo.clustering.api import window_sides
 from agglo.config import CLASSIFIER_FIELDS, ReductionConfig
 from agglo.grouping import Mean
-from agglo.hosts.common.swap import CHANGING, UnsupportedModelError, install, reduced_class, uninstall
+from agglo.hosts.common.swap import (
+    CHANGING,
+    UnsupportedModelError,
+    install,
+    original_class,
+    reduced_class,
+    uninstall,
+)
 from agglo.hosts.diffusers import mixins
 from agglo.hosts.diffusers.architectures import ARCHITECTURES, Architecture, Modules, architecture_of, named, own_axes
 from agglo.hosts.diffusers.state import DiffusionPlan, Site
 from agglo.methods import Grid, LearnedMethod, Method
 from agglo.methods.base import square
 
+# Multiply-adds of one image's self-attention. Merging must save as many to be as fast as the dense model at one image
+# on a CPU: models of 64 to 1024 tokens and 64 to 768 channels cross at 17 to 50 million. Batches need fewer.
+WORTH_MERGING = 20e6
 _COMPONENTS = ("unet", "transformer", "transformer_2")  # where pipelines have their denoisers
 
 
@@ -77,6 +90,10 @@ def apply(model: Any, config: ReductionConfig, method: Method) -> None:
             _install(denoiser, found, plan)
         if not isinstance(model, nn.Module):
             model.__class__ = reduced_class(mixins.ReducedPipeline, type(model))
+    for denoiser, *_ in prepared:
+        saved = 0.0 if own_axes(denoiser) is None else saved_at_most(denoiser)
+        if saved != 0 and saved < WORTH_MERGING:
+            _say_that_little_is_saved(original_class(denoiser).__name__)
 
 
 def _require_grouping(method: Method) -> None:
@@ -125,11 +142,19 @@ def _install(model: nn.Module, found: list[Modules], plan: DiffusionPlan) -> Non
             continue
         for attention in modules.attentions:
             install(attention, modules.mixin, plan)
+        if (layer := _linear_keys(modules)) is not None:
+            install(layer, mixins.ReducedKeys, plan)
         for part, module in (("cross", modules.cross), ("mlp", modules.mlp)):
             if part in plan.config.merge and module is not None:
                 install(module, mixins.ReducedPart, plan)
         install(modules.block, mixins.ReducedBlock, modules.site)
     install(model, mixins.ReducedDenoiser, plan)
+
+
+def _linear_keys(modules: Modules) -> nn.Module | None:
+    """Return the layer of keys of a block's first attention where it need not run again for the merged tokens."""
+    layer = getattr(modules.attentions[0], "to_k", None) if modules.mixin is mixins.ReducedAttention else None
+    return layer if original_class(layer) is nn.Linear else None
 
 
 def remove(model: Any) -> None:
@@ -151,15 +176,37 @@ class Level:
     attentions: int
     tokens: int
     groups: int
+    window: int | tuple[int, int] | None = None  # tokens per side of the windows in which they are clustered, if any
 
     def __str__(self) -> str:
-        return f"{self.attentions} self-attentions at 1/{self.downsample}: {self.tokens} -> {self.groups}"
+        within = "" if self.window is None else " in windows of {} x {}".format(*window_sides(self.window))
+        return f"{self.attentions} self-attentions at 1/{self.downsample}: {self.tokens} -> {self.groups}{within}"
+
+
+def saved_at_most(model: Any) -> float:
+    """Return the most multiply-adds that merging saves at one self-attention of one image.
+
+    For a reduced denoiser that has a size of its own.
+    """
+    plan: DiffusionPlan = model.agglo_applied
+    found = [modules for modules in plan.architecture.find(model) if modules.site.index in plan.sites]
+    return max(_madds_saved(plan, modules, *_tokens(model, modules.site.downsample, None)) for modules in found)
+
+
+@cache
+def _say_that_little_is_saved(name: str) -> None:
+    logging.getLogger("agglo").warning(
+        "merging saves less than it costs in the self-attentions of this %s, which have few tokens of few channels: "
+        "it is likely slower than without, except in large batches (docs/synthesis.md)",
+        name,
+    )
 
 
 def counted(model: Any, n_tokens: int | None = None) -> dict[str, Any]:
     """Return the fields of `agglo.report` for a reduced denoiser, whose finest resolution has n_tokens image tokens."""
     plan: DiffusionPlan = model.agglo_applied
-    sites = [modules.site for modules in plan.architecture.find(model)]
+    every = list(plan.architecture.find(model))
+    sites = [modules.site for modules in every]
     at = {downsample: _tokens(model, downsample, n_tokens) for downsample in {1, *(site.downsample for site in sites)}}
     tokens = [at[site.downsample][0] for site in sites]
     groups = [
@@ -169,12 +216,12 @@ def counted(model: Any, n_tokens: int | None = None) -> dict[str, Any]:
     levels = []
     for downsample in sorted({site.downsample for site in sites}):
         here = [count for count, site in zip(groups, sites, strict=True) if site.downsample == downsample]
-        levels.append(Level(downsample, len(here), at[downsample][0], min(here)))
-    merged = groups if "attn" in plan.config.merge else tokens
+        merges = min(here) < at[downsample][0]
+        window = plan.method.window_in(plan.window(*at[downsample])) if merges else None
+        levels.append(Level(downsample, len(here), at[downsample][0], min(here), window))
     before = sum(map(_madds, sites, tokens))
-    after = sum(map(_madds, sites, merged))
-    if getattr(plan.method, "features", None) in ("keys", "keys_per_head", "values"):  # projected to be compared
-        after += sum(n * site.width * site.inner for site, n, k in zip(sites, tokens, merged, strict=True) if k < n)
+    reduced = [modules for modules in every if modules.site.index in plan.sites]
+    after = before - sum(_madds_saved(plan, modules, *at[modules.site.downsample]) for modules in reduced)
     return {
         "config": plan.config,
         "method": repr(plan.method),
@@ -196,6 +243,18 @@ def _tokens(model: Any, downsample: int, n_tokens: int | None) -> tuple[int, Gri
     if n_tokens is None:
         raise ValueError(f"{type(model).__name__} has no size of its own: say for how many, n_tokens=4096")
     return n_tokens // downsample**2, None
+
+
+def _madds_saved(plan: DiffusionPlan, modules: Modules, n_tokens: int, grid: Grid | None) -> int:
+    """Return the multiply-adds that merging saves at a self-attention, less those that it takes to compare tokens."""
+    site, n_groups = modules.site, plan.target(n_tokens, grid)
+    if n_groups == n_tokens:
+        return 0
+    compared = 0 if plan.projection is None else n_tokens * site.width * site.inner
+    if plan.reuses_keys and _linear_keys(modules) is not None:
+        compared -= n_groups * site.width * site.inner
+    merged = n_groups if "attn" in plan.config.merge else n_tokens
+    return _madds(site, n_tokens) - _madds(site, merged) - compared
 
 
 def _madds(site: Site, n_groups: int) -> int:  # of projections, attention scores and weighted sums

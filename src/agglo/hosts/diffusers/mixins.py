@@ -15,7 +15,7 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map
 from agglo.attention import proportional_attention
 from agglo.grouping import Grouping
 from agglo.hosts.common.base import bound_arguments
-from agglo.hosts.common.swap import ReducedModule, StandIn, begins_pass, original_class
+from agglo.hosts.common.swap import ReducedModule, StandIn, are_watched, begins_pass, original_class
 from agglo.hosts.diffusers.state import (
     THREAD,
     Axes,
@@ -47,6 +47,9 @@ Table = tuple[Tensor, Tensor]  # cosines and sines of rotary position embeddings
 _CACHING_HOOKS = ("pyramid_attention_broadcast", "faster_cache_block", "taylorseer")
 # They add the mask they are given to the logits, without scaled_dot_product_attention.
 _TAKE_A_MASK = ("AttnProcessor", "SlicedAttnProcessor", "XFormersAttnProcessor")
+# Takes one too. On a CPU that is faster, since a mode watches every call of a torch function; on CUDA the mask must be
+# aligned, as `proportional_attention` does it.
+_COMMON = "AttnProcessor2_0"
 
 
 def plain_call(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -144,6 +147,21 @@ class ReducedPart(ReducedModule):
         if kwargs.get("ip_adapter_masks") is not None:
             raise RuntimeError("IP-Adapter masks say which pixels a query stands for: leave 'cross' out of merge=")
         return grouping.unmerge(plain_call(self, grouping.merge(hidden_states, now.plan.mean), *args, **kwargs))
+
+
+class ReducedKeys(ReducedModule):
+    """The linear layer of keys: where those of all tokens are known, their means are those of the merged tokens."""
+
+    def __call__(self, tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
+        now = THREAD.current
+        block = None if now is None else now.block
+        if block is None or block.grouping is None or block.keys is None or block.keys[0] is not self:
+            return plain_call(self, tokens, *args, **kwargs)
+        (_, keys), block.keys = block.keys, None
+        fits = tokens.shape[:2] == block.grouping.sizes.shape
+        if not fits or torch.is_grad_enabled() or are_watched([cast(nn.Module, self)]):
+            return plain_call(self, tokens, *args, **kwargs)
+        return block.grouping.merge(keys)
 
 
 def merging(run: Call) -> Call:
@@ -341,7 +359,7 @@ def _attend(attention: Any, sizes: Tensor | None, tokens: Tensor, *args: Any, ca
     if sizes is None:
         return call(tokens, *args, **kwargs)
     processor = type(attention.processor).__name__
-    if processor in _TAKE_A_MASK:
+    if processor in _TAKE_A_MASK or (processor == _COMMON and tokens.device.type == "cpu"):
         return call(tokens, *args, **{**kwargs, "attention_mask": sizes.log().to(tokens.dtype).unsqueeze(1)})
     caught: list[bool] = []  # apart from the mode, on which torch.compile reads no attributes
     with _GiveSizes(sizes, caught):

@@ -28,6 +28,9 @@ from agglo.tracing import Step, Trace
 if TYPE_CHECKING:
     from agglo.hosts.diffusers.architectures import Architecture
 
+# Tokens per side of the windows in which ATC clusters by default. All 64 x 64 tokens at once take many times as long,
+# which eats what attention saves (docs/synthesis.md).
+WINDOW = 16
 Axes = tuple[int, ...]  # (rows, columns) or (frames, rows, columns)
 
 
@@ -53,6 +56,27 @@ class DiffusionPlan(Setting):
     proportional: bool
     mean: Mean  # how the tokens of a group become one
     architecture: Architecture
+
+    @property
+    def projection(self) -> str | None:
+        """The layer of an attention that makes what tokens are compared by; None where that is no projection."""
+        features = getattr(self.method, "features", None)
+        return {"keys": "to_k", "keys_per_head": "to_k", "values": "to_v"}.get(str(features))
+
+    @property
+    def reuses_keys(self) -> bool:
+        """Whether the keys of merged tokens are the means of the keys that were compared: both steps are linear."""
+        return self.projection == "to_k" and self.mean == "plain" and "attn" in self.config.merge
+
+    def window(self, n_tokens: int, grid: Grid | None) -> int | None:
+        """Return the side of the windows that tokens are clustered in by default; None where they fit into one.
+
+        Also None where the grid is not known, and where there are more windows than groups.
+        """
+        if grid is None or max(grid) <= WINDOW:
+            return None
+        n_windows = math.prod(-(-length // WINDOW) for length in grid)
+        return WINDOW if n_windows <= self.target(n_tokens, grid) else None
 
     def target(self, n_tokens: int, grid: Grid | None) -> int:
         """Return the number of groups of n_tokens tokens; ValueError if the method cannot reach it."""
@@ -87,6 +111,7 @@ class CurrentBlock:
     text: int = 0  # text tokens in front of them, where an attention sees both in one sequence
     grouping: Grouping | None = None  # None until decided, and where no tokens merge
     decided: bool = False
+    keys: tuple[Any, Tensor] | None = None  # the layer that made them, and those of all tokens, to be merged
 
     @property
     def grid(self) -> Grid | None:
@@ -205,7 +230,7 @@ def _decide(now: DenoiserPass, at: CurrentBlock, attention: Any, seen: Tensor) -
         grouping = _kept_or_new(now.history, at, attention, seen, target)
     elif grouping is None:
         with torch.no_grad():
-            grouping = plan.method.reduce(_view(plan.method, at, attention, seen, target)).grouping
+            grouping = plan.method.reduce(_view(plan, at, attention, seen, target)).grouping
     if shared:
         now.shared[at.site.downsample] = grouping
     if now.traces:
@@ -227,7 +252,7 @@ def _kept_or_new(history: History, at: CurrentBlock, attention: Any, seen: Tenso
         kept = None
     if kept is not None and config.drift is None:
         return kept.grouping
-    view = _view(method, at, attention, seen, target)
+    view = _view(history.plan, at, attention, seen, target)
     features = None if config.drift is None else view.features(getattr(method, "features", "tokens"))
     if kept is not None and config.drift is not None and drift(kept.features, features) <= config.drift:
         return kept.grouping
@@ -244,20 +269,27 @@ def drift(before: Any, now: Any) -> float:
 
 
 @torch.no_grad()
-def _view(method: Method, at: CurrentBlock, attention: Any, seen: Tensor, target: int) -> View:
-    features = getattr(method, "features", None)
-    keys = _projected(attention, seen, "k") if features in ("keys", "keys_per_head") else None
-    values = _projected(attention, seen, "v") if features == "values" else None
-    return View(at.tokens, keys, values, target=target, grid=at.grid, training=attention.training)
+def _view(plan: DiffusionPlan, at: CurrentBlock, attention: Any, seen: Tensor, target: int) -> View:
+    which = plan.projection
+    made = None if which is None else _projected(attention, seen, which, at if plan.reuses_keys else None)
+    keys, values = made if which == "to_k" else None, made if which == "to_v" else None
+    window = plan.window(int(seen.shape[1]), at.grid)
+    return View(at.tokens, keys, values, target=target, grid=at.grid, training=attention.training, window=window)
 
 
-def _projected(attention: Any, tokens: Tensor, which: str) -> Tensor:
-    """Return keys ("k") or values ("v") (B, H, N, d) of tokens (B, N, C), keys normalised but not rotated."""
+def _projected(attention: Any, tokens: Tensor, which: str, keeper: CurrentBlock | None) -> Tensor:
+    """Return keys ("to_k") or values ("to_v") (B, H, N, d) of tokens (B, N, C), keys normalised but not rotated.
+
+    keeper: the block that keeps them as they come from the layer.
+    """
     if getattr(attention, "fused_projections", False) and hasattr(attention, "to_qkv"):
-        result = attention.to_qkv(tokens).chunk(3, dim=-1)["qkv".index(which)]
+        result = attention.to_qkv(tokens).chunk(3, dim=-1)["qkv".index(which[-1])]
     else:
-        result = getattr(attention, f"to_{which}")(tokens)
-    norm = getattr(attention, "norm_k", None) if which == "k" else None
+        layer = getattr(attention, which)
+        result = layer(tokens)
+        if keeper is not None:
+            keeper.keys = layer, result
+    norm = getattr(attention, "norm_k", None) if which == "to_k" else None
     if norm is not None:
         shape = getattr(norm, "normalized_shape", getattr(norm, "dim", None))
         if isinstance(shape, tuple) and int(shape[-1]) == result.shape[-1]:  # over all heads together

@@ -12,7 +12,7 @@ refused. On several GPUs: accelerate launch -m agglo generate ...
 
 --imagenet is the paper's protocol: "A high quality photograph of a {class}." for 1000 classes, 2 images each, 50 steps,
 guidance 7.5, the pipeline's own scheduler (PNDM), images named {class}_{number} with the digits of both as the seed.
-The paper's ATC is atc:features=tokens,proportional=false, its ToMe tomesd:use_rand=false.
+The paper's ATC is atc:features=tokens,proportional=false,window=all, its ToMe tomesd:use_rand=false.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXAMPLES = """\
 examples:
   agglo generate embedded --per-class 4 --method dense tomesd atc --keep-rate 0.5 --output generated
   agglo generate stable-diffusion-v1-5 --imagenet --per-class 2 --output sd --device cuda --dtype float16 \\
-      --method dense tomesd:use_rand=false atc:linkage=single,features=tokens,proportional=false \\
+      --method dense tomesd:use_rand=false atc:linkage=single,features=tokens,proportional=false,window=all \\
       --keep-rate 0.9 0.8 0.7 0.6 0.5 0.4
   agglo fid imagenet-val-5000 sd/tomesd-use_rand=false_keep0.5 --device cuda
   agglo generate sdxl-folder --prompts prompts.txt --method dense atc:every=5 --keep-rate 0.5 --output xl

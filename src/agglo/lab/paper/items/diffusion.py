@@ -57,7 +57,9 @@ OWN: dict[str, dict[str, Any]] = {f"atc-{name}": {"linkage": name} for name in L
 
 
 def reductions(options: Mapping[str, Mapping[str, Any]], keep_rates: Sequence[float]) -> Reductions:
-    """Return every reduction at every keep rate. A name begins with its method; ATC's linkage is average.
+    """Return every reduction at every keep rate.
+
+    A name begins with its method. ATC's linkage is average, and all tokens are clustered at once, as in the paper.
 
     >>> list(reductions({"atc-single": {"linkage": "single"}}, [0.5]))
     [('atc-single', 0.5)]
@@ -65,7 +67,7 @@ def reductions(options: Mapping[str, Mapping[str, Any]], keep_rates: Sequence[fl
     found: Reductions = {}
     for name, own in options.items():
         method = "tomesd" if name.startswith("tome") else name.partition("-")[0]
-        how = {"linkage": "average", **own} if method == "atc" else own
+        how = {"linkage": "average", "window": "all", **own} if method == "atc" else own
         for rate in keep_rates:
             config = ReductionConfig.of(method, keep_rate=rate, **how)
             found[name, rate] = GenerationCell(f"{name}_keep{rate:g}", config)
