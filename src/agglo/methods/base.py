@@ -74,6 +74,7 @@ class View:
     tokens_before: patch tokens before each of the reductions that came before this one.
     grid: (rows, columns) of the patches before any reduction; None if the host knows of none.
     memory: (B, T), what the method remembers of each token; None unless it remembers.
+    block, depth: the number of this block, and of how many; 0 of 1 where the host counts no blocks.
 
     >>> agglo.methods.View(torch.zeros(2, 197, 8), prefix=1, target=98).patches.shape
     torch.Size([2, 196, 8])
@@ -95,6 +96,8 @@ class View:
     tokens_before: tuple[int, ...] = ()
     grid: Grid | None = None
     memory: Tensor | None = None
+    block: int = 0
+    depth: int = 1
 
     @property
     def patches(self) -> Tensor:

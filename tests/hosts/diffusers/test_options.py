@@ -11,7 +11,7 @@ import agglo
 from tests.support.diffusion import dit, flux, pipeline, run, sd3, unet, unet_of_maps
 
 
-@pytest.mark.parametrize("described", ["tomesd", "pool", "l2", "kmedoids:weights=equal"])
+@pytest.mark.parametrize("described", ["tomesd", "pool", "l2", "kmedoids:weights=equal", "mutual"])
 def test_methods_that_group_tokens(described: str) -> None:
     model, inputs = unet()
     dense = run(model, inputs)
