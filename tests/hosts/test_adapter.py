@@ -207,6 +207,7 @@ def test_members_that_were_dropped_together_gain_apart() -> None:
 EVERY = [
     "atc", "atc:sizes=ignored", "tome", "kmedoids", "dpc_knn", "evit", "topk", "ats", "dynamicvit", "dynamicvit_prsv",
     "evovit", "evovit:per_block=true", "svit", "random", "pool", "l1", "l2", "linf", "sit", "patch_merger", "sinkhorn",
+    "pitome", "tofu", "mctf", "mutual",
 ]  # fmt: skip
 ASK_THE_CLASS_TOKEN = ("evit", "topk", "ats", "evovit", "evovit:per_block=true")
 

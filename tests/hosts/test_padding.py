@@ -17,7 +17,7 @@ from tests.support.adapters import small_adapter
 from tests.support.reductions import view
 
 SIZES = [(64, 64), (41, 64), (64, 30), (17, 9)]  # within 64 x 64: 64, 48, 32 and 6 of 64 patches
-MIXING = ["atc", "tome", "kmedoids", "pool", "evit"]
+MIXING = ["atc", "tome", "kmedoids", "pool", "evit", "pitome", "tofu", "mctf", "mutual"]
 
 
 def padded_batch(sizes: list[tuple[int, int]] = SIZES) -> Tensor:

@@ -76,6 +76,7 @@ class View:
     memory: (B, T), what the method remembers of each token; None unless it remembers.
     window: tokens per side of the windows within which a method had better cluster, unless its options say how, where
         the host finds that all tokens of the grid at once take too long; None where they do not.
+    block, depth: the number of this block, and of how many; 0 of 1 where the host counts no blocks.
 
     >>> agglo.methods.View(torch.zeros(2, 197, 8), prefix=1, target=98).patches.shape
     torch.Size([2, 196, 8])
@@ -98,6 +99,8 @@ class View:
     grid: Grid | None = None
     memory: Tensor | None = None
     window: int | None = None
+    block: int = 0
+    depth: int = 1
 
     @property
     def patches(self) -> Tensor:

@@ -19,8 +19,44 @@ from agglo.methods.base import FEATURES, Grid, Method, Outcome, View, require_gr
 from agglo.methods.registry import register
 
 
+class PairMerging(Method):
+    """Some tokens are paired off, so that at most half of them can go at one block.
+
+    features: what tokens are compared by, as in ATC.
+    """
+
+    reach: ClassVar[str] = "0.5 and above; half of an odd count rounds up"
+
+    def __init__(self, features: str = "keys") -> None:
+        self.features = choice("features", features, FEATURES)
+
+    def reachable(self, n_tokens: int, target: int) -> int:
+        least = self.least(n_tokens)
+        if target < n_tokens - least:
+            raise ValueError(
+                f"{self.name} cannot go from {n_tokens} to {target} patch tokens at one block: it merges pairs, so at "
+                f"least {least} stay. Use keep rates of 0.5 or more, more blocks, or method='atc'"
+            )
+        return max(target, least)
+
+    def least(self, n_tokens: int) -> int:
+        return n_tokens - n_tokens // 2
+
+    def directions(self, view: View) -> Tensor:
+        """Return unit features (B, N, D), in float32, that tell how alike patch tokens are."""
+        return F.normalize(view.features(self.features).float(), dim=-1)
+
+    def matched(self, view: View) -> tuple[Tensor, Tensor]:
+        """Return labels (B, N), and the tokens that stay (B, target), of ToMe's matching."""
+        assert view.target is not None
+        features = self.directions(view)
+        n_merges = int(features.shape[1]) - view.target
+        # The released code sorts the even tokens by position again only if a class token must come first.
+        return match(features, n_merges, first_seeker=view.prefix % 2, by_similarity=view.prefix == 0)
+
+
 @register
-class ToMe(Method):
+class ToMe(PairMerging):
     """Tokens at even positions (class token first) merge with their most similar token at an odd one, best pairs first.
 
     At most half of the tokens can go at one block. Afterwards they are in the order of the released code, on which the
@@ -31,36 +67,18 @@ class ToMe(Method):
     """
 
     name: ClassVar[str] = "tome"
-    reach: ClassVar[str] = "0.5 and above; half of an odd count rounds up"
     reference: ClassVar[str] = "Bolya et al., Token Merging: Your ViT But Faster, ICLR 2023"
 
     def __init__(self, features: str = "keys", mean: Mean = "plain") -> None:
-        self.features = choice("features", features, FEATURES)
+        super().__init__(features)
         self.mean = choice("mean", mean, MEANS)
 
-    def reachable(self, n_tokens: int, target: int) -> int:
-        least = self.least(n_tokens)
-        if target < n_tokens - least:
-            raise ValueError(
-                f"tome cannot go from {n_tokens} to {target} patch tokens at one block: it merges pairs, so at least "
-                f"{least} stay. Use keep rates of 0.5 or more, more blocks, or method='atc'"
-            )
-        return max(target, least)
-
-    def least(self, n_tokens: int) -> int:
-        return n_tokens - n_tokens // 2
-
     def reduce(self, view: View) -> Outcome:
-        assert view.target is not None
-        features = F.normalize(view.features(self.features).float(), dim=-1)
-        n_merges = int(features.shape[1]) - view.target
-        # The released code sorts the even tokens by position again only if a class token must come first.
-        labels = match(features, n_merges, first_seeker=view.prefix % 2, by_similarity=view.prefix == 0)
-        return Outcome(view.group(labels), mean=self.mean)
+        return Outcome(view.group(self.matched(view)[0]), mean=self.mean)
 
 
-def match(features: Tensor, n_merges: int, first_seeker: int = 0, by_similarity: bool = False) -> Tensor:
-    """Return labels (B, N) after bipartite matching of unit features (B, N, D).
+def match(features: Tensor, n_merges: int, first_seeker: int = 0, by_similarity: bool = False) -> tuple[Tensor, Tensor]:
+    """Return labels (B, N), and who stays (B, N - n_merges), after bipartite matching of unit features (B, N, D).
 
     Seekers are every second token from first_seeker on, the others stay. The n_merges seekers with the most similar
     stayer join it. Groups are numbered by the token that stays: first the seekers that are left, by position or most
@@ -78,7 +96,19 @@ def match(features: Tensor, n_merges: int, first_seeker: int = 0, by_similarity:
     left = left if by_similarity else left.sort(dim=1).values
     leaders = torch.cat([seekers[left], stayers.expand(batch, -1)], dim=1)  # (B, groups), positions
     numbers = torch.arange(n_tokens - n_merges, device=features.device).expand(batch, -1)
-    return torch.zeros_like(leader).scatter(1, leaders, numbers).gather(1, leader)
+    return torch.zeros_like(leader).scatter(1, leaders, numbers).gather(1, leader), leaders
+
+
+def numbered(leader: Tensor) -> Tensor:
+    """Return labels (B, N) from the position of the token that each joins; one that stays joins itself.
+
+    Groups are numbered by the token that stays, in order of position.
+
+    >>> numbered(torch.tensor([[2, 1, 2, 1]]))
+    tensor([[1, 0, 1, 0]])
+    """
+    positions = torch.arange(leader.shape[1], device=leader.device)
+    return ((leader == positions).long().cumsum(dim=1) - 1).gather(1, leader)
 
 
 @register
@@ -194,6 +224,4 @@ def join_nearest(features: Tensor, stayers: Tensor, target: int) -> Tensor:
         similarity = features[:, seekers] @ features[:, stayers].transpose(1, 2)
     best, partner = similarity.max(dim=-1)
     leaving = best.topk(n_tokens - target, dim=-1).indices
-    leader = positions.expand(batch, n_tokens).scatter(1, seekers[leaving], stayers[partner.gather(1, leaving)])
-    number = (leader == positions).long().cumsum(dim=1) - 1
-    return number.gather(1, leader)
+    return numbered(positions.expand(batch, n_tokens).scatter(1, seekers[leaving], stayers[partner.gather(1, leaving)]))

@@ -18,7 +18,7 @@ from agglo.testing import assert_same
 from tests.support.diffusion import dit, flux, pipeline, run, sd3, unet, unet_of_maps
 
 
-@pytest.mark.parametrize("described", ["tomesd", "pool", "l2", "kmedoids:weights=equal"])
+@pytest.mark.parametrize("described", ["tomesd", "pool", "l2", "kmedoids:weights=equal", "mutual"])
 def test_methods_that_group_tokens(described: str) -> None:
     model, inputs = unet()
     dense = run(model, inputs)

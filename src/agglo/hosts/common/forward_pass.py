@@ -223,7 +223,7 @@ class ForwardPass:
         self.processed = None if self.processed is None else F.pad(self.processed, (n_more, 0), value=1.0)
 
     def _reduce(self, index: int, target: int, projected: Projected | None) -> None:
-        view = self._view(target, projected)
+        view = self._view(index, target, projected)
         if self.real is None:
             outcome = self.method.decide(view)
         else:
@@ -281,7 +281,7 @@ class ForwardPass:
             return seen.where((seen > 0).any(dim=1, keepdim=True), 1.0)
         return seen
 
-    def _view(self, target: int, projected: Projected | None) -> View:
+    def _view(self, index: int, target: int, projected: Projected | None) -> View:
         total, keys, values = self.total, None, None
         if projected is not None:
             keys = projected.k if projected.features is None else projected.features
@@ -303,6 +303,8 @@ class ForwardPass:
             tokens_before=tuple(int(step.outcome.grouping.labels.shape[1]) - self.prefix for step in self.steps),
             grid=self.grid,
             memory=self._memory(),
+            block=index,
+            depth=len(self.targets),
         )
 
 

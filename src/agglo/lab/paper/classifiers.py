@@ -65,8 +65,10 @@ SOFT = ("sit", "patch_merger", "sinkhorn")
 OURS = tuple(entry.name for entry in ATC)
 PAPER = (*plain("l1", "l2", "linf", "topk", "evit", "dynamicvit", "ats", "tome", "kmedoids", "dpc_knn", *SOFT), *ATC)
 EQUAL = Entry("dpc_knn equal", "dpc_knn", {"weights": "equal"})
+# Methods that came after the paper.
+NEWER = plain("pitome", "tofu", "mctf", "mutual")
 # Methods that the paper has in detection only, or not at all.
-FURTHER = (Entry("random", "random", {"seed": 0}), *plain("dynamicvit_prsv", "svit", "evovit", "pool"), EQUAL)
+FURTHER = (Entry("random", "random", {"seed": 0}), *plain("dynamicvit_prsv", "svit", "evovit", "pool"), EQUAL, *NEWER)
 ALL = (*PAPER, *FURTHER)
 
 
