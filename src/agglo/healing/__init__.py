@@ -166,7 +166,7 @@ def _trainable(model: nn.Module, which: str) -> Iterator[list[nn.Parameter]]:
     try:
         model.eval().requires_grad_(False)
         if not (trained := _chosen(model, which)):
-            raise ValueError(f"parameters={which!r}: this {type(model).__name__} has none")
+            raise ValueError(f"parameters={which!r}: {type(model).__name__} has none; 'biases' or 'all' may be there")
         for parameter in trained:
             parameter.requires_grad_()
         yield trained

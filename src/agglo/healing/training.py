@@ -28,7 +28,7 @@ from agglo.utils.progress import progress
 _VIEWS = 4  # of each image: their dense outputs are computed once, and every further pass is cheaper
 _KEPT_BYTES = 1e9  # of views and dense outputs
 _PASSES = 60  # over the images at most, however many fit into the time
-_JUDGED, _PATIENCE = 12, 4  # times that the stopping part is judged; times without gain that end the training
+_JUDGED, _PATIENCE = 12, 6  # times that the stopping part is judged; times without gain that end the training
 _WARMUP = 0.1  # part of the steps in which the learning rate rises
 _CLIP = 1.0  # norm of the gradient
 _SAVE_SECONDS = 60.0
