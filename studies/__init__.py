@@ -11,7 +11,7 @@ from importlib import import_module
 
 from agglo.lab.paper.study import Study
 
-_MODULES = ("atc", "diffusion", "terrain", "nuclei")
+_MODULES = ("atc", "diffusion", "healing", "terrain", "nuclei")
 study = partial(Study, command="python -m studies", shows="beyond the paper", gpu_hours="under 0.1")
 
 

@@ -32,7 +32,6 @@ from agglo.utils.files import require_output
 __all__ = ["Healed", "Trained", "heal"]
 
 Trained = Literal["norms", "biases", "all"]
-_RATES = {"norms": 2e-3, "biases": 2e-3, "all": 2e-5}
 
 
 def heal(
@@ -41,7 +40,7 @@ def heal(
     *,
     minutes: float = 10.0,
     parameters: Trained = "norms",
-    lr: float | None = None,
+    lr: float = 2e-3,
     batch_size: int = 32,
     steps: int | None = None,
     output: Output | None = None,
@@ -67,11 +66,11 @@ def heal(
 
     To tinker with:
         parameters: "norms": scales and biases of normalisation layers; "biases": all biases too; "all".
-        lr: Highest learning rate of the cycle; None is 2e-3, for all parameters 2e-5.
+        lr: Highest learning rate of the cycle, of scales and biases; matrices have a hundredth of it.
         batch_size: Images of a step.
         steps: How many, in place of what fits into the minutes.
-        output: Function of (model, batch) that returns the tensor, or tensors, to compare, as for `agglo.tune`. Logits
-            (B, classes) are compared by their KL divergence, anything else by its relative error.
+        output: Function of (model, batch) that returns the tensor, or tensors, to compare, as for `agglo.tune`: logits
+            (B, classes) by their KL divergence, anything else by its relative error.
         inputs: How image files are prepared; None is as the model's library says.
         autocast: dtype of mixed precision, such as torch.bfloat16.
         checkpoint: A file for a run to go on from: the same call continues one that was stopped or killed, and gives
@@ -99,7 +98,7 @@ def heal(
     choice("parameters", parameters, get_args(Trained))
     number("minutes", minutes, above=0)
     number("batch_size", batch_size, whole=True, minimum=1)
-    rate = _RATES[parameters] if lr is None else number("lr", lr, above=0)
+    number("lr", lr, above=0)
     if steps is not None:
         number("steps", steps, whole=True, minimum=1)
     file = None if checkpoint is None else require_output(Path(checkpoint))
@@ -112,7 +111,7 @@ def heal(
     source = source_of(images, model, inputs, tuples_are_inputs=is_diffusion(model))
     with _trainable(model, parameters) as trained:
         before = [parameter.detach().clone() for parameter in trained]
-        how: dict[str, Any] = {"lr": rate, "batch_size": batch_size, "seed": seed}
+        how: dict[str, Any] = {"lr": lr, "batch_size": batch_size, "seed": seed}
         about = {"config": config.to_dict(), "parameters": parameters, "steps": steps, **how}
         try:
             training = Training(model, dense, trained, source, output=output or call, autocast=autocast, **how)
@@ -127,24 +126,24 @@ def heal(
             for parameter, value in zip(trained, before, strict=True):
                 parameter.data.copy_(value)
             raise
-    names = {id(p): [n for n, q in model.named_parameters(remove_duplicate=False) if q is p] for p in trained}
     changed = [(p, value) for p, value in zip(trained, before, strict=True) if not torch.equal(p, value)]
+    known = [] if healing is None else list(healing.before)  # healed a second time: the first values count
+    known += [pair for pair in changed if all(pair[0] is not parameter for parameter, _ in known)]
     if changed:
-        known = () if healing is None else healing.before
-        added = [pair for pair in changed if all(pair[0] is not parameter for parameter, _ in known)]
-        reduced.agglo_healing = Healing(config, (*known, *added))  # type: ignore[assignment]
+        reduced.agglo_healing = Healing(config, tuple(known))  # type: ignore[assignment]
     else:
         warnings.warn("healing gained nothing: the parameters are what they were before", stacklevel=2)
+    named = model.named_parameters(remove_duplicate=False)
     return Healed(
         config,
-        training.objective,
+        " and ".join(dict.fromkeys([objective] if isinstance(objective := training.objective, str) else objective)),
         first,
         after,
         error=float((then - of_each).std() / math.sqrt(len(then))) if len(then) > 1 else math.inf,
         steps=at.step,
         minutes=at.seconds / 60,
         curve=at.curve,
-        parameters={name: p.detach().clone() for p, _ in changed for name in names[id(p)]},
+        parameters={name: p.detach().clone() for name, p in named if any(p is parameter for parameter, _ in known)},
         model=model,
     )
 

@@ -22,14 +22,14 @@ class Healed:
 
     Attributes:
         config: The reduction that the parameters were trained for.
-        objective: How outputs are compared with the dense model's: "kl" of logits, or their "relative" error.
+        objective: How outputs are compared with the dense model's: "kl" of logits, "relative" error, or both.
         before: The distance to the dense outputs, decisions that differ, and accuracy lost, before.
         after: The same afterwards; equal to `before` where nothing was gained and the parameters were put back.
         error: Standard error of the change of the distance, image by image.
         steps: Training steps.
         minutes: How long it took, all runs together.
         curve: (step, distance of the stopping part), from step 0.
-        parameters: The healed parameters by the plain model's names; empty where they were put back.
+        parameters: The healed parameters by the plain model's names; empty where nothing was gained.
         model: The model that was healed.
 
     >>> import timm
@@ -63,8 +63,9 @@ class Healed:
             if isinstance(before, Drop):
                 name = {"disagreement": "decisions that differ, %", "drop": "points of accuracy lost"}[what]
                 lines.append(f"{name}: {before} -> {after}")
-        trained = sum(parameter.numel() for parameter in self.parameters.values())
-        kept = f"{trained} parameters healed" if trained else "nothing was gained, the parameters were put back"
+        gained = min(distance for _, distance in self.curve) < self.curve[0][1]
+        healed = f"{sum(parameter.numel() for parameter in self.parameters.values())} parameters healed"
+        kept = healed if gained else "nothing was gained, the parameters were put back"
         return "\n".join([*lines, f"{kept}; {self.steps} steps, {self.minutes:.1f} minutes"])
 
     def plot(self, path: str | PathLike[str]) -> None:

@@ -28,9 +28,10 @@ from agglo.utils.progress import progress
 _VIEWS = 4  # of each image: their dense outputs are computed once, and every further pass is cheaper
 _KEPT_BYTES = 1e9  # of views and dense outputs
 _PASSES = 60  # over the images at most, however many fit into the time
-_JUDGED, _PATIENCE = 12, 6  # times that the stopping part is judged; times without gain that end the training
+_JUDGED, _PATIENCE = 8, 4  # times that the stopping part is judged; times without gain that end the training
 _WARMUP = 0.1  # part of the steps in which the learning rate rises
 _CLIP = 1.0  # norm of the gradient
+_MATRICES = 0.01  # their learning rate, relative to that of scales and biases
 _SAVE_SECONDS = 60.0
 
 
@@ -91,7 +92,10 @@ class Training:
         batch, answer = self._with_dense(self.parts.stopping[: self.judged_at_once], raw=True)
         self.objective = objective_of(model, answer, has_labels=batch.labels is not None)
         self.values = torch.cat([parameter.detach().float().flatten() for parameter in parameters])
-        self.optimiser = torch.optim.AdamW([self.values], lr=lr, weight_decay=0.0)
+        sizes = [parameter.numel() for parameter in parameters]
+        self._parts = list(zip(self.values.split(sizes), parameters, strict=True))
+        groups = [{"params": [part], "scale": 1.0 if p.dim() < 2 else _MATRICES} for part, p in self._parts]
+        self.optimiser = torch.optim.AdamW(groups, lr=lr, weight_decay=0.0)
 
     def about(self) -> dict[str, Any]:
         """Return what decides the result besides the settings: images and weights."""
@@ -162,8 +166,7 @@ class Training:
     def put(self, values: Tensor) -> None:
         """Give the parameters these values."""
         self.values.copy_(values)
-        parts = self.values.split([parameter.numel() for parameter in self.parameters])
-        for parameter, part in zip(self.parameters, parts, strict=True):
+        for part, parameter in self._parts:
             parameter.copy_(part.view_as(parameter))
 
     def _step(self, step: int, total: int) -> float:
@@ -175,9 +178,11 @@ class Training:
         done = (step + 1) / total
         rising = done / _WARMUP
         falling = (1 + math.cos(math.pi * (done - _WARMUP) / (1 - _WARMUP))) / 2
-        self.optimiser.param_groups[0]["lr"] = self.lr * (rising if done < _WARMUP else falling)
-        self.values.grad = gradient
-        torch.nn.utils.clip_grad_norm_([self.values], _CLIP)
+        gradient *= min(1.0, _CLIP / max(float(gradient.norm()), 1e-12))
+        sizes = [len(part) for part, _ in self._parts]
+        for group, part in zip(self.optimiser.param_groups, gradient.split(sizes), strict=True):
+            group["params"][0].grad = part
+            group["lr"] = self.lr * group["scale"] * (rising if done < _WARMUP else falling)
         self.optimiser.step()
         self.put(self.values)
         return loss

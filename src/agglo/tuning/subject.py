@@ -51,7 +51,8 @@ class Subject:
         self._dense: dict[int, Any] = {}
         self._costs: dict[ReductionConfig, Cost] = {}
         self._passes: int | None = None
-        self.objective = objective_of(model, self._run(images.search[0]), has_labels=images.has_labels)
+        objective = objective_of(model, self._run(images.search[0]), has_labels=images.has_labels)
+        self.objective = objective if isinstance(objective, str) else "relative"
         self.decides = self.objective == "kl"
         self.has_labels = images.has_labels and self.decides
         self.depth: int | None = None
@@ -146,17 +147,21 @@ class Subject:
         return self._dense[id(batch)]
 
 
-def objective_of(model: nn.Module, answer: Any, *, has_labels: bool = False) -> str:
-    """Return how outputs are compared, given one of them: by "kl" if it is logits (B, classes), else by "relative"."""
+def objective_of(model: nn.Module, answer: Any, *, has_labels: bool = False) -> str | list[str]:
+    """Return how outputs are compared, given one of them: by "kl" if it is logits (B, classes), else by "relative".
+
+    Of several tensors each is compared in its own way.
+    """
     name, tensors = named_tensors(answer)
-    shape = tensors.shape if isinstance(tensors, Tensor) else ()
+    if not isinstance(tensors, Tensor):
+        return ["kl" if tensor.shape[1:] == (class_count(model),) else "relative" for tensor in tensors]
     # Labels can be compared with logits alone.
-    is_head = name == "logits" or (name is None and (has_labels or (class_count(model),) == shape[1:]))
-    return "kl" if len(shape) == 2 and is_head else "relative"
+    is_head = name == "logits" or (name is None and (has_labels or (class_count(model),) == tensors.shape[1:]))
+    return "kl" if tensors.dim() == 2 and is_head else "relative"
 
 
 @torch.no_grad()
-def compared(objective: str, batch: Batch, dense: Any, reduced: Any) -> tuple[Quality, Tensor]:
+def compared(objective: str | list[str], batch: Batch, dense: Any, reduced: Any) -> tuple[Quality, Tensor]:
     """Return how near the outputs of a batch are to the dense model's, and the distance of each image (B,)."""
     values = distances(objective, dense, reduced).double()
     differing = lost = gained = None
@@ -173,14 +178,15 @@ def _right(batch: Batch, logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1) == batch.labels.to(logits.device)
 
 
-def distances(objective: str, dense: Any, reduced: Any) -> Tensor:
+def distances(objective: str | list[str], dense: Any, reduced: Any) -> Tensor:
     """Return the distance of each image's outputs (B,), the mean where there are several outputs.
 
     "kl" is the KL divergence of the softmax of logits (B, classes), "relative" is |reduced - dense| / |dense| of
-    outputs (B, ...), all values of an image in one vector.
+    outputs (B, ...), all values of an image in one vector. A list has the objective of each output.
     """
     if not isinstance(dense, Tensor):
-        each = [distances(objective, *pair) for pair in zip(dense, reduced, strict=True)]
+        objectives = [objective] * len(dense) if isinstance(objective, str) else objective
+        each = [distances(*parts) for parts in zip(objectives, dense, reduced, strict=True)]
         return torch.stack(each).mean(dim=0)
     if objective == "kl":
         expected, found = (logits.float().log_softmax(dim=-1) for logits in (dense, reduced))
