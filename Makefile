@@ -63,6 +63,8 @@ reproduce-miniature: $(READY)  ## every table and figure of the paper on what co
 CHECKPOINT ?= deit_tiny_patch16_224.safetensors
 CHECKPOINT2 ?= vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors
 IMAGES     ?= imagenet
+AUGREG     ?= vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors
+PHOTOS     ?= photos-cc-by
 PHOTO       = $(wildcard src/agglo/embedded/photos/*.jpg)
 DATA       ?= /usr/share/datasets/fashion-mnist
 FASHION     = fashion-mnist=$(DATA)
@@ -128,6 +130,10 @@ terrain: $(READY)  ## errors of a real pretrained U-Net of 1024 tokens (ONNX= it
 
 nuclei: $(READY)  ## a detector of nuclei in 334 microscope images, dense and reduced (DATA=, CHECKPOINT=; half an hour)
 	$(BIN)/python -m studies nuclei --data nuclei=$(DATA) --weights deit_tiny_patch16_224=$(CHECKPOINT)
+
+healing: $(READY)  ## what agglo heal gives on two classifiers (CHECKPOINT=, AUGREG=, IMAGES=, PHOTOS=; hours of one core, goes on when stopped)
+	$(BIN)/python -m studies healing --data imagenet=$(IMAGES) photos=$(PHOTOS) \
+		--weights deit_tiny_patch16_224=$(CHECKPOINT) vit_tiny_patch16_224.augreg_in21k_ft_in1k=$(AUGREG)
 
 gpu-evidence: $(READY)  ## what can be known about the GPU path without a GPU: binaries, launches, races (five minutes of one core)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.gpu.evidence

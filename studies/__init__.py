@@ -11,7 +11,7 @@ from importlib import import_module
 
 from agglo.lab.paper.study import Study
 
-_MODULES = ("atc", "recipe", "diffusion", "terrain", "nuclei")
+_MODULES = ("atc", "recipe", "healing", "diffusion", "terrain", "nuclei")
 study = partial(Study, command="python -m studies", shows="beyond the paper", gpu_hours="under 0.1")
 
 

@@ -26,6 +26,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("drawing", "embedded", "testing", "utils"),
     ("models",),
     ("tuning",),
+    ("healing",),
 )
 LABORATORY: tuple[tuple[str, ...], ...] = (
     ("lab.options",),

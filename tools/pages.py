@@ -82,6 +82,7 @@ PAGES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/mini-detection.md", "detection", _of("detection", MINIATURE)),
     ("docs/mini-detection.md", "nuclei", _of("nuclei", FULL)),
     ("docs/clustering.md", "peers", _timed("clustering")),
+    ("docs/heal.md", "healing", _of("healing", FULL)),
     ("docs/tune.md", "ready-made", ready_made.summary),
     ("docs/tune.md", "places", _of("places", FULL)),
     ("docs/choosing.md", "recipe", _of("recipe", FULL)),

@@ -11,15 +11,17 @@ from agglo.version import __version__
 
 if TYPE_CHECKING:
     from agglo.drawing.groups import draw
+    from agglo.healing import heal
     from agglo.hosts import UnsupportedModelError
     from agglo.hosts.registry import register_host
     from agglo.patch import adapt_processor, apply, image_tokens, recipe, remove, report, trace
     from agglo.tuning import tune
 
-# Imported when they are first asked for: clustering needs no host, and running a model neither drawing nor tuning.
+# Imported when they are first asked for: clustering needs no host, and running a model no drawing, tuning or healing.
 _LAZY = {
     "UnsupportedModelError": "agglo.hosts",
     "draw": "agglo.drawing.groups",
+    "heal": "agglo.healing",
     "register_host": "agglo.hosts.registry",
     "tune": "agglo.tuning",
     **dict.fromkeys(("adapt_processor", "apply", "image_tokens", "recipe", "remove", "report", "trace"), "agglo.patch"),
@@ -41,6 +43,7 @@ __all__ = [
     "apply",
     "cluster",
     "draw",
+    "heal",
     "image_tokens",
     "linkage",
     "list_methods",
@@ -58,7 +61,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         value = globals()[name] = getattr(import_module(_LAZY[name]), name)
         return value
-    if name in ("hosts", "lab", "patch", "tuning"):
+    if name in ("healing", "hosts", "lab", "patch", "tuning"):
         return import_module(f"agglo.{name}")
     raise AttributeError(f"module 'agglo' has no attribute {name!r}")
 

@@ -8,6 +8,7 @@ it is copied is as unsafe as without agglo.)
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,7 +33,9 @@ from agglo.hosts.common.swap import (
     ReducedReader,
     Setting,
     UnsupportedModelError,
+    healing_of,
     install,
+    put_back,
     require_no_override,
     uninstall,
 )
@@ -103,6 +106,11 @@ def apply(
     if config.flops is not None:
         config = _solved(model, method if isinstance(method, Method) else config.method, config, tower)
     chosen = method if isinstance(method, Method) else config.create_method()
+    for part in _modules(model):
+        healing = healing_of(part)
+        if healing is not None and healing.config != config:
+            healed = f"the weights of this {type(model).__name__} were healed for {healing.config}, not for {config}"
+            warnings.warn(f"{healed}: use that config, agglo.remove, or the weights of before", stacklevel=2)
     if diffusers.is_diffusion(model):
         if tower is not None:
             raise ValueError(f"tower={tower!r} is for classifiers; of a diffusion model all denoisers are reduced")
@@ -193,6 +201,13 @@ def _solved(
         return (reduced or dense) / dense
 
     return solve(config_of, cost_of, flops)
+
+
+def _modules(model: Any) -> list[nn.Module]:
+    """Return a model itself, or the reduced denoisers of a pipeline; a processor is no module."""
+    if isinstance(model, nn.Module):
+        return [model]
+    return diffusers.applied(model) if diffusers.is_diffusion(model) else []
 
 
 def _config(method: str | Method | ReductionConfig, tuned: Any, arguments: dict[str, Any]) -> ReductionConfig:
@@ -313,8 +328,8 @@ def remove(model: M) -> M:
     """Take every reduction out of a model, or of a processor that `adapt_processor` changed: it is exactly as it was.
 
     Forward passes that run in other threads meanwhile go on reduced to their end. The parameters that a method has
-    learned are taken out too: save the state dict first, or keep the instance, which can be applied again. Returns the
-    model.
+    learned are taken out too: save the state dict first, or keep the instance, which can be applied again. Parameters
+    that `agglo.heal` trained get their former values, whatever they are by now. Returns the model.
 
     >>> import timm
     >>> model = agglo.apply(timm.create_model("test_vit"), keep_rate=0.5)
@@ -322,6 +337,8 @@ def remove(model: M) -> M:
     None
     """
     with CHANGING:
+        for part in _modules(model):
+            put_back(part)
         if diffusers.is_diffusion(model):
             diffusers.remove(model)
             return model

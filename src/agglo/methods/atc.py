@@ -68,10 +68,10 @@ class ATC(Method):
         self.exponent = number("exponent", exponent, above=0, maximum=MOST_EXPONENT)
         self.proportional = sizes == "counted"
         self.needs_class_attention, self.needs_attention_received = importance == "class", importance == "received"
-        in_windows = window is not None and window != ALL
-        if in_windows:
+        in_windows = not isinstance(window, str) and window is not None
+        if not isinstance(window, str) and window is not None:
             window_sides(window)
-        self.window = window
+        self.window = window if in_windows else choice("window", window, (None, ALL))
         self.connectivity = choice("connectivity", connectivity, (None, *CONNECTIVITIES))
         self.spread = choice("spread", spread, (None, *SPREADS))
         self.reads_grid = in_windows or connectivity is not None
@@ -91,7 +91,7 @@ class ATC(Method):
             )
 
     def window_in(self, proposed: int | None) -> int | tuple[int, int] | None:
-        if self.window == ALL or self.connectivity is not None:
+        if isinstance(self.window, str) or self.connectivity is not None:
             return None
         return proposed if self.window is None else self.window
 

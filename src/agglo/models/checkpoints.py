@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
@@ -14,8 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agglo.config import ReductionConfig
+
 _SHOWN = 400  # letters of a reason
 _OF_METHOD = "agglo_method"
+HEALED_FOR = "agglo_healed_for"  # in a file's metadata: the config, as JSON, that `agglo.heal` trained the weights for
 # What libraries call the layer that gives logits: timm, transformers (and its DeiT), torchvision, convolutional models.
 HEADS = ("head", "classifier", "cls_classifier", "heads.head", "fc")
 # Names of torchvision's vision transformers, SWAG's among them, and timm's for the same weights.
@@ -36,11 +40,15 @@ _TORCHVISION = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The weights in a file: those of the model, and those of a learned method that was applied to it, if any."""
+    """The weights in a file: those of the model, and those of a learned method that was applied to it, if any.
+
+    `healed_for` is the config that `agglo.heal` trained them for; None for all other weights.
+    """
 
     source: str
     model: Mapping[str, Tensor]
     method: Mapping[str, Tensor]
+    healed_for: ReductionConfig | None = None
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
@@ -49,7 +57,7 @@ class Checkpoint:
         if "conv_proj.weight" in state:
             for theirs, ours in _TORCHVISION.items():
                 state = {re.sub(f"^{theirs}", ours, name): value for name, value in state.items()}
-        return cls(str(path), *split_method(state))
+        return cls(str(path), *split_method(state), healed_for(path))
 
     @property
     def head_classes(self) -> int | None:
@@ -100,6 +108,17 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         )
     parallel = bool(content) and all(name.startswith("module.") for name in content)
     return {name.removeprefix("module.") if parallel else name: value for name, value in content.items()}
+
+
+def healed_for(path: Path) -> ReductionConfig | None:
+    """Return the config that the weights in a file were healed for; None for all other weights."""
+    if path.suffix != ".safetensors":
+        return None
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        text = (file.metadata() or {}).get(HEALED_FOR)
+    return None if text is None else ReductionConfig.from_dict(json.loads(text))
 
 
 def load_exactly(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from agglo.hosts.common.swap import Healing
 from agglo.models.checkpoints import Checkpoint
 from agglo.models.libraries import split_name
 from agglo.models.libraries.base import ModelSpec
@@ -40,9 +41,12 @@ def build(spec: ModelSpec, checkpoint: Checkpoint | None = None) -> nn.Module:
     if checkpoint is None and spec.checkpoint is not None:
         checkpoint = Checkpoint.read(spec.checkpoint)
     try:
-        return library.build(name, spec, checkpoint).eval()
+        model = library.build(name, spec, checkpoint).eval()
     except (RuntimeError, OSError, TypeError, KeyError, AssertionError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__  # timm asserts some options without a word
         options = {"num_classes": spec.num_classes, **spec.options}
         given = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
         raise ValueError(f"model={spec.name!r} cannot be built{given and f' with {given}'}: {reason}") from error
+    if checkpoint is not None and checkpoint.healed_for is not None:
+        model.agglo_healing = Healing(checkpoint.healed_for)  # type: ignore[assignment]
+    return model

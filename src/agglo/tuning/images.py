@@ -49,32 +49,47 @@ class TuneImages:
         return all(batch.labels is not None for batch in (*self.search, *self.confirmation))
 
 
-def split(images: Any, batch_size: int | None = None, *, tuples_are_inputs: bool = False, seed: int = 0) -> TuneImages:
-    """Put images into a random order, and half of them (at most 512) apart to search on.
+def read(
+    images: Any, *, tuples_are_inputs: bool = False, most: int = _MOST_OF_BATCHES
+) -> tuple[list[Batch], Batch | None]:
+    """Return images as batches, and as one batch that can be cut anywhere; None if that cannot be made of them.
 
     Args:
         images: (N, C, H, W); a list of images (C, H, W), which may differ in size; or batches (a DataLoader, a list,
             any iterable): tensors, (inputs, labels), or dicts of the model's arguments with or without "labels".
-        batch_size: Images of the batch that is timed; None is 64, or the size of the batches.
         tuples_are_inputs: Whether a pair is two arguments of the model, not inputs and labels.
-        seed: Decides the order.
+        most: Images that are taken of batches, the first ones.
     """
     if isinstance(images, (str, bytes)) or not isinstance(images, Iterable):
         raise ValueError(f"images={images!r} must be a tensor, a list of tensors or batches (a DataLoader)")
     batches: list[Batch] = []
     if isinstance(images, Tensor):
         batches.append(Batch(images, None, len(images)))
-    elif isinstance(images, Sequence) and {isinstance(each, Tensor) and each.dim() == 3 for each in images} == {True}:
-        one_size = len({image.shape for image in images}) == 1
-        batches.append(Batch(torch.stack(list(images)) if one_size else list(images), None, len(images)))
+    elif _are_images(images):
+        each = list(images)
+        one_size = len({image.shape for image in each}) == 1
+        batches.append(Batch(torch.stack(each) if one_size else each, None, len(each)))
     else:
         for item in images:
             batches.append(_batch(item, tuples_are_inputs))
-            batch_size = batch_size or batches[0].images
-            if sum(batch.images for batch in batches) >= _MOST_OF_BATCHES:
+            if sum(batch.images for batch in batches) >= most:
                 break
+    return batches, _joined(batches)
+
+
+def split(images: Any, batch_size: int | None = None, *, tuples_are_inputs: bool = False, seed: int = 0) -> TuneImages:
+    """Put images into a random order, and half of them (at most 512) apart to search on.
+
+    Args:
+        images, tuples_are_inputs: See `read`.
+        batch_size: Images of the batch that is timed; None is 64, or the size of the batches.
+        seed: Decides the order.
+    """
+    batches, whole = read(images, tuples_are_inputs=tuples_are_inputs)
+    if batch_size is None and batches and not _are_images(images):
+        batch_size = batches[0].images
     tensors = tensors_in([(batch.inputs, batch.labels) for batch in batches])
-    chance, whole = random.Random(seed), _joined(batches)
+    chance = random.Random(seed)
     if whole is None:  # batches that cannot be cut
         chance.shuffle(batches)
         timing = max(batches, key=lambda batch: batch.images, default=None)
@@ -99,6 +114,13 @@ def split(images: Any, batch_size: int | None = None, *, tuples_are_inputs: bool
         "fingerprint": fingerprint({str(number): tensor for number, tensor in enumerate(tensors)}),
     }
     return TuneImages(search, confirmation, timing, about)
+
+
+def _are_images(images: Any) -> bool:
+    """Return whether this is a tensor or list of images, not one of batches."""
+    if isinstance(images, Tensor):
+        return True
+    return isinstance(images, Sequence) and {isinstance(each, Tensor) and each.dim() == 3 for each in images} == {True}
 
 
 def _joined(batches: Sequence[Batch]) -> Batch | None:

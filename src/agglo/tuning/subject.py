@@ -52,12 +52,9 @@ class Subject:
         self._dense: dict[int, Any] = {}
         self._costs: dict[ReductionConfig, Cost] = {}
         self._passes: int | None = None
-        name, tensors = named_tensors(self._run(images.search[0]))
-        shape = tensors.shape if isinstance(tensors, Tensor) else ()
-        # Labels can be compared with logits alone.
-        is_head = name == "logits" or (name is None and (images.has_labels or (class_count(model),) == shape[1:]))
-        self.decides = len(shape) == 2 and is_head
-        self.objective = "kl" if self.decides else "relative"
+        objective = objective_of(model, self._run(images.search[0]), has_labels=images.has_labels)
+        self.objective = objective if isinstance(objective, str) else "relative"
+        self.decides = self.objective == "kl"
         self.has_labels = images.has_labels and self.decides
         self.depth: int | None = None
         if is_diffusion(model):
@@ -114,8 +111,10 @@ class Subject:
         expected = [self._dense_output(batch) for batch in batches]
         with self._reduced(config):
             pairs = zip(batches, expected, strict=True)
-            parts = [self._compared(batch, dense, named_tensors(self._run(batch))[1]) for batch, dense in pairs]
-        return reduce(add, parts)
+            found = [compared(self.objective, *each, named_tensors(self._run(each[0]))[1]) for each in pairs]
+        if not all(bool(values.isfinite().all()) for _, values in found):
+            raise ValueError("the reduced model's output is not finite")
+        return reduce(add, (quality for quality, _ in found))
 
     def accuracy(self, batches: Sequence[Batch]) -> float | None:
         """Return the accuracy of the dense model, in percent; None without labels."""
@@ -155,18 +154,31 @@ class Subject:
             self._dense[id(batch)] = named_tensors(self._run(batch))[1]
         return self._dense[id(batch)]
 
-    @torch.inference_mode()
-    def _compared(self, batch: Batch, dense: Any, reduced: Any) -> Quality:
-        values = distances(self.objective, dense, reduced).double()
-        if not bool(values.isfinite().all()):
-            raise ValueError("the reduced model's output is not finite")
-        differing = lost = gained = None
-        if self.decides:
-            differing = int((dense.argmax(dim=-1) != reduced.argmax(dim=-1)).sum())
-        if self.has_labels:
+
+def objective_of(model: nn.Module, answer: Any, *, has_labels: bool = False) -> str | list[str]:
+    """Return how outputs are compared, given one of them: by "kl" if it is logits (B, classes), else by "relative".
+
+    Of several tensors each is compared in its own way.
+    """
+    name, tensors = named_tensors(answer)
+    if not isinstance(tensors, Tensor):
+        return ["kl" if tensor.shape[1:] == (class_count(model),) else "relative" for tensor in tensors]
+    # Labels can be compared with logits alone.
+    is_head = name == "logits" or (name is None and (has_labels or (class_count(model),) == tensors.shape[1:]))
+    return "kl" if tensors.dim() == 2 and is_head else "relative"
+
+
+@torch.no_grad()
+def compared(objective: str | list[str], batch: Batch, dense: Any, reduced: Any) -> tuple[Quality, Tensor]:
+    """Return how near the outputs of a batch are to the dense model's, and the distance of each image (B,)."""
+    values = distances(objective, dense, reduced).double()
+    differing = lost = gained = None
+    if objective == "kl":
+        differing = int((dense.argmax(dim=-1) != reduced.argmax(dim=-1)).sum())
+        if batch.labels is not None:
             before, after = _right(batch, dense), _right(batch, reduced)
             lost, gained = int((before & ~after).sum()), int((after & ~before).sum())
-        return Quality(batch.images, float(values.sum()), float((values**2).sum()), differing, lost, gained)
+    return Quality(batch.images, float(values.sum()), float((values**2).sum()), differing, lost, gained), values
 
 
 def _right(batch: Batch, logits: Tensor) -> Tensor:
@@ -174,14 +186,15 @@ def _right(batch: Batch, logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1) == batch.labels.to(logits.device)
 
 
-def distances(objective: str, dense: Any, reduced: Any) -> Tensor:
+def distances(objective: str | list[str], dense: Any, reduced: Any) -> Tensor:
     """Return the distance of each image's outputs (B,), the mean where there are several outputs.
 
     "kl" is the KL divergence of the softmax of logits (B, classes), "relative" is |reduced - dense| / |dense| of
-    outputs (B, ...), all values of an image in one vector.
+    outputs (B, ...), all values of an image in one vector. A list has the objective of each output.
     """
     if not isinstance(dense, Tensor):
-        each = [distances(objective, *pair) for pair in zip(dense, reduced, strict=True)]
+        objectives = [objective] * len(dense) if isinstance(objective, str) else objective
+        each = [distances(*parts) for parts in zip(objectives, dense, reduced, strict=True)]
         return torch.stack(each).mean(dim=0)
     if objective == "kl":
         expected, found = (logits.float().log_softmax(dim=-1) for logits in (dense, reduced))

@@ -70,6 +70,19 @@ class Applied(Setting):
 
 
 @dataclass(frozen=True)
+class Healing:
+    """What a model with healed parameters carries as `agglo_healing`.
+
+    Attributes:
+        config: The reduction that they were trained for.
+        before: The parameters and what they were; empty where the model was loaded with healed weights.
+    """
+
+    config: ReductionConfig
+    before: tuple[tuple[nn.Parameter, Tensor], ...] = ()
+
+
+@dataclass(frozen=True)
 class PassSetup:
     """The settings of one forward pass from its beginning to its end, whatever is applied or removed meanwhile."""
 
@@ -191,6 +204,23 @@ def uninstall(module: nn.Module) -> None:
         module.__class__ = module.agglo_original  # type: ignore[assignment]
         del module.agglo_applied
         _set_submodule(module, None)
+
+
+def healing_of(model: nn.Module) -> Healing | None:
+    """Return what `agglo.heal`, or loading its weights, left in a model; None if there is nothing."""
+    found = (vars(module).get("agglo_healing") for module in model.modules())
+    return next((healing for healing in found if healing is not None), None)
+
+
+@torch.no_grad()
+def put_back(model: nn.Module) -> None:
+    """Give the parameters that `agglo.heal` trained in this model the values of before."""
+    for module in model.modules():
+        healing: Healing | None = vars(module).get("agglo_healing")
+        if healing is not None and healing.before:
+            for parameter, value in healing.before:
+                parameter.copy_(value)
+            del module.agglo_healing
 
 
 def _require_own_class(module: nn.Module) -> None:

@@ -40,6 +40,7 @@ _COMMANDS = {
     "reproduce": "the tables and figures of the ATC paper, measured beside printed",
     "bench": "measure speed",
     "tune": "name a speed or an accuracy, get the schedule",
+    "heal": "train what a reduction costs back into a model, without labels, in minutes",
     "backends": "which implementations of the clustering run on this machine, and why the others do not",
 }
 _EXAMPLES = f"""\
@@ -51,6 +52,7 @@ examples:
   agglo visualize cat.jpg --checkpoint deit.safetensors --linkage single average complete -o linkages.png
   agglo evaluate deit_tiny_patch16_224 --pretrained --data imagenet --keep-rate 0.7 0.5 --json shelf.json
   agglo tune deit_tiny_patch16_224 --pretrained --data imagenet --speedup 2 -o tuned.json
+  agglo heal deit_tiny_patch16_224 --pretrained --data imagenet --keep-rate 0.5 -o healed.safetensors
   agglo bench model --keep-rate 0.5 0.25 --linkage average complete --json speed.json --plot speed.png
 
 `agglo <command> --help` tells more. Errors are one line; {_TRACEBACKS}=1 shows where they come from.
