@@ -243,8 +243,12 @@ def _measure(options: Options, architecture: str) -> Record:
         given, named = tree_map(moved, subject.calls[turn])
         with stopwatch(device) as taken:
             output = reduced(*given, **named).sample
-        about: Record = {"repeat": turn // STEPS, "step": turn % STEPS, "timestep": int(torch.as_tensor(given[1]).max())}
-        about |= {"seconds": taken.seconds, "clustering": clock.get("clustering", 0.0)}
+        about: Record = {"repeat": turn // STEPS, "step": turn % STEPS}
+        about |= {
+            "timestep": int(torch.as_tensor(given[1]).max()),
+            "seconds": taken.seconds,
+            "clustering": clock.get("clustering", 0.0),
+        }
         if not is_trained:
             return about
         if turn not in dense_outputs:
