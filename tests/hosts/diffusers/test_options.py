@@ -62,9 +62,9 @@ def test_the_report_says_where_tokens_are_clustered_in_windows() -> None:
     def windows(**options: Any) -> list[Any]:
         model, _ = unet()
         agglo.apply(model, keep_rate=0.5, max_downsample=2, **options)
-        return [level.window for level in agglo.report(model, n_tokens=64 * 64).levels]  # type: ignore[union-attr]
+        return [level.window for level in agglo.report(model, n_tokens=32 * 32).levels]  # type: ignore[union-attr]
 
-    assert windows() == [16, None]  # of the second level no grid is known
+    assert windows() == [16, None]  # 16 x 16 tokens are one window
     assert windows(window="all") == windows(connectivity="grid") == windows(method="tomesd") == [None, None]
     assert windows(window=(8, 4))[0] == (8, 4)
     model, _ = unet(sample_size=(24, 40))
@@ -84,21 +84,16 @@ def test_keys_that_were_compared_are_not_projected_again(make: Any, features: st
         assert_same(model(**inputs, return_dict=False)[0], expected, atol=1e-5)
     layer = next(module for name, module in model.named_modules() if name.endswith((".attn1.to_k", ".attn.to_k")))
     original = torch.nn.Linear.forward
-    with mock.patch.object(torch.nn.Linear, "forward", autospec=True, side_effect=original) as linear:
+    spied = mock.patch.object(torch.nn.Linear, "forward", autospec=True, side_effect=original)
+    with agglo.trace(model) as trace, spied as linear:
         run(model, inputs)
-    whole, merged = inputs_of(model)
+    whole, merged = trace.groupings[0].labels.shape[1], trace.groupings[0].n_groups
     projected = [call.args[1].shape[1] for call in linear.call_args_list if call.args[0] is layer]
     assert projected == ([merged] if features == "values" else [whole])
     seen: list[int] = []
     layer.register_forward_hook(lambda module, args, result: seen.append(args[0].shape[1]))
     run(model, inputs)
     assert seen == ([merged] if features == "values" else [whole, merged])
-
-
-def inputs_of(model: Any) -> tuple[int, int]:
-    """Return how many tokens the first self-attention has, and how many are left of them."""
-    found: Any = agglo.report(model)
-    return found.n_tokens, found.counts[0]
 
 
 def test_merging_that_cannot_pay_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
