@@ -207,9 +207,9 @@ def test_members_that_were_dropped_together_gain_apart() -> None:
 EVERY = [
     "atc", "atc:sizes=ignored", "tome", "kmedoids", "dpc_knn", "evit", "topk", "ats", "dynamicvit", "dynamicvit_prsv",
     "evovit", "evovit:per_block=true", "svit", "random", "pool", "l1", "l2", "linf", "sit", "patch_merger", "sinkhorn",
-    "pitome", "tofu", "mctf", "mutual",
+    "pitome", "tofu", "mctf", "mutual", "diffrate", "diffrate_learned", "dct", "dtem",
 ]  # fmt: skip
-ASK_THE_CLASS_TOKEN = ("evit", "topk", "ats", "evovit", "evovit:per_block=true")
+ASK_THE_CLASS_TOKEN = ("evit", "topk", "ats", "evovit", "evovit:per_block=true", "diffrate", "diffrate_learned")
 
 
 def test_no_method_is_forgotten() -> None:

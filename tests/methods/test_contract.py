@@ -22,9 +22,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("dpc_knn", {"weights": "equal"}),
     ("evovit", {"per_block": True}),
     ("atc", {"importance": "received", "mean": "preserve_norm"}),
+    ("diffrate", {"pruned": (0, 0, 1, 8, 9, 3)}),
 ]
 every_method = pytest.mark.parametrize(("name", "options"), CASES)
-PAIRS = ("tome", "pitome", "tofu", "mctf")
+PAIRS = ("tome", "pitome", "tofu", "mctf", "dtem")
 RINGS = {
     "l1": {0.25: [40, 12, 4], 0.7: [136, 92, 68]},
     "l2": {0.25: [52, 12, 4], 0.7: [140, 96, 68]},
@@ -106,8 +107,9 @@ def test_an_odd_grid_and_a_batch_of_one(name: str, options: dict[str, Any]) -> N
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-# In ats and svit counts depend on the images, and random draws from a generator; the others share their code.
-UNCOMPILED = ("ats", "svit", "random", "l1", "linf", "dynamicvit_prsv")
+# In ats and svit counts depend on the images, in diffrate_learned on parameters, and random draws from a generator; the
+# others share their code.
+UNCOMPILED = ("ats", "svit", "diffrate_learned", "random", "l1", "linf", "dynamicvit_prsv")
 
 
 @pytest.mark.parametrize("name", [info.name for info in agglo.list_methods() if info.name not in UNCOMPILED])
@@ -154,10 +156,10 @@ def test_copies_precisions_and_checkpointing(name: str, options: dict[str, Any])
 
 @pytest.mark.parametrize("name", [info.name for info in agglo.list_methods() if info.learns])
 def test_every_parameter_learns(name: str) -> None:
-    model = agglo.apply(lively_vit(32, 4), name, keep_rate=0.6).train()
+    model = agglo.apply(lively_vit(32, 5), name, keep_rate=0.6).train()
     with agglo.trace(model) as trace:
         loss = model(images(3, (32, 32))).pow(2).sum()
-    assert (trace.loss is not None) == (name in ("svit", "dynamicvit", "dynamicvit_prsv"))
+    assert (trace.loss is not None) == (name in ("svit", "dynamicvit", "dynamicvit_prsv", "diffrate_learned"))
     (loss if trace.loss is None else loss + trace.loss).backward()
     for key, parameter in model.agglo_method.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, key

@@ -367,8 +367,10 @@ def _broken_rule(method: Method, view: View, outcome: Outcome) -> str | None:
         whole = name in ("grouping.labels", "grouping.counts", "grouping.chosen")
         if tensor is not None and not (tensor.dtype == torch.int64 if whole else tensor.is_floating_point()):
             return f"{name} must be {'int64' if whole else 'floating point'}, not {tensor.dtype}"
-    # As many groups as `stages` promised, which is what is reported. Behind a mask all tokens may stay.
+    # As many groups as `stages` promised, which is what is reported. Behind a mask, or while a method learns, all
+    # tokens may stay.
     left, masked = n_groups - prefix, outcome.policy is not None or outcome.processed is not None
+    masked = masked or (view.training and isinstance(method, nn.Module))
     as_many = view.target is None or left == view.target or (method.varies == "at_most" and left < view.target)
     if not (as_many or masked or method.varies == "about"):
         hint = "A method that cannot leave as many says so in reachable() or stages(), or by `varies`"

@@ -156,6 +156,47 @@ class Pooling(Method):
         return Outcome(view.group(labels.to(view.tokens.device).expand(batch, n_patches)), mean=self.mean)
 
 
+@register
+class DCT(Method):
+    """The sequence of patches is cut off in the frequency domain: its highest frequencies go, whatever the image shows.
+
+    With a discrete cosine transform along the sequence, of N coefficients for each channel the first K stay, and the
+    inverse transform of these makes K tokens.
+    """
+
+    name: ClassVar[str] = "dct"
+    proportional: bool = False
+    kind: ClassVar[Kind] = "merges soft"
+    reference: ClassVar[str] = "He et al., Fourier Transformer, ACL Findings 2023"
+
+    def reduce(self, view: View) -> Outcome:
+        assert view.target is not None
+        batch, n_patches = view.patches.shape[0], int(view.patches.shape[1])
+        weights = truncation(n_patches, view.target).to(view.tokens.device)
+        with torch.autocast(view.tokens.device.type, enabled=False):
+            tokens = (weights @ view.patches.float()).to(view.tokens.dtype)
+        labels = torch.arange(n_patches, device=weights.device) * view.target // n_patches
+        return Outcome(
+            view.group(labels.expand(batch, -1)),
+            torch.cat([view.tokens[:, : view.prefix], tokens], dim=1),
+            weights=weights.expand(batch, -1, -1),
+        )
+
+
+def truncation(n_in: int, n_out: int) -> Tensor:
+    """Return the matrix (n_out, n_in) that cuts a sequence off in the frequency domain; its rows add up to 1."""
+    forwards, back = cosines(n_in)[:n_out], cosines(n_out)
+    return (back.T @ forwards * (n_out / n_in) ** 0.5).float()
+
+
+def cosines(n: int) -> Tensor:
+    """Return the orthonormal discrete cosine transform (n, n) of a sequence."""
+    positions = torch.arange(n, dtype=torch.float64)
+    matrix = (torch.pi / n * (positions + 0.5) * positions.unsqueeze(1)).cos() * (2 / n) ** 0.5
+    matrix[0] /= 2**0.5
+    return matrix
+
+
 def _cells(lengths: list[int]) -> list[int]:
     """Return which of lengths[-1] cells each of the lengths[-2] cells before joins, on an axis of lengths[0] patches.
 

@@ -66,7 +66,7 @@ OURS = tuple(entry.name for entry in ATC)
 PAPER = (*plain("l1", "l2", "linf", "topk", "evit", "dynamicvit", "ats", "tome", "kmedoids", "dpc_knn", *SOFT), *ATC)
 EQUAL = Entry("dpc_knn equal", "dpc_knn", {"weights": "equal"})
 # Methods that came after the paper.
-NEWER = plain("pitome", "tofu", "mctf", "mutual")
+NEWER = plain("pitome", "tofu", "mctf", "mutual", "diffrate", "diffrate_learned", "dtem", "dct")
 # Methods that the paper has in detection only, or not at all.
 FURTHER = (Entry("random", "random", {"seed": 0}), *plain("dynamicvit_prsv", "svit", "evovit", "pool"), EQUAL, *NEWER)
 ALL = (*PAPER, *FURTHER)
@@ -105,10 +105,11 @@ class Backbone:
         return (*([] if self.bundled else [data_need(self.data)]), *weights)
 
     def spec(self, settings: Settings) -> ModelSpec:
+        size = None if self.image_size is None else (self.image_size, self.image_size)
         if not self.weights:
-            size = None if self.image_size is None else (self.image_size, self.image_size)
             return ModelSpec(embedded.NAME, pretrained=True, image_size=size)
-        return ModelSpec(self.timm_name or self.model, settings.weights[self.weights], options=dict(self.options))
+        name, weights = self.timm_name or self.model, settings.weights[self.weights]
+        return ModelSpec(name, weights, image_size=size, options=dict(self.options))
 
     def root(self, settings: Settings) -> Path:
         return embedded.IMAGES if self.bundled else settings.data[self.data]
