@@ -37,7 +37,6 @@ class Healed:
     >>> healed = agglo.heal(model, torch.rand(24, 3, 64, 64), steps=2, quiet=True)
     >>> healed.before.images, healed.curve[0][0]
     (3, 0)
-    >>> healed.save("healed.safetensors")
     """
 
     config: ReductionConfig
