@@ -34,6 +34,7 @@ Wrong = Mapping[str, tuple[Any, ...]]
 APPLY: Wrong = {
     "method": CHOICE,
     "keep_rate": (*NUMBER, [], [0.5, "a"], [True], 0, 1.5),
+    "flops": (*NUMBER, 0, 1.5),
     "schedule": (*NEITHER, True, 3, [1, "a"], "stages:a"),
     "threshold": NUMBER,
     "tuned": (object(), math.nan, "off", True),

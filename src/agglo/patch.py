@@ -163,7 +163,7 @@ def recipe(
     >>> model = timm.create_model("deit_tiny_patch16_224")
     >>> config = agglo.recipe(model, flops=0.5)
     >>> config.schedule.counts(196, 12)
-    [196, 196, 196, 144, 106, 79, 58, 43, 31, 23, 23, 23]
+    [196, 196, 196, 145, 107, 79, 59, 43, 32, 24, 24, 24]
     """
     config = _config(method, None, {"flops": flops, **arguments})
     return _solved(model, method if isinstance(method, Method) else config.method, config, tower)

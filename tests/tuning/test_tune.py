@@ -126,6 +126,7 @@ def test_the_best_of_all_candidates_is_found_by_halving() -> None:
 
     stub: Any = SimpleNamespace(images=SimpleNamespace(search=[None] * 4), quality=quality)
     stub.cost = lambda config: Cost(config.keep_rate, [1])
+    stub.share = lambda config: config.keep_rate
     axes = {"features": tuple({"features": each} for each in features)}
     axes["linkage"] = tuple({"linkage": each} for each in linkages)
     settings = TuneSettings(candidates=12, quiet=True)

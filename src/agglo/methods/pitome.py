@@ -34,7 +34,7 @@ class PiToMe(PairMerging):
     def __init__(self, features: str = "keys", mean: Mean = "plain", margin: float = 0.9, alpha: float = 1.0) -> None:
         super().__init__(features)
         self.mean = choice("mean", mean, MEANS)
-        self.margin, self.alpha = number("margin", margin), number("alpha", alpha)
+        self.margin, self.alpha = number("margin", margin, minimum=0), number("alpha", alpha, minimum=0)
 
     def reduce(self, view: View) -> Outcome:
         assert view.target is not None

@@ -107,7 +107,7 @@ def test_bench_model_writes_table_json_and_plot(
     files = [tmp_path / "a.json", tmp_path / "a.png"]
     assert exit_code("bench", "model", *MODEL, *small, "--json", str(files[0]), "--plot", str(files[1])) == 0
     assert "atc average" in capsys.readouterr().out
-    assert json.loads(files[0].read_text())["results"][0]["counts"][0] == 24
+    assert json.loads(files[0].read_text())["runs"][0]["results"][0]["counts"][0] == 24
     assert files[1].stat().st_size > 1000
 
 
@@ -128,7 +128,7 @@ ERRORS = {
     "a model without blocks": (["bench", "model", "--model", "test_resnet"], "timm.VisionTransformer"),
     "checkpoint": (["bench", "model", "--checkpoint", "absent.pth"], "checkpoint='absent.pth'"),
     "image sizes": (["bench", "model", "--image-size", "1", "2", "3"], "--image-size 1 2 3"),
-    "batch size": (["bench", "model", "--batch-size", "0"], "--batch-size: '0'"),
+    "batch size": (["bench", "model", "--batch-size", "0"], "batch_size=0"),
     "plot of another kind": (["bench", "model", "--plot", "a.doc"], "plot='a.doc'"),
     "json is a folder": (["bench", "model", "--json", "."], "'.' is no regular file"),
     "import of nothing": (["bench", "model", "--import", "no_such"], "'no_such'"),

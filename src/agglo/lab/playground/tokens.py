@@ -144,5 +144,5 @@ def _reduced(
     if not views or not stages:
         return side, None
     features, how, weights = views[0]
-    merges = linkage(features[0].float(), how, weights=None if weights is None else weights[0], check=False)
-    return side, Tree(merges.cpu(), counts[0], min(stages), how, isinstance(method, ATC))
+    merges = linkage(features[:1].float(), how, weights=None if weights is None else weights[:1], check=False)
+    return side, Tree(merges[0].cpu(), counts[0], min(stages), how, isinstance(method, ATC))
