@@ -55,8 +55,8 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         del sys.modules[name]
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-        # accelerate remembers the group of one, which training tests in this process would look for.
-        AcceleratorState._reset_state(reset_partial_state=True)
+    # accelerate remembers a group of one, which training tests in this process would look for.
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.filterwarnings("ignore")
