@@ -96,7 +96,7 @@ def test_dtem_matches_by_its_embedding_alone() -> None:
 
 
 def test_dtem_trains_on_what_it_does_at_inference() -> None:
-    """At a low temperature tokens go as a whole: what has any size left are the tokens of inference."""
+    """At a low temperature tokens go as a whole, so that those with any size left are the tokens of inference."""
     shown, method = view(n=12, target=7), built(create("dtem", temperature=1e-4), n=12, target=7)
     hard = method.eval().decide(shown)
     soft = method.decide(view(n=12, target=7, training=True))
@@ -140,7 +140,7 @@ def test_dtem_learns() -> None:
 
 
 def test_diffrate_learns_its_rates() -> None:
-    """Of two blocks, the one where tokens are worth more keeps more, at the same cost; the model stays frozen."""
+    """Rates move at the cost of the schedule, and bring a frozen model nearer to what it gave."""
     model, x = lively_vit(32, 4), images(8, (32, 32))
     with torch.no_grad():
         dense = model(x)

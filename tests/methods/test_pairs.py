@@ -57,7 +57,7 @@ def pitome_by_hand(shown: View, image: int, margin: float) -> set[frozenset[int]
 
 
 def tome_by_hand(shown: View, image: int) -> list[tuple[int, int]]:
-    """Of even tokens (the class token is the first) those with the most similar odd one, as (patch, patch)."""
+    """The pairs of an even token (the class token is the first) and its most similar odd one, as (patch, patch)."""
     similar = cosines(head_means(shown, image))
     n = len(similar)
     assert shown.target is not None
