@@ -41,7 +41,7 @@ def heal(
     minutes: float = 10.0,
     parameters: Trained = "norms",
     lr: float = 2e-3,
-    batch_size: int = 32,
+    batch_size: int = 16,
     steps: int | None = None,
     output: Output | None = None,
     inputs: Inputs | None = None,
@@ -66,7 +66,8 @@ def heal(
 
     To tinker with:
         parameters: "norms": scales and biases of normalisation layers; "biases": all biases too; "all".
-        lr: Highest learning rate of the cycle, of scales and biases; matrices have a hundredth of it.
+        lr: Highest learning rate of the cycle, of the norms; biases of other layers have a tenth of it, matrices a
+            two-hundredth.
         batch_size: Images of a step.
         steps: How many, in place of what fits into the minutes.
         output: Function of (model, batch) that returns the tensor, or tensors, to compare, as for `agglo.tune`: logits
@@ -158,7 +159,7 @@ def _applied(model: nn.Module) -> tuple[nn.Module, ReductionConfig]:
 
 
 @contextmanager
-def _trainable(model: nn.Module, which: str) -> Iterator[list[nn.Parameter]]:
+def _trainable(model: nn.Module, which: str) -> Iterator[dict[nn.Parameter, str]]:
     """Let only the parameters to train have gradients, in eval mode; put modes and gradients back at the end."""
     modes = [(module, module.training) for module in model.modules()]
     needed = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
@@ -176,13 +177,14 @@ def _trainable(model: nn.Module, which: str) -> Iterator[list[nn.Parameter]]:
             parameter.requires_grad_(wanted)
 
 
-def _chosen(model: nn.Module, which: str) -> list[nn.Parameter]:
-    """Return the parameters to train: of layers whose class is some norm, besides them all biases, or all."""
-    found: dict[nn.Parameter, None] = {}
+def _chosen(model: nn.Module, which: str) -> dict[nn.Parameter, str]:
+    """Return the parameters to train and their kinds: of layers whose class is some norm, besides biases, or all."""
+    wanted = {"norms": ["norm"], "biases": ["norm", "bias"], "all": ["norm", "bias", "matrix"]}[which]
+    found: dict[nn.Parameter, str] = {}
     for prefix, module in model.named_modules():
         is_norm = "norm" in type(module).__name__.lower()
-        for name, parameter in module.named_parameters(recurse=False):
-            wanted = which == "all" or (is_norm and parameter.dim() == 1) or (which == "biases" and name == "bias")
-            if wanted and parameter.is_floating_point() and "agglo_method" not in prefix.split("."):
-                found[parameter] = None
-    return list(found)
+        for _, parameter in module.named_parameters(recurse=False):
+            kind = "matrix" if parameter.dim() > 1 else "norm" if is_norm else "bias"
+            if kind in wanted and parameter.is_floating_point() and "agglo_method" not in prefix.split("."):
+                found[parameter] = kind
+    return found

@@ -28,10 +28,10 @@ from agglo.utils.progress import progress
 _VIEWS = 4  # of each image: their dense outputs are computed once, and every further pass is cheaper
 _KEPT_BYTES = 1e9  # of views and dense outputs
 _PASSES = 60  # over the images at most, however many fit into the time
-_JUDGED, _PATIENCE = 8, 4  # times that the stopping part is judged; times without gain that end the training
+_JUDGED, _PATIENCE = 10, 6  # times that the stopping part is judged; times without gain that end the training
 _WARMUP = 0.1  # part of the steps in which the learning rate rises
 _CLIP = 1.0  # norm of the gradient
-_MATRICES = 0.01  # their learning rate, relative to that of scales and biases
+_RATES = {"norm": 1.0, "bias": 0.1, "matrix": 0.005}  # learning rates, relative to that of norms
 _SAVE_SECONDS = 60.0
 
 
@@ -63,7 +63,7 @@ class Training:
         self,
         model: nn.Module,
         dense: nn.Module,
-        parameters: Sequence[nn.Parameter],
+        kinds: Mapping[nn.Parameter, str],
         source: Source,
         *,
         output: Output,
@@ -72,7 +72,7 @@ class Training:
         batch_size: int,
         seed: int,
     ) -> None:
-        self.model, self.dense, self.parameters, self.source = model, dense, parameters, source
+        self.model, self.dense, self.parameters, self.source = model, dense, list(kinds), source
         self.output, self.autocast, self.lr, self.seed = output, autocast, lr, seed
         like = next(model.parameters())
         self.device, self.dtype = like.device, like.dtype
@@ -91,10 +91,9 @@ class Training:
         self._kept_bytes = 0
         batch, answer = self._with_dense(self.parts.stopping[: self.judged_at_once], raw=True)
         self.objective = objective_of(model, answer, has_labels=batch.labels is not None)
-        self.values = torch.cat([parameter.detach().float().flatten() for parameter in parameters])
-        sizes = [parameter.numel() for parameter in parameters]
-        self._parts = list(zip(self.values.split(sizes), parameters, strict=True))
-        groups = [{"params": [part], "scale": 1.0 if p.dim() < 2 else _MATRICES} for part, p in self._parts]
+        self.values = torch.cat([parameter.detach().float().flatten() for parameter in kinds])
+        self._parts = list(zip(self.values.split([p.numel() for p in kinds]), kinds, strict=True))
+        groups = [{"params": [part], "relative": _RATES[kinds[parameter]]} for part, parameter in self._parts]
         self.optimiser = torch.optim.AdamW(groups, lr=lr, weight_decay=0.0)
 
     def about(self) -> dict[str, Any]:
@@ -182,7 +181,7 @@ class Training:
         sizes = [len(part) for part, _ in self._parts]
         for group, part in zip(self.optimiser.param_groups, gradient.split(sizes), strict=True):
             group["params"][0].grad = part
-            group["lr"] = self.lr * group["scale"] * (rising if done < _WARMUP else falling)
+            group["lr"] = self.lr * group["relative"] * (rising if done < _WARMUP else falling)
         self.optimiser.step()
         self.put(self.values)
         return loss

@@ -56,7 +56,7 @@ class Options(ModelOptions, ReductionOptions, DeviceOptions):
     minutes: float = option(10.0, "about", metavar="T", group=HOW)
     steps: AtLeastOne | None = option(None, "in place of what fits into the minutes", group=HOW)
     lr: float = option(2e-3, "highest learning rate", group=HOW)
-    batch_size: AtLeastOne = option(32, group=HOW)
+    batch_size: AtLeastOne = option(16, group=HOW)
     precision: Literal["no", "bf16"] = option("no", "mixed precision", group=HOW)
     seed: int = option(0, group=HOW)
 
