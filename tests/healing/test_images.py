@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from agglo.healing.images import Parts, Pictures, Tensors, chance_of, source_of
+from agglo.healing.images import Parts, PILImages, Tensors, chance_of, source_of
 from agglo.models.inputs import Inputs
 from agglo.tuning.images import Batch
 
@@ -32,20 +32,20 @@ def test_every_image_is_in_one_part(count: int, seed: int) -> None:
     st.integers(5, 60), st.integers(5, 60), st.sampled_from([1, 3]), st.sampled_from([(16, 16), (8, 24)]),
     st.integers(0, 5), st.booleans(),
 )  # fmt: skip
-def test_a_view_of_a_picture(
+def test_a_view_of_an_image_file(
     width: int, height: int, channels: int, size: tuple[int, int], view: int, labelled: bool
 ) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (3, height, width, 3), dtype=np.uint8)
     opened = [Image.fromarray(each) for each in pixels]
     images = list(zip(opened, range(3), strict=True)) if labelled else opened
-    pictures = Pictures(images, Inputs(size, (0.5,) * channels, (0.5,) * channels))
+    source = PILImages(images, Inputs(size, (0.5,) * channels, (0.5,) * channels))
     draws = partial(chance_of, 0, view)
-    both, one = pictures.batch([2, 1], draws), pictures.batch([1], draws)
+    both, one = source.batch([2, 1], draws), source.batch([1], draws)
     assert both.inputs.shape == (2, channels, *size) and both.inputs.dtype == torch.uint8
     assert torch.equal(both.inputs[1], one.inputs[0])
     assert (both.labels.tolist() == [2, 1]) if labelled else both.labels is None
-    assert not torch.equal(pictures.batch([1], partial(chance_of, 0, view + 1)).inputs, one.inputs)
-    assert pictures.normalise(one.inputs).abs().max() <= 1
+    assert not torch.equal(source.batch([1], partial(chance_of, 0, view + 1)).inputs, one.inputs)
+    assert source.normalise(one.inputs).abs().max() <= 1
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 9))

@@ -84,7 +84,7 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class PILImages:
     """Image files or PIL images, perhaps in pairs with their classes, which are opened when they are asked for."""
 
     images: Any  # a sequence, or a data set
@@ -111,7 +111,7 @@ class Pictures:
         return self.inputs.normalise(inputs)
 
 
-Source = Tensors | Batches | Pictures
+Source = Tensors | Batches | PILImages
 
 
 def source_of(images: Any, model: nn.Module, inputs: Inputs | None, *, tuples_are_inputs: bool) -> Source:
@@ -119,7 +119,7 @@ def source_of(images: Any, model: nn.Module, inputs: Inputs | None, *, tuples_ar
     if hasattr(images, "__getitem__") and not isinstance(images, (str, bytes, Tensor)) and len(images):
         first = images[0][0] if isinstance(images[0], tuple) else images[0]
         if isinstance(first, (str, PathLike)) or hasattr(first, "convert"):
-            return Pictures(images, own_inputs(model) if inputs is None else inputs)
+            return PILImages(images, own_inputs(model) if inputs is None else inputs)
     batches, whole = read(images, tuples_are_inputs=tuples_are_inputs, most=_MOST_OF_BATCHES)
     return Batches(batches) if whole is None else Tensors(whole)
 
