@@ -20,7 +20,8 @@ class PiToMe(PairMerging):
 
     The energy of a token is the mean over all tokens of f(c), c their cosine similarity, with f(c) = c where it is at
     least m, and alpha (exp(c - m) - 1) below. To remove r tokens, the 2r of highest energy are sorted by it, and
-    every second of them, from the first on, joins the most similar of the others. m = margin (1 - l / L) at block l of L.
+    every second of them, from the first on, joins the most similar of the others. At block l of L, m is
+    margin (1 - l / L).
 
     features: what tokens are compared by, as in ATC.
     mean: "plain", or "preserve_norm": a merged token is as long as its members are on average (`Grouping.merge`).
