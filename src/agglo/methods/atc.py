@@ -40,8 +40,8 @@ class ATC(Method):
     exponent: of importance.
     mean: "plain", or "preserve_norm": a merged token is as long as its members are on average (`Grouping.merge`).
     window: cluster within windows of the token grid: tokens per side, an int or (rows, columns); "all" clusters all
-        tokens at once, whatever their number. None does so too, except in diffusion models, whose grids of thousands of
-        tokens are clustered in windows of 16 x 16: all of them at once cost more than attention saves.
+        tokens at once, whatever their number. None does so too, except in diffusion models, whose grids of more than 16
+        rows or columns are clustered in windows of 16 x 16: all tokens at once cost more than attention saves.
     connectivity: "grid" merges neighbouring groups only, in place of a window.
     spread: how groups are divided among windows: "even", or by "need".
     """

@@ -28,7 +28,7 @@ from agglo.methods import Grid, LearnedMethod, Method
 from agglo.methods.base import square
 
 # Multiply-adds of one image's self-attention. Merging must save as many to be as fast as the dense model at one image
-# on a CPU: models of 64 to 1024 tokens and 64 to 768 channels cross at 17 to 50 million. Batches need fewer.
+# on a CPU: models of 64 to 1024 tokens and 64 to 768 channels cross at 17 to 50 million.
 WORTH_MERGING = 20e6
 _COMPONENTS = ("unet", "transformer", "transformer_2")  # where pipelines have their denoisers
 
@@ -197,7 +197,7 @@ def saved_at_most(model: Any) -> float:
 def _say_that_little_is_saved(name: str) -> None:
     logging.getLogger("agglo").warning(
         "merging saves less than it costs in the self-attentions of this %s, which have few tokens of few channels: "
-        "it is likely slower than without, except in large batches (docs/synthesis.md)",
+        "it is likely slower than without (docs/synthesis.md)",
         name,
     )
 
