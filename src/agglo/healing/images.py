@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from agglo.models.libraries import own_inputs
 from agglo.tuning.images import Batch, read
 from agglo.utils.randomness import derived_seed
 
-_MOST_OF_BATCHES = 5000  # images that are taken of a DataLoader
+_MOST_OF_BATCHES = 2000  # images that are taken of a DataLoader, the first ones: they are kept in memory
 _MOST_JUDGED = 256  # images of the stopping and of the reporting part: more would take time from training
 _SHIFT = 1 / 14  # of the side, at most: a patch of 16 of 224 pixels
 _AREA, _RATIO = (0.35, 1.0), (3 / 4, 4 / 3)  # of random crops; smaller crops than torchvision's are hardly seen
@@ -116,7 +116,7 @@ Source = Tensors | Batches | PILImages
 
 def source_of(images: Any, model: nn.Module, inputs: Inputs | None, *, tuples_are_inputs: bool) -> Source:
     """Return where batches come from, for anything that `agglo.heal` takes as images."""
-    if hasattr(images, "__getitem__") and not isinstance(images, (str, bytes, Tensor)) and len(images):
+    if hasattr(images, "__getitem__") and not isinstance(images, (str, bytes, Tensor, Mapping)) and len(images):
         first = images[0][0] if isinstance(images[0], tuple) else images[0]
         if isinstance(first, (str, PathLike)) or hasattr(first, "convert"):
             return PILImages(images, own_inputs(model) if inputs is None else inputs)
